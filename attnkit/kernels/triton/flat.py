@@ -28,27 +28,6 @@ def column(pointer, STRIDES: tl.constexpr):
 
 
 @triton.jit
-def pairs_of(bias, mask, dropout_mask, seed, STRIDES: tl.constexpr, LAST_KEPT: tl.constexpr):
-    """The tuple `pairs` from arrays whose strides follow those of q, k and v, and a seed behind masks of rows."""
-    return (
-        None if STRIDES[3] is None else matrix(bias, STRIDES[3]),
-        None if STRIDES[4] is None else matrix(mask, STRIDES[4]),
-        None if STRIDES[5] is None else matrix(dropout_mask, STRIDES[5]),
-        None if STRIDES[8] is None else seed,
-        LAST_KEPT,
-    )
-
-
-@triton.jit
-def masks_of_rows(key_lengths, query_mask, STRIDES: tl.constexpr):
-    """key_lengths and query_mask as views."""
-    return (
-        None if STRIDES[6] is None else (key_lengths, STRIDES[6][0], STRIDES[6][1]),
-        None if STRIDES[7] is None else column(query_mask, STRIDES[7]),
-    )
-
-
-@triton.jit
 def run(
     q, k, v, bias, mask, dropout_mask, key_lengths, query_mask, seed, factors, logs, key_norms, rest, whole, do, result,
     more, KERNEL: tl.constexpr, STRIDES: tl.constexpr, LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr,
@@ -58,11 +37,16 @@ def run(
 ):  # fmt: skip
     """The kernel of that name, which writes `result` and, if it has two outputs, `more`."""
     q, k, v = matrix(q, STRIDES[0]), matrix(k, STRIDES[1]), matrix(v, STRIDES[2])
-    pairs = pairs_of(bias, mask, dropout_mask, seed, STRIDES, LAST_KEPT)
-    masks = masks_of_rows(key_lengths, query_mask, STRIDES)
+    pairs = (
+        None if STRIDES[3] is None else matrix(bias, STRIDES[3]),
+        None if STRIDES[4] is None else matrix(mask, STRIDES[4]),
+        None if STRIDES[5] is None else matrix(dropout_mask, STRIDES[5]),
+        None if STRIDES[8] is None else seed,
+        LAST_KEPT,
+    )
     rows = (
-        masks[0],
-        masks[1],
+        None if STRIDES[6] is None else (key_lengths, STRIDES[6][0], STRIDES[6][1]),
+        None if STRIDES[7] is None else column(query_mask, STRIDES[7]),
         None if STRIDES[9] is None else column(factors, STRIDES[9]),
         None if STRIDES[10] is None else column(logs, STRIDES[10]),
         None if STRIDES[11] is None else column(key_norms, STRIDES[11]),

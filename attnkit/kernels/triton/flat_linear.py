@@ -15,30 +15,6 @@ from attnkit.kernels.triton.flat import column, matrix
 
 
 @triton.jit
-def masks_of(key_mask, firsts, stops, query_mask, STRIDES: tl.constexpr, STATEFUL: tl.constexpr):
-    """The tuple `masks`."""
-    return (
-        None if STRIDES[7] is None else column(key_mask, STRIDES[7]),
-        None if STRIDES[8] is None else (firsts, STRIDES[8][0], STRIDES[8][1]),
-        None if STRIDES[9] is None else (stops, STRIDES[9][0], STRIDES[9][1]),
-        None if STRIDES[10] is None else column(query_mask, STRIDES[10]),
-        1 if STATEFUL else None,
-        None,
-    )
-
-
-@triton.jit
-def rows_of(inverses, dots, OF_INVERSES: tl.constexpr, OF_DOTS: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr):
-    """The tuple `rows`."""
-    return (
-        None if OF_INVERSES is None else column(inverses, OF_INVERSES),
-        None if OF_DOTS is None else column(dots, OF_DOTS),
-        HEADS[0],
-        PARTS,
-    )
-
-
-@triton.jit
 def run(
     q, k, v, do, inverses, dots, states, key_mask, firsts, stops, query_mask, result, more,
     KERNEL: tl.constexpr, STRIDES: tl.constexpr, SEGMENTS: tl.constexpr, PARTS: tl.constexpr, STATEFUL: tl.constexpr,
@@ -51,9 +27,21 @@ def run(
     q = None if STRIDES[0] is None else matrix(q, STRIDES[0])
     k, v = matrix(k, STRIDES[1]), matrix(v, STRIDES[2])
     do = None if STRIDES[3] is None else matrix(do, STRIDES[3])
-    rows = rows_of(inverses, dots, STRIDES[4], STRIDES[5], HEADS, PARTS)
+    rows = (
+        None if STRIDES[4] is None else column(inverses, STRIDES[4]),
+        None if STRIDES[5] is None else column(dots, STRIDES[5]),
+        HEADS[0],
+        PARTS,
+    )
     before = None if STRIDES[6] is None else (states, SEGMENTS)
-    masks = masks_of(key_mask, firsts, stops, query_mask, STRIDES, STATEFUL)
+    masks = (
+        None if STRIDES[7] is None else column(key_mask, STRIDES[7]),
+        None if STRIDES[8] is None else (firsts, STRIDES[8][0], STRIDES[8][1]),
+        None if STRIDES[9] is None else (stops, STRIDES[9][0], STRIDES[9][1]),
+        None if STRIDES[10] is None else column(query_mask, STRIDES[10]),
+        1 if STATEFUL else None,
+        None,
+    )
     limits = (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3])
     heads = (HEADS[0], HEADS[1], HEADS[2])
     span = (SPAN[0], SPAN[1], SPAN[2], SPAN[3], None, None, None, None, None)
@@ -69,13 +57,10 @@ def run(
             PHI, CAUSAL, d, e, D, BLOCK, CHUNK, OPERAND, PRECISION,
         )  # fmt: skip
     if KERNEL == "outputs":
-        o = None
-        if do is None:
-            o = matrix(result, STRIDES[11])
-        else:
-            rows = rows_of(result, more, STRIDES[11], STRIDES[12], HEADS, PARTS)
+        o = matrix(result, STRIDES[11]) if do is None else None
+        ends = rows if do is None else (column(result, STRIDES[11]), column(more, STRIDES[12]), HEADS[0], PARTS)
         linear.outputs(
-            q, k, v, o, do, rows, before, masks, limits, scale, NUMBERS[1], heads, span, BLOCKS,
+            q, k, v, o, do, ends, before, masks, limits, scale, NUMBERS[1], heads, span, BLOCKS,
             PHI, CAUSAL, NORMALIZE, FLOOR, d, e, D, BLOCK, CHUNK, OPERAND, PRECISION,
         )  # fmt: skip
     if KERNEL == "gradient_queries":

@@ -12,24 +12,13 @@ import triton.language as tl
 
 from attnkit.kernels.triton import rows as kernels
 from attnkit.kernels.triton import rows_gradients as gradients
-from attnkit.kernels.triton.flat import column, masks_of_rows, matrix, pairs_of
+from attnkit.kernels.triton.flat import column, matrix
 
 
 @triton.jit
 def row_of(pointer, n: tl.constexpr, STRIDES: tl.constexpr):
     """A row of every matrix as a view with rows only."""
     return pointer + n * STRIDES[2], STRIDES[0], STRIDES[1], STRIDES[3]
-
-
-@triton.jit
-def stats_of(pointer, STRIDES: tl.constexpr, THRESHOLD: tl.constexpr):
-    """The tuple `stats`."""
-    return (
-        row_of(pointer, 0, STRIDES),
-        row_of(pointer, 2, STRIDES) if THRESHOLD else None,
-        row_of(pointer, 3, STRIDES) if THRESHOLD else None,
-        row_of(pointer, 1, STRIDES),
-    )
 
 
 @triton.jit
@@ -42,10 +31,24 @@ def forward(
 ):  # fmt: skip
     """o, and the numbers of rows; the third of softmax is lse."""
     q, k, v, o = matrix(q, STRIDES[0]), matrix(k, STRIDES[1]), matrix(v, STRIDES[2]), matrix(o, STRIDES[9])
-    pairs = pairs_of(bias, mask, dropout_mask, seed, STRIDES, LAST_KEPT)
-    masks = masks_of_rows(key_lengths, query_mask, STRIDES)
+    pairs = (
+        None if STRIDES[3] is None else matrix(bias, STRIDES[3]),
+        None if STRIDES[4] is None else matrix(mask, STRIDES[4]),
+        None if STRIDES[5] is None else matrix(dropout_mask, STRIDES[5]),
+        None if STRIDES[8] is None else seed,
+        LAST_KEPT,
+    )
+    masks = (
+        None if STRIDES[6] is None else (key_lengths, STRIDES[6][0], STRIDES[6][1]),
+        None if STRIDES[7] is None else column(query_mask, STRIDES[7]),
+    )
     limits = (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None, None, None, None)
-    stats = stats_of(saved, STRIDES[10], SLOPE is not None)
+    stats = (
+        row_of(saved, 0, STRIDES[10]),
+        row_of(saved, 2, STRIDES[10]) if SLOPE is not None else None,
+        row_of(saved, 3, STRIDES[10]) if SLOPE is not None else None,
+        row_of(saved, 1, STRIDES[10]),
+    )
     lse = row_of(saved, 2, STRIDES[10]) if SLOPE is None else None
     if KERNEL == "forward_resident":
         kernels.forward_resident(
@@ -74,12 +77,26 @@ def run(
 ):  # fmt: skip
     """The kernel of gradients of that name, which writes `result` and, if it has two outputs, `more`."""
     q, k, v, do = matrix(q, STRIDES[0]), matrix(k, STRIDES[1]), matrix(v, STRIDES[2]), matrix(do, STRIDES[9])
-    pairs = pairs_of(bias, mask, dropout_mask, seed, STRIDES, LAST_KEPT)
-    masks = masks_of_rows(key_lengths, query_mask, STRIDES)
+    pairs = (
+        None if STRIDES[3] is None else matrix(bias, STRIDES[3]),
+        None if STRIDES[4] is None else matrix(mask, STRIDES[4]),
+        None if STRIDES[5] is None else matrix(dropout_mask, STRIDES[5]),
+        None if STRIDES[8] is None else seed,
+        LAST_KEPT,
+    )
+    masks = (
+        None if STRIDES[6] is None else (key_lengths, STRIDES[6][0], STRIDES[6][1]),
+        None if STRIDES[7] is None else column(query_mask, STRIDES[7]),
+    )
     limits = (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None, None, None, None)
     dstats = (None, None, None, None, None, None, None)
     dlse = None if STRIDES[10] is None else column(dlse, STRIDES[10])
-    stats = stats_of(saved, STRIDES[11], NUMBERS[2] is not None)
+    stats = (
+        row_of(saved, 0, STRIDES[11]),
+        row_of(saved, 2, STRIDES[11]) if NUMBERS[2] is not None else None,
+        row_of(saved, 3, STRIDES[11]) if NUMBERS[2] is not None else None,
+        row_of(saved, 1, STRIDES[11]),
+    )
     result = matrix(result, STRIDES[13])
     if KERNEL == "backward_resident":
         gradients.backward_resident(

@@ -91,9 +91,18 @@ def call(launched: Launch, compute_capability: int | None = None) -> tuple[Array
         grid=(launched.programs,),
         compute_capability=compute_capability,
         input_output_aliases=dict(launched.aliases),
-        **launched.constants,
+        **{name: constant(value) for name, value in launched.constants.items()},
     )
     return tuple(outputs)
+
+
+def constant(value: Any) -> Any:
+    """A constant of a kernel: what a tuple holds as constants of Triton, whose 3.6 does not take plain ones from it."""
+    import triton.language as tl
+
+    if isinstance(value, tuple):
+        return tuple(constant(x) if isinstance(x, tuple) else tl.constexpr(x) for x in value)
+    return value
 
 
 def capability() -> int:
