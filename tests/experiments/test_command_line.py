@@ -120,7 +120,7 @@ def test_a_directory_of_someone_else_is_never_touched(tiny, tmp_path):
 
 def test_resuming_something_else_names_the_difference(tiny, tmp_path, image_folder):
     out = tiny(tmp_path / "out")
-    with pytest.raises(UserError, match=r"it was started with lr 0.001, now it is 0.01; give the same, or --overwrite"):
+    with pytest.raises(UserError, match=r"it was started with lr 0.002, now it is 0.01; give the same, or --overwrite"):
         tiny(out, "lr=0.01", resume=True)
     with pytest.raises(UserError, match=r"it was started with recipe '000-fig4', now it is '000-fig3'"):
         tiny(out, recipe="000-fig3", resume=True)
@@ -174,7 +174,7 @@ def test_a_point_changes_model_and_patch_and_keeps_what_a_variant_changes():
     found = {variant.name: variant for variant in recipe.variants(study)}
     assert found.keys() == {f"{p}-relu-alpha1-{n}norm" for p in ("w96-p8", "d64-p4") for n in ("", "no")}
     one = found["w96-p8-relu-alpha1-nonorm"]
-    assert one.changes == {"model": "w96", "patch": 8, "qk_norm": False, "lr": 1e-3}
+    assert one.changes == {"model": "w96", "patch": 8, "qk_norm": False, "lr": 2e-3}
     assert one.baseline == "w96-p8-relu-alpha1-norm"
 
 
@@ -212,7 +212,7 @@ def test_presets_keep_their_promises(recipe, preset):
         assert study.steps <= 40
     if preset == "cpu":
         sizes = (study.train_images, study.steps, study.batch, len(study.seeds))
-        assert sizes == (10_000, 300, 64, 3)
+        assert sizes == (25_000, 5000, 64, 3)
     if (recipe, preset) == ("000-fig2", "cpu"):
         assert {"softmax", "relu-alpha0", "relu-alpha0.5", "relu-alpha1"} <= set(names)
 

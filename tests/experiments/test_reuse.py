@@ -51,7 +51,7 @@ def test_a_cell_of_another_recipe_is_copied_and_named_as_here(trained, tiny, tmp
 
 @pytest.mark.parametrize(
     ("settings", "options"),
-    [(("lr=0.002",), {}), ((), {"seeds": (1,)}), ((), {"threads": 2}), ((), {"fast": True})],
+    [(("lr=0.003",), {}), ((), {"seeds": (1,)}), ((), {"threads": 2}), ((), {"fast": True})],
     ids=["settings", "seed", "threads", "deterministic"],
 )
 def test_any_other_training_is_not_copied(settings, options, trained, tiny, tmp_path, begun):

@@ -10,7 +10,7 @@ from attnkit.backends.cupy import soft
 from attnkit.kernels import predicted
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
 from attnkit_conformance.judge import judge
-from tests.library.arrays import assert_agrees
+from tests.library.arrays import assert_agrees, close
 
 from .emulated import draw
 from .selection import later
@@ -40,8 +40,8 @@ def agree(kernels: CudaOnCpu, inverse_grad: str) -> None:
     expected = soft_attention_vjp(*wide.values(), do.astype(np.float64), **exact)
     grads = kernels.vjp(OP, arrays, options, {"o": do})
     assert grads.keys() == expected.keys()
-    for name, grad in grads.items():
-        assert_agrees(grad, expected[name])
+    for name, grad in grads.items():  # through three steps of Newton's iteration
+        close(grad, expected[name])
 
 
 @pytest.mark.parametrize("inverse_grad", ["implicit", "unrolled"])

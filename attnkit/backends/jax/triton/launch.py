@@ -84,6 +84,8 @@ def missing() -> str | None:
 
 def call(launched: Launch, compute_capability: int | None = None) -> tuple[Array, ...]:
     """Run a launch on JAX's GPU, or compile it for a compute capability such as 90."""
+    from attnkit.kernels.triton.flat import constant
+
     outputs = jax_triton().triton_call(
         *launched.arrays,
         kernel=launched.kernel,
@@ -94,15 +96,6 @@ def call(launched: Launch, compute_capability: int | None = None) -> tuple[Array
         **{name: constant(value) for name, value in launched.constants.items()},
     )
     return tuple(outputs)
-
-
-def constant(value: Any) -> Any:
-    """A constant of a kernel: what a tuple holds as constants of Triton, whose 3.6 does not take plain ones from it."""
-    import triton.language as tl
-
-    if isinstance(value, tuple):
-        return tuple(constant(x) if isinstance(x, tuple) else tl.constexpr(x) for x in value)
-    return value
 
 
 def capability() -> int:
