@@ -9,5 +9,5 @@ TUNED = triton.__version__ == report.committed()["triton"]
 BYTES = 0 if TUNED else 128  # with Triton 3.6 five calls take 8 to 112
 
 
-def assert_no_spills(name: str, kernel: Compiled) -> None:
-    assert kernel.stack <= BYTES, f"{name} spills {kernel.stack} bytes"
+def assert_no_spills(name: str, kernel: Compiled, allowed: int = 0) -> None:
+    assert kernel.stack <= max(BYTES, allowed), f"{name} spills {kernel.stack} bytes"

@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from attnkit.backends.torch.triton import launch as triton_launch
 from attnkit.backends.torch.triton import linear_launch
 from attnkit.backends.torch.triton import rows as triton_rows
-from benchmarks.sass.compiling import compiled
+from benchmarks.sass.compiling import compiled, device_of
 
 from .interpreted import MODE
 from .selection import first_now, later
@@ -109,16 +109,22 @@ def of_rows() -> list[triton_launch.Launch]:
 
 def of_linear() -> list[triton_launch.Launch]:
     q, options = operands()
-    call = linear_launch.Call(q, q, q, linear_launch.setting(q, q, q, **options))
-    return call.forward(q, None) + call.backward(q, {"q": q, "k": q, "v": q}, None, None)
+    setting = linear_launch.setting(q, q, q, **options)
+    call, exact = (linear_launch.Call(q, q, q, s) for s in (setting, setting._replace(exact=True)))
+    return call.forward(q, None) + exact.backward(q, {"q": q, "k": q, "v": q}, None, None)
+
+
+# Bytes: two numbers from before the loop, which a chunk of 16 tokens reads once, in 1,300 instructions.
+ALLOWED = {"outputs": 8}
 
 
 @pytest.mark.parametrize("launches", first_now([of_pointwise, of_rows, of_linear]))
 def test_sequences_compile_without_spills(launches: Callable[[], list[triton_launch.Launch]]) -> None:
-    by_name = {launch.kernel.fn.__name__: launch for launch in launches()}
+    with device_of(90):
+        by_name = {launch.kernel.fn.__name__: launch for launch in launches()}
     for name, launch in by_name.items():
         kernel = compiled(launch, 90)
-        assert_no_spills(name, kernel)
+        assert_no_spills(name, kernel, ALLOWED.get(name, 0))
         assert kernel.shared <= MEMORY[90], f"{name} needs {kernel.shared} bytes of shared memory"
 
 

@@ -165,6 +165,7 @@ def unrolled_gradient(
     left, right, whole = space + M * M, space + 2 * M * M, space + 3 * M * M
     keep(whole, load_matrix(a, item, head, m, M), M)
     dX, nothing = load_matrix(dx, item, head, m, M), tl.zeros((M, M), tl.float32)
+    factor = factor_of(factors, item, head)  # after a loop Triton 3.6 does not know strides of 1
     dA = nothing
     for _ in range(0, steps):
         at -= M * M
@@ -176,7 +177,7 @@ def unrolled_gradient(
         dX = dX * 2.0 - add_product(lost, whole, left, True, False, M, K, PRECISION)
         tl.debug_barrier()
     A = tl.load(part(whole, 0, 0, M, M, M, False))
-    more, dfactor = start_gradient(A, dX, factor_of(factors, item, head), M)
+    more, dfactor = start_gradient(A, dX, factor, M)
     store_matrix(da, item, head, dA + more, m, M)
     if dfactors is not None:
         tl.store(dfactors + n, dfactor)

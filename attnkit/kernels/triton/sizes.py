@@ -240,7 +240,7 @@ def parts(tile: Tile, tiles: int, keys: int, processors: int) -> int:
 
 
 # ---------------------------------------------------------------------------------------------- linear attention
-# No row spills registers in a call without masks.
+# No row spills registers in a call without masks; of packed sequences one spills two.
 
 UNIT = 64  # tokens: segments are multiples of it, and every CHUNK divides it
 
