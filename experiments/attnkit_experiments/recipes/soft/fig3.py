@@ -4,7 +4,7 @@ Source: "SOFT: Softmax-free Transformer with Linear Complexity", Figure 3 and §
 Expected: pictures; the paper sees SOFT's heads follow an object as well as its surroundings. It does not name the layer
     or the query: here they are the last block of stage 1 and the token in the middle. A small preset cannot show what
     models learn in 300 epochs.
-Cost: smoke under a minute on 2 CPU cores; cpu (4 methods, one seed) about 10 minutes on 2 CPU cores (estimated); small
+Cost: smoke under a minute on 2 CPU cores; cpu (4 methods, one seed) about 5 minutes on 2 CPU cores (estimated); small
     under 8 minutes, paper 15 to 25 hours a row on one H200 (estimated, not measured).
 Command: python -m experiments run 002-fig3 --preset cpu --data IMAGES --out runs/fig3
 """
@@ -25,7 +25,7 @@ RECIPE = Recipe(
         MethodStudy,
         SCALES,
         {"cpu": {"seeds": (0,)}},
-        {"cpu": "about 10 minutes, 2 CPU cores (estimated)"},
+        {"cpu": "about 5 minutes, 2 CPU cores (estimated)"},
         methods=("transformer", "performer", "nystromformer", "soft"),
         full_scale=False,
     ),

@@ -4,7 +4,7 @@ Source: "SOFT: Softmax-free Transformer with Linear Complexity", Figure 4 and §
     Tiny, A the kernel between landmarks.
 Expected: it converges within 20 steps in every stage. No number is printed. The matrix is that which a layer inverts:
     with the options of the authors' code A + 0.01·I, with those of the paper A.
-Cost: smoke under a minute on 2 CPU cores; cpu (2 rows, one seed) about 5 minutes on 2 CPU cores (estimated); small
+Cost: smoke under a minute on 2 CPU cores; cpu (2 rows, one seed) about 10 minutes on 2 CPU cores (estimated); small
     under 8 minutes, paper 15 to 25 hours a row on one H200 (estimated, not measured).
 Command: python -m experiments run 002-fig4 --preset cpu --data IMAGES --out runs/fig4
 """

@@ -5,7 +5,7 @@ Source: "SOFT: Softmax-free Transformer with Linear Complexity", §3.1: with the
 Expected: row kernel diverges, or learns worse than SOFT, at the published size; no number is printed. A run of a few
     steps of a small model cannot show it, whichever way it goes. A cell that diverges ends the run unless it is started
     with --keep-going.
-Cost: smoke under a minute on 2 CPU cores; cpu (3 methods, 3 seeds) about 20 minutes on 2 CPU cores (estimated); small
+Cost: smoke under a minute on 2 CPU cores; cpu (3 methods, 3 seeds) about 10 minutes on 2 CPU cores (estimated); small
     under 8 minutes, paper 15 to 40 hours a row on one H200 (estimated, not measured).
 Command: python -m experiments run 002-kernel --preset cpu --data IMAGES --keep-going --out runs/kernel
 """
@@ -25,7 +25,7 @@ RECIPE = Recipe(
     presets=presets(
         MethodStudy,
         SCALES,
-        costs={"cpu": "about 20 minutes, 2 CPU cores (estimated)"},
+        costs={"cpu": "about 10 minutes, 2 CPU cores (estimated)"},
         methods=("transformer", "soft", "kernel"),
         full_scale=False,
     ),

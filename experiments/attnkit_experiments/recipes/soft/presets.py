@@ -27,7 +27,7 @@ SMOKE: dict[str, Any] = {
     "full_scale": False,
 }
 
-CPU: dict[str, Any] = {"checkpoint_every": 100, "seeds": (0, 1, 2)}
+CPU: dict[str, Any] = {"steps": 1000, "warmup": 100, "mixup": 0.0, "checkpoint_every": 250, "seeds": (0, 1, 2)}
 
 SMALL: dict[str, Any] = {
     "size": "tiny",

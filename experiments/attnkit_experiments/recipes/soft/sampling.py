@@ -4,7 +4,7 @@ Source: "SOFT: Softmax-free Transformer with Linear Complexity", §3.2: "random 
     choice of m". Table 4 has random sampling at m = 49 alone, where it is as good as average pooling.
 Expected: no number is printed; the accuracy of random sampling should vary more with m than that of average pooling.
     A small preset cannot show the accuracies.
-Cost: smoke under a minute on 2 CPU cores; cpu (8 rows, 3 seeds) about 45 minutes on 2 CPU cores (estimated); small
+Cost: smoke under a minute on 2 CPU cores; cpu (8 rows, 3 seeds) about 25 minutes on 2 CPU cores (estimated); small
     under 8 minutes, paper 15 to 25 hours a row on one H200 (estimated, not measured).
 Command: python -m experiments run 002-sampling --preset cpu --data IMAGES --out runs/sampling
 """
@@ -52,7 +52,7 @@ RECIPE = Recipe(
             "small": {"landmark_counts": (4, 9, 16, 25)},
             "paper": {"landmark_counts": (16, 36, 49, 64, 81)},
         },
-        {"cpu": "about 45 minutes, 2 CPU cores (estimated)"},
+        {"cpu": "about 25 minutes, 2 CPU cores (estimated)"},
     ),
     variants=variants,
     deviations=(

@@ -7,7 +7,7 @@ Expected: top-1 accuracy on ImageNet: Transformer 79.1, Linformer 78.2, Performe
     1891, 1730 images/s in training and 3240, 3779, 3657, 3518, 3436 in prediction. Parameters and
     multiply-adds of the published models are counted in every preset but smoke; memory and speed are measured with
     `measured_batch` images. A small preset cannot show the accuracies.
-Cost: smoke under a minute on 2 CPU cores; cpu (5 methods, 3 seeds) about 30 minutes on 2 CPU cores (estimated); small
+Cost: smoke under a minute on 2 CPU cores; cpu (5 methods, 3 seeds) about 15 minutes on 2 CPU cores (estimated); small
     under 8 minutes, paper 15 to 25 hours a row on one H200 (estimated, not measured).
 Command: python -m experiments run 002-table1 --preset cpu --data IMAGES --out runs/table1
 """
@@ -37,7 +37,7 @@ RECIPE = Recipe(
         MethodStudy,
         SCALES,
         {"small": {"measured_batch": 64}, "cpu": {"measured_batch": 2}, "paper": {"measured_batch": 256}},
-        {"cpu": "about 30 minutes, 2 CPU cores (estimated)"},
+        {"cpu": "about 15 minutes, 2 CPU cores (estimated)"},
     ),
     variants=by_method,
     deviations=(

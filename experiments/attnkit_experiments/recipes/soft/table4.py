@@ -6,7 +6,7 @@ Expected: top-1 accuracy 79.0, 79.3, 79.3, 78.9 for the four m, and 79.3, 79.3, 
     13.07 M parameters for convolution and 12.96 M for the others: these counts are met exactly; 15.1, 15.8, 16.9,
     18.5 GB for the four m. A small preset cannot show the accuracies.
 Settings: `landmark_counts` are rows of 4a, sampled by average pooling (49 is the row average_pool of 4b).
-Cost: smoke under a minute on 2 CPU cores; cpu (7 rows, 3 seeds) about 40 minutes on 2 CPU cores (estimated); small
+Cost: smoke under a minute on 2 CPU cores; cpu (7 rows, 3 seeds) about 20 minutes on 2 CPU cores (estimated); small
     under 8 minutes, paper 15 to 25 hours a row on one H200 (estimated, not measured).
 Command: python -m experiments run 002-table4 --preset cpu --data IMAGES --out runs/table4
 """
@@ -74,7 +74,7 @@ RECIPE = Recipe(
             "small": {"landmark_counts": (4, 9, 25), "measured_batch": 64},
             "paper": {"landmark_counts": (36, 64, 81), "measured_batch": 128},
         },
-        {"cpu": "about 40 minutes, 2 CPU cores (estimated)"},
+        {"cpu": "about 20 minutes, 2 CPU cores (estimated)"},
     ),
     variants=variants,
     deviations=(

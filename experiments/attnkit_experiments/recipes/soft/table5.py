@@ -4,7 +4,7 @@ Source: "SOFT: Softmax-free Transformer with Linear Complexity", Table 5a (Small
 Expected: top-1 accuracy 82.2 with a pyramid and 80.1 without (DeiT-S 79.8); 79.3 with overlapping convolutions and 77.4
     with patches (PVT 75.1). The numbers of DeiT-S and PVT are cited, those models are not here. A small preset cannot
     show the accuracies, and has one size: its row pyramid is what both others are compared with.
-Cost: smoke under a minute on 2 CPU cores; cpu (3 rows, 3 seeds) about 15 minutes on 2 CPU cores (estimated); small
+Cost: smoke under a minute on 2 CPU cores; cpu (3 rows, 3 seeds) about 10 minutes on 2 CPU cores (estimated); small
     under 8 minutes, paper 15 to 35 hours a row on one H200 (estimated, not measured).
 Command: python -m experiments run 002-table5 --preset cpu --data IMAGES --out runs/table5
 """
@@ -52,7 +52,7 @@ RECIPE = Recipe(
         Study,
         SCALES,
         {"smoke": {"stem_stride": 2}, "small": PUBLISHED_SIZES, "paper": PUBLISHED_SIZES},
-        {"cpu": "about 15 minutes, 2 CPU cores (estimated)", "paper": "15 to 35 hours a row, one H200 (estimated)"},
+        {"cpu": "about 10 minutes, 2 CPU cores (estimated)", "paper": "15 to 35 hours a row, one H200 (estimated)"},
     ),
     variants=variants,
     deviations=(
