@@ -106,7 +106,7 @@ def test_kernels_in_torch(case: Case, impl: str) -> None:
     """Gradients are right, and theirs are too, or are refused with the name of what has them."""
     function, leaves = in_torch(case, impl)
     assert gradcheck(function, leaves, fast_mode=True)
-    if impl == "native":
+    if impl in ("native", "fused"):
         assert gradgradcheck(function, leaves, fast_mode=True)
         return
     with pytest.raises(NotImplementedError, match="impl='generic' has"):

@@ -7,6 +7,7 @@ from attnkit._core.family import special_cases
 from attnkit._core.learned import served
 from attnkit.backends.torch import (
     blocked,
+    layernorm,
     native,
     recomputed,
     signature,
@@ -36,6 +37,7 @@ KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
     packed.KERNELS,
     native.KERNELS,
     softmax.KERNELS,
+    layernorm.KERNELS,
     blocked.KERNELS,
     recomputed.KERNELS,
     special_cases=special_cases(),
