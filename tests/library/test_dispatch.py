@@ -140,6 +140,9 @@ def test_sdpa_serves_what_it_says_and_nothing_else(tensors):
         attnkit.softmax_attention(q[:, :, :3], k, v, impl="sdpa", causal=True)
     with pytest.raises(NotImplementedError, match="as many heads"):
         attnkit.softmax_attention(q, k[:, :1], v[:, :1], impl="sdpa")
+    for queries, keys in ((0, 5), (5, 0)):
+        with pytest.raises(NotImplementedError, match="no queries or no keys"):
+            attnkit.softmax_attention(q[:, :, :queries], k[:, :, :keys], v[:, :, :keys], impl="sdpa")
 
 
 def test_arrays_may_be_given_by_name():

@@ -1,5 +1,7 @@
 """The generic bodies under the transformations of torch and JAX: compile, jit, vmap, grad."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -146,6 +148,16 @@ def test_second_derivatives_of_sdpa_are_right_or_refused(values):
         return
     with pytest.raises(NotImplementedError, match="impl='generic' has"):
         torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
+
+
+def test_sdpa_compiles_as_one_graph_with_gradients():
+    leaves = [x.detach().float().requires_grad_() for x in tensors()]
+    function = torch.compile(partial(attnkit.softmax_attention, impl="sdpa"), fullgraph=True, backend="aot_eager")
+    compiled = torch.autograd.grad(function(*leaves).square().sum(), leaves)
+    for got, expected in zip(
+        compiled, torch.autograd.grad(attnkit.softmax_attention(*leaves).square().sum(), leaves), strict=True
+    ):
+        close(got, expected)
 
 
 @pytest.mark.parametrize("impl", ["sdpa", "generic"])

@@ -108,3 +108,15 @@ def test_what_hindered_the_build_is_told_later(elsewhere):
     load.load.cache_clear()
     (elsewhere / build.REASON).write_text("no C++ compiler was found (c++, g++, clang++)")
     assert attnkit.native_status().reason.startswith("no C++ compiler was found (c++, g++, clang++); run python -m")
+
+
+def test_without_a_level_of_this_machine_the_build_is_named(library, monkeypatch):
+    real = build.library
+    monkeypatch.setattr(
+        build, "library", lambda name, *folder: real(name, *folder) if name == build.DETECTOR else Path("nowhere")
+    )
+    load.load.cache_clear()
+    try:
+        assert attnkit.native_status().reason.startswith("no level of this machine was compiled; run python -m")
+    finally:
+        load.load.cache_clear()

@@ -87,7 +87,7 @@ def test_a_scalar_of_numpy_for_an_array(options):
 @pytest.mark.parametrize("op", ["softmax_attention", "linear_attention", "row_statistics"])
 @pytest.mark.parametrize("array", [np.asarray, torch.tensor])
 def test_more_leading_axes_than_the_library_takes(op, array):
-    """`auto` passes it over; axes of size 1 do not count."""
+    """`auto` passes it over; axes of size 1 do not count, and of others six are served."""
     first = ("softmax_attention",) if op == "row_statistics" else ()
     call, x = getattr(attnkit, op), array(np.random.default_rng(0).normal(size=(2,) * 7 + (3, 4)))
     arrays = (x,) * (2 if first else 3)
@@ -96,6 +96,7 @@ def test_more_leading_axes_than_the_library_takes(op, array):
     with pytest.raises(NotImplementedError, match=f"{op}: .*native: more than 6 leading axes"):
         call(*first, *arrays, impl="native")
     assert attnkit.explain(call, *first, *(x[:, :1] for x in arrays))["native"] is None
+    call(*first, *(x[0] for x in arrays), impl="native")
 
 
 @pytest.mark.parametrize("features", [2, 4, 8])

@@ -141,6 +141,16 @@ def test_derivatives_of_torch_func_pass_the_library_over_or_are_refused(op):
         native(op)(torch.autograd.forward_ad.make_dual(q, q), k, v)
 
 
+def test_a_call_that_is_remembered_keeps_its_tangents():
+    q, k, v = torch.randn(3, 2, 5, 8)
+    op = attnkit.pointwise_attention
+    for _ in range(3):
+        op(q, k, v)
+    with torch.autograd.forward_ad.dual_level():
+        tangent = torch.autograd.forward_ad.unpack_dual(op(torch.autograd.forward_ad.make_dual(q, q), k, v)).tangent
+    torch.testing.assert_close(tangent, torch.func.jvp(lambda q: op(q, k, v, impl="generic"), (q,), (q,))[1])
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @BY_NAME
 def test_compiled_as_one_graph(op, dynamic):

@@ -1,6 +1,7 @@
 """Where a source text may be changed, and into what: one operator, number, condition, argument or statement at a time.
 
-Only bodies of functions are changed; what is left alone are annotations, defaults, decorators, texts and what raises.
+Only bodies of functions are changed; what is left alone are annotations, defaults, decorators, texts and what raises,
+to which zip's `strict` belongs.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def _inside(node: ast.AST, function: str, statement: ast.AST, counts: bool) -> I
     if isinstance(node, ast.Raise | ast.Assert):
         return
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.arguments | ast.JoinedStr) or _is_unread(node, child):
+        if isinstance(child, ast.arguments | ast.JoinedStr) or _is_unread(node, child) or _is_strict(child):
             continue
         name, inner, within = function, counts, child if isinstance(child, ast.stmt) else statement
         if isinstance(child, ast.FunctionDef | ast.ClassDef):
@@ -149,6 +150,10 @@ def _is_unread(node: ast.AST, child: ast.AST) -> bool:
     if isinstance(node, ast.AnnAssign) and child is node.annotation:
         return True
     return isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
+
+
+def _is_strict(node: ast.AST) -> bool:
+    return isinstance(node, ast.keyword) and node.arg == "strict"
 
 
 def alternatives(node: ast.AST) -> Iterator[ast.AST]:
@@ -184,5 +189,7 @@ def alternatives(node: ast.AST) -> Iterator[ast.AST]:
             yield ast.Pass()
     if isinstance(node, ast.Call):
         for keyword in node.keywords:
+            if _is_strict(keyword):
+                continue
             others = [other for other in node.keywords if other is not keyword]
             yield ast.Call(node.func, node.args, others)
