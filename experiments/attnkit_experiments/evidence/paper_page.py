@@ -81,7 +81,9 @@ def table(answers: Sequence[Answer]) -> str:
 
 def evidence(findings: Sequence[Finding]) -> str:
     """What was found, folded where it is much, with a link to each report."""
-    links = [f"[report](../reports/{run}/summary.md)" for run in dict.fromkeys(finding.run for finding in findings)]
+    # What is shown alone, pictures, is not in a summary.
+    pages = {each.run: "report.html" if each.verdict is Verdict.SHOWN else "summary.md" for each in findings}
+    links = [f"[report](../reports/{run}/{page})" for run, page in pages.items()]
     lines = "<br>".join(finding.text for finding in findings)
     if len(findings) > FOLDED:
         good = sum(finding.verdict is Verdict.SUPPORTED for finding in findings)
