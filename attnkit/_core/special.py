@@ -49,10 +49,12 @@ def logistic(xp: Namespace, x: Array) -> Array:
 
 
 def sigmoid(xp: Namespace, x: Array) -> Array:
-    """σ(x); in torch as 1 - σ(-x) above 0, so that the automatic derivative is accurate in both tails."""
+    """σ(x); in torch as 1 - σ(-x) above 0, so that the automatic derivative is accurate in both tails. At 0 the first
+    term has all of it: by `where`, for the derivative of torch's clamp at its bound is 1 until torch 2.13, and then 0.
+    """
     if library(x) != "torch":
         return logistic(xp, x)
-    return xp.sigmoid(xp.clamp(x, max=0.0)) + (0.5 - xp.sigmoid(-xp.relu(x)))
+    return xp.sigmoid(xp.where(x > 0, 0.0, x)) + (0.5 - xp.sigmoid(-xp.relu(x)))
 
 
 def softplus(xp: Namespace, x: Array) -> Array:

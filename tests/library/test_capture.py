@@ -343,6 +343,16 @@ def test_table_and_dict():
     assert record["blocks.0.attention"].concentration == {}
 
 
+def test_shares_of_the_table_and_means_of_a_single_row():
+    layer, x = MultiHeadAttention(8, 1).double().eval(), tokens(1, 4)
+    mask = torch.tensor([[True, False, False, False]])
+    with torch.no_grad(), capture(layer) as record:
+        layer(x, query_mask=mask)
+    header, cells = (line.split() for line in str(record).split("\n"))  # the name of the whole model is empty
+    row = dict(zip(header[1:], map(float, cells), strict=False))
+    assert (row["null"], row["total"]) == (0.75, 1.0)
+
+
 # ------------------------------------------------------------------------------------- errors
 
 

@@ -171,6 +171,22 @@ def test_the_convolution_of_values_is_added_to_the_heads():
     assert_close(layer(x), without(x), growth_of(layer, x))
 
 
+def test_the_convolution_reads_zeros_for_the_padding_of_each_item():
+    layer, x = LAYERS["nystrom"]().double(), randn(2, 19, 8)
+    present = torch.arange(19) < torch.tensor([[19], [12]])
+    with torch.no_grad():
+        found = layer(x, key_mask=present)
+        for item, length in enumerate((19, 12)):
+            assert_close(found[item, :length], layer(x[item : item + 1, :length])[0], growth_of(layer, x))
+
+
+def test_a_window_with_one_token_has_its_mean():
+    q, tokens = randn(1, 2, 8, 4), torch.arange(8) < 5
+    means, there = _window_means(q, 4, tokens[None, None])
+    assert there.all()
+    assert torch.equal(means[..., 1, :], q[..., 4, :])
+
+
 @pytest.mark.parametrize("name", ["key_mask", "query_mask"])
 def test_the_convolution_reads_no_padding_whichever_mask_names_it(name):
     layer, x, present = LAYERS["nystrom"]().double(), randn(2, 19, 8), torch.rand(2, 19) < 0.7

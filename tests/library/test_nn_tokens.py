@@ -6,7 +6,7 @@ from torch.nn.functional import layer_norm, relu
 
 import attnkit
 from attnkit.nn import GatedAttentionUnit, KeyValueMemory, SoftAttention2d, capture
-from attnkit.nn.soft2d import _even_means
+from attnkit.nn.soft2d import _convolved, _even_means
 
 from .arrays import LAYER, assert_close, soft_growth
 
@@ -209,9 +209,9 @@ def test_the_options_of_the_authors_code():
     growth = LAYER * soft_growth(q, marks, ridge=0.01)
     assert_close(layer(flat, 4, 6), layer.out_proj(heads.transpose(1, 2).flatten(2)), growth)
     assert layer.value_conv.weight.shape == (2, 1, 3, 3)
-    bound = 1 / (2 * 4**0.5)
-    assert -bound <= layer.kernel.min() < -0.8 * bound
-    assert 0.8 * bound < layer.kernel.max() <= bound
+    kernel, bound = SoftAttention2d(32, 2, sampling="convolution", stride=2).kernel, 1 / (2 * 16**0.5)
+    assert -bound <= kernel.min() < -0.8 * bound
+    assert 0.8 * bound < kernel.max() <= bound
 
 
 @pytest.mark.parametrize("name", SOFTS)
@@ -226,6 +226,15 @@ def test_padding_does_not_reach_the_tokens(name):
         results.append((out, *(p.grad.clone() for p in layer.parameters())))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     assert_close(results[0][0][~present], layer.out_proj.bias.expand(int((~present).sum()), 8), LAYER)
+
+
+def test_the_convolution_of_values_reads_zeros_for_padding():
+    layer, v = SoftAttention2d(8, 2, value_conv=3).double(), randn(2, 2, 20, 4)
+    present = torch.rand(2, 20) < 0.7
+    zeros = torch.where(present[:, None, :, None], v, 0.0)
+    found, expected = (_convolved(layer.value_conv, x, 4, 5, mask) for x, mask in ((v, present), (zeros, None)))
+    assert torch.equal(found[present], expected[present])
+    assert not found[~present].any()
 
 
 def test_random_landmarks_are_those_of_the_seed_or_given():
