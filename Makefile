@@ -182,7 +182,7 @@ wheel: install
 	$(BIN)/python -m tests.repository.wheel_extras
 
 # The quick kit and the tests of the library on the oldest and the newest torch, JAX and NumPy: three environments, one after
-# the other, of about 6 GB each, and half an hour each on two cores (estimated).
+# the other, of about 6 GB each; ten minutes of a core each where goldens and what JAX compiled are kept, else an hour (estimated).
 matrix: library
 	$(BIN)/python -m tests.repository.matrix
 

@@ -26,7 +26,7 @@ PATHS = os.pathsep.join(str(ROOT / name) for name in ("", "reference", "conforma
 Step = tuple[str, ...]
 KIT: Step = ("-m", "attnkit_conformance", "run", "numpy", "torch", "jax", "-k", "not (jax and (property or /pair.))")
 PYTEST: Step = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
-LIBRARY: Step = (*PYTEST, "tests/library", "-W", "ignore::DeprecationWarning")
+LIBRARY: Step = (*PYTEST, "tests/library", "-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning")
 OLD_GLOO = "--ignore=tests/library/test_context_parallel.py"  # torch 2.6 may wait forever where a process group ends
 LOWERS: Step = (*PYTEST, "tests/kernels/test_triton_lowers.py")
 STEPS: dict[str, tuple[Step, ...]] = {
