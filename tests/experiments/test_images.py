@@ -43,6 +43,25 @@ def test_directory_and_zip_hold_the_same_images(image_folder, image_zip, tmp_pat
         assert image[..., label].mean() > image[..., 1 - label].mean()
 
 
+def test_names_of_splits_and_endings_are_read_in_any_case_and_what_is_no_image_is_passed_over(image_folder, tmp_path):
+    plain = load(image_folder, tmp_path)
+    (image_folder / "train").rename(image_folder / "Train")
+    picture = image_folder / "Train" / "cat" / "0000.png"
+    picture.rename(picture.with_suffix(".PNG"))
+    for name in ("Train/cat/._0000.png", "Train/cat/notes.txt", "Train/0001.png", "0002.png", "other/cat/0003.png"):
+        (image_folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (image_folder / name).write_bytes(b"no image")
+    assert load(image_folder, tmp_path).checksum() == plain.checksum()
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_split_of_which_no_image_is_readable_is_named(split, image_folder, tmp_path):
+    for file in (image_folder / split).rglob("*.png"):
+        file.write_bytes(b"")
+    with pytest.raises(UserError, match=f"no readable {split} images are left"):
+        load(image_folder, tmp_path, skip_unreadable=True)
+
+
 def test_images_are_resized_to_a_square(image_folder, tmp_path):
     Image.new("RGB", (20, 10), (255, 0, 0)).save(image_folder / "train" / "cat" / "wide.png")
     with pytest.raises(UserError, match=r"wide.png is 20×10; images of several sizes .* --set image_size=64"):

@@ -103,6 +103,9 @@ def test_splitting_off_keeps_classes_balanced_and_loses_nothing():
     rest, held = split_off(single(0, labels), 0.1)
     assert np.bincount(held.labels).tolist() == [4, 2]
     assert sorted([*rest.rows[:, 0], *held.rows[:, 0]]) == list(range(60))
+    assert held.rows[:, 0].tolist() == [0, 10, 20, 30, 40, 50]
+    mixed = np.array([0, 1, 2, 2, 2, 1, 2, 2])
+    assert split_off(single(0, mixed), 0.5)[1].rows[:, 0].tolist() == [0, 1, 2, 4, 7]
     assert len(split_off(single(0, labels), 0)[1]) == 0
     with pytest.raises(ValueError, match=r"share must lie in 0..0.5, got 0.9"):
         split_off(single(0, labels), 0.9)
@@ -262,6 +265,7 @@ def test_pathfinder_reads_the_folders_of_the_release(pathfinder, capsys):
     np.testing.assert_array_equal(labels, (levels % 10) % 2)
     assert pictures.load_pathfinder(pathfinder, size=4).checksum() == data.checksum()
     assert pictures.load_pathfinder(pathfinder, size=4, seed=1).checksum() != data.checksum()
+    assert rows.tolist() == [0, 7, 6, 1, 9, 3, 8, 10, 5, 2, 4]  # no version may train on what another one tests on
 
 
 def test_pathfinder_that_is_not_there(pathfinder):
