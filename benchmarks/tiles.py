@@ -95,19 +95,19 @@ def replaced(tiles: Mapping[Entry, Any]) -> Iterator[list[tuple[Entry, Any]]]:
         yield asked
 
 
-def entries(call: str) -> dict[Entry, Any]:
-    """The entries that decide about a launch of a call, and their tiles."""
+def entries(call: str, items: int = 1) -> dict[Entry, Any]:
+    """The entries that decide about a launch of a call, and their tiles: other kernels may take more sequences."""
     with replaced({}) as asked:
-        WORKLOADS[call].launches(1)
-    return {entry: tile for entry, tile in dict(asked).items() if deciding(call, entry)}
+        WORKLOADS[call].launches(items)
+    return {entry: tile for entry, tile in dict(asked).items() if deciding(call, entry, items)}
 
 
-def deciding(call: str, entry: Entry) -> list[int]:
+def deciding(call: str, entry: Entry, items: int = 1) -> list[int]:
     """The places of the launches for whose tile a call asks an entry."""
     marks = range(1000, 1004)  # no tile of any table has them
     tile = sizes.TABLES[entry.table][entry.key][0]._make(marks)
     with replaced({entry: tile}):
-        made = WORKLOADS[call].launches(1)
+        made = WORKLOADS[call].launches(items)
     return [n for n, launch in enumerate(made) if any(x in marks for x in launch.constants.values())]
 
 
@@ -116,15 +116,15 @@ def launches(trial: Trial, items: int) -> list[Launch]:
     tiles = {trial.entry: trial.tile} if trial.tile else {}
     with replaced(tiles):
         made = WORKLOADS[trial.call].launches(items)
-    return [made[n] for n in deciding(trial.call, trial.entry)]
+    return [made[n] for n in deciding(trial.call, trial.entry, items)]
 
 
-def trials(calls: Iterable[str]) -> list[Trial]:
+def trials(calls: Iterable[str], items: int = 1) -> list[Trial]:
     """What is tried, call by call and entry by entry; the tile of the table comes first."""
     return [
         Trial(call, entry, other)
         for call in calls
-        for entry, tile in entries(call).items()
+        for entry, tile in entries(call, items).items()
         for other in (None, *candidates(tile, entry.table))
     ]
 
@@ -260,9 +260,10 @@ def record_of(trial: Trial) -> dict[str, Any]:
 
 def sweep(calls: Sequence[str], bench: Bench | Prediction, workers: int, seconds: float) -> Iterator[dict[str, Any]]:
     """Records of all trials that end in time; half of it may go to compiling if there are `workers` for it."""
-    start, every, faults = time.monotonic(), trials(calls), dict[Trial, str]()
+    items = bench.items if isinstance(bench, Bench) else 1
+    start, every, faults = time.monotonic(), trials(calls, items), dict[Trial, str]()
     if isinstance(bench, Bench) and workers:
-        faults = compile_all(every, bench.items, workers, start + seconds / 2)
+        faults = compile_all(every, items, workers, start + seconds / 2)
     for trial in every:
         if trial.tile is None:
             continue

@@ -68,6 +68,14 @@ def test_every_call_has_something_to_try() -> None:
     assert {trial.call for trial in tiles.trials(tiles.WORKLOADS)} == {*tiles.WORKLOADS}
 
 
+def test_tiles_are_those_of_the_launches_of_so_many_sequences() -> None:
+    call = "linear, causal, 16 heads"  # in parts if there are few
+    for items in (1, tiles.ITEMS):
+        for trial in tiles.trials([call], items):
+            assert tiles.launches(trial, items), (items, trial)
+    assert entries(call) != entries(call, tiles.ITEMS)
+
+
 # ---------------------------------------------------------------------------------------------- how it is judged
 
 
