@@ -261,6 +261,25 @@ def other_tiles(options: argparse.Namespace) -> int:
     return 0
 
 
+def where_kernels_overtake(options: argparse.Namespace) -> int:
+    """Kernels beside generic bodies, as calls grow."""
+    from benchmarks import crossover
+
+    if not torch.cuda.is_available():
+        raise ValueError("torch finds no GPU")
+    records, end = list[dict[str, Any]](), time.monotonic() + options.seconds
+    with torch.device("cuda"):
+        for problem in crossover.problems():
+            if time.monotonic() > end:
+                print(f"not timed: time was up before {problem.kind}, {problem.dtype}, {problem.width}")
+                break
+            if matcher(options.k)(f"{problem.kind} {problem.dtype} {problem.width}"):
+                records.append(crossover.record_of(problem, options.rounds, torch.cuda.synchronize))
+                print(crossover.line(records[-1]), flush=True)
+    path = options.out or RESULTS / f"crossover-{slug(torch.cuda.get_device_name())}.json"
+    return written(path, "cuda", {"rounds": options.rounds, "records": records})
+
+
 def judge_of_tiles(options: argparse.Namespace) -> tuple[str | None, int, Any, AbstractContextManager[Any]]:
     """What takes the place of a GPU, if anything; the compute capability; what judges, and within what."""
     from benchmarks import tiles
@@ -357,7 +376,12 @@ def parser() -> argparse.ArgumentParser:
         "--write", type=Path, metavar="FILE", help="write the better tiles of a sweep into the tables instead"
     )
     tile.set_defaults(function=other_tiles)
-    for command in (run_, all_, each, step, tiny, long, sass, stub):
+    over = commands.add_parser("crossover", help="from which size on the kernels of a GPU are not slower than without")
+    over.add_argument("-k", metavar="EXPR", help="calls whose name matches, e.g. 'entmax and float32 and 128'")
+    over.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds over kernels and generic bodies (7)")
+    over.add_argument("--seconds", type=float, default=SWEEP, metavar="S", help=f"time no longer than that ({SWEEP:g})")
+    over.set_defaults(function=where_kernels_overtake)
+    for command in (run_, all_, each, step, tiny, long, sass, stub, over):
         command.add_argument("--out", type=Path, metavar="FILE", help="JSON file (in benchmarks/results, by device)")
 
     show = commands.add_parser("page", help="make the page of a file that run has written")
