@@ -201,7 +201,7 @@ gpu:
 # The packages in pure Python that such a machine may lack, to be carried there with the checkout.
 gpu-wheels: install
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: -c constraints.txt \
-	  -d $(OUT)/wheels array-api-compat jax-triton
+	  -d $(OUT)/wheels array-api-compat jax-triton entmax tyro docstring-parser typeguard
 
 clean:
 	rm -rf $(OUT) .mypy_cache .ruff_cache .pytest_cache

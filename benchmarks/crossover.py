@@ -1,10 +1,11 @@
 """From how many pairs or tokens on the kernels of a GPU are not slower than the generic body.
 
 What `attnkit.kernels.predicted` predicts, measured: training steps of `impl="triton"` and of `impl="generic"` take
-turns, for kinds of calls, dtypes, head sizes and numbers of sequences; of calls with one query, and of steps of linear
-attention, the forward alone.
+turns, for kinds of calls, dtypes, head sizes and numbers of sequences; of calls with one query, whose keys become more
+from call to call as in decoding, and of steps of linear attention, the forward alone.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,7 +20,8 @@ from benchmarks.timing import Call, ratio, repeats_for, rounds_of, summary
 
 TOKENS, HEADS = 256, 2
 ITEMS = (1, 4, 16, 64)
-KEYS = (256, 1024, 4096, 16384)  # of one query
+KEYS = (256, 1024, 4096, 16384)  # of the first query
+MORE = 1024  # at most
 STATES = (16, 64, 256)  # sequences that take a step
 WIDTHS = (64, 128)
 DTYPES = ("bfloat16", "float32")
@@ -90,14 +92,26 @@ def steps(kind: str, dtype: str, width: int) -> Iterator[Problem]:
         yield Problem(kind, dtype, width, pairs or tokens, calls, taken, "forward+backward")
 
 
+def decoding(attend: Attend, q: Tensor, k: Tensor, v: Tensor, keys: int) -> Call:
+    """A call whose keys are one more each time."""
+    lengths = itertools.cycle(range(keys, k.shape[-2]))
+
+    def call() -> Any:
+        n = next(lengths)
+        return attend(q, k[..., :n, :], v[..., :n, :])
+
+    return call
+
+
 def once(kind: str, dtype: str, width: int) -> Iterator[Problem]:
     """One query for every sequence and head."""
     size = getattr(torch, dtype).itemsize
     for keys in KEYS:
-        q, k, v = (random(8, HEADS, n, width, dtype=dtype) for n in (1, keys, keys))
-        calls: dict[str, Call] = {impl: partial(ONCE[kind], q, k, v, impl=impl) for impl in IMPLEMENTATIONS}
-        taken = predicted.takes_once(kind, size, k.numel() + v.numel(), 1)
-        yield Problem(f"{kind}, one query", dtype, width, k.numel() + v.numel(), calls, taken, "forward")
+        q, k, v = (random(8, HEADS, n, width, dtype=dtype) for n in (1, keys + MORE, keys + MORE))
+        calls = {impl: decoding(partial(ONCE[kind], impl=impl), q, k, v, keys) for impl in IMPLEMENTATIONS}
+        numbers = 2 * 8 * HEADS * keys * width
+        taken = predicted.takes_once(kind, size, numbers, 1)
+        yield Problem(f"{kind}, one query", dtype, width, numbers, calls, taken, "forward")
 
 
 def linear_steps(dtype: str, width: int) -> Iterator[Problem]:

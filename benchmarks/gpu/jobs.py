@@ -7,8 +7,8 @@ MEASURE = ("-m", "benchmarks")
 SECONDS = 400.0  # of judging: what is left is said
 LIMIT = 480.0  # of a job, compiling included
 
-# Of the quick profile what compiles few kernels: plain calls and single options, in what is trained in.
-FIRST = "plain or /causal or /gqa or /key-mask or /window"
+# Of the quick profile what compiles few kernels: cases by hand with one or two options, in what is trained in.
+FIRST = "/cross or /plain or /gqa or /blocks or /empty or /causal"
 OPS = ("softmax", "relu", "sigmoid", "gelu", "sparsemax", "entmax15", "gaussian", "linear", "statistics")
 COUNTED = "relu and full and n=4096 and d=64 and bfloat16"
 
@@ -60,6 +60,8 @@ TRITON = "torch_cuda-triton"
 TESTS = ("tests/kernels/test_custom_ops.py", "tests/kernels/test_cupy.py")
 PROFILER = ("ncu", "--target-processes", "all", "--launch-skip", "20", "--launch-count", "10", "--csv")
 OVERHEAD = ("overhead", "--device", "cuda", "--out", "{out}/overhead.json")
+CROSSOVER = ("crossover", "--seconds", f"{SECONDS:g}", "--out", "{out}/crossover.json")
+STUDY = ("000-fig2", "--preset", "smoke", "--device", "cuda", "--out", "{out}/study", "--overwrite")
 JOBS = (
     Job("verify", "which kernels are to be trusted?", (*KIT, "verify", "--json", "{out}/verdicts.json")),
     Job("first", "are plain calls of torch right?", quick(TRITON, dtype="bfloat16", k=FIRST)),
@@ -70,7 +72,9 @@ JOBS = (
     swept("gradients", "gradients and not linear and not features"),
     swept("linear", "linear or features"),
     *(Job(f"times-{op}", f"how fast is {op}?", timed(f"{op} and n=")) for op in OPS),
+    Job("crossover", "from which size on are kernels not slower?", (*MEASURE, *CROSSOVER), ("torch", "triton")),
     Job("overhead", "what does a call cost?", (*MEASURE, *OVERHEAD)),
+    Job("train", "does a study train?", ("-m", "experiments", "run", *STUDY), ("torch", "tyro", "matplotlib")),
     sanitized("memcheck", TRITON, dtype="float16"),
     sanitized("racecheck", TRITON, dtype="float32", k="causal"),
     sanitized("memcheck", "cupy-cuda", needs=("cupy",)),

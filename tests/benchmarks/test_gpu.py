@@ -9,15 +9,21 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import tyro
 
 from attnkit_conformance import __main__ as kit
-from attnkit_conformance.judge import matcher
+from attnkit_conformance.adapters.base import implementations
+from attnkit_conformance.adapters.torch import Autograd
+from attnkit_conformance.core import covers
+from attnkit_conformance.judge import matcher, selected
+from attnkit_conformance.opdb import OPDB
+from attnkit_experiments.__main__ import Command
 from benchmarks import __main__ as measuring
 from benchmarks import tiles
 from benchmarks.cells import cells
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import box
-from benchmarks.gpu.jobs import JOBS, KIT, MEASURE, SECONDS, Job
+from benchmarks.gpu.jobs import FIRST, JOBS, KIT, MEASURE, SECONDS, Job
 
 WORD = "print('finished')"
 
@@ -40,6 +46,13 @@ def machine(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------------------- the jobs
 
 
+def test_the_first_cases_are_some_of_every_op():
+    adapter = Autograd("torch_cuda-triton", "triton", "cpu", "a stand-in", implementations("torch")["triton"])
+    beside = ("linear_attention_step", "newton_inverse")  # their cases have no names
+    for op in (op for op in OPDB if covers(adapter, op.name) and op.name not in beside):
+        assert [*selected([adapter], op, "quick", matcher(FIRST), ("bfloat16",))], op.name
+
+
 def test_names_are_distinct():
     assert set(Counter(job.name for job in JOBS).values()) == {1}
 
@@ -52,9 +65,11 @@ def test_a_command_is_valid(asked, tmp_path):
         assert getattr(options, "seconds", SECONDS) < box.LIMIT
     elif words[:2] == [*MEASURE]:
         options = measuring.parser().parse_args(words[2:])
-        names = tiles.WORKLOADS if words[2] == "tiles" else [cell.name for cell in cells("full", "cuda")]
+        names = tiles.WORKLOADS if words[2] == "tiles" else [cell.name for cell in cells("full", "cuda")]  # or all
         assert [name for name in names if matcher(getattr(options, "k", None))(name)]
         assert getattr(options, "seconds", SECONDS) < box.LIMIT
+    elif words[:2] == ["-m", "experiments"]:
+        assert tyro.cli(Command, args=words[2:], config=(tyro.conf.OmitSubcommandPrefixes,)).device == "cuda"
     else:
         assert words[:2] == ["-m", "pytest"]
         assert all((box.ROOT / word).exists() for word in words[2:] if not word.startswith("-"))

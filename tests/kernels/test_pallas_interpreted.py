@@ -1,5 +1,6 @@
 """The Pallas kernels, interpreted on the CPU and judged by the kit, which finds planted bugs."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from attnkit_conformance import core
 
 pytest.importorskip("jax", reason="jax is not installed")
 
+import jax
 import jax.numpy as jnp
 
 from attnkit.backends.jax import pallas
@@ -103,3 +105,28 @@ def test_what_is_refused_on_any_device(options: dict[str, Any], reason: str | No
 def test_head_sizes_are_limited() -> None:
     x = jnp.zeros((2, 3, 257))
     assert pallas.unsupported_options(x, x, x) == "the kernels serve head sizes up to 256"
+
+
+@pytest.fixture
+def gpu() -> Any:
+    """A device that programs can be lowered for without one."""
+    sharding = jax.sharding
+    if "platform" not in inspect.signature(getattr(sharding, "AbstractDevice", int)).parameters:
+        pytest.skip("this version of JAX lowers no Pallas kernel without a GPU")
+    device = sharding.AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="gpu")
+    return sharding.use_abstract_mesh(sharding.AbstractMesh((), (), abstract_device=device))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("activation", pallas.ACTIVATIONS)
+def test_forward_and_gradients_are_lowered_for_a_gpu(activation: str, dtype: str, gpu: Any) -> None:
+    """To Triton: JAX has another compiler of Pallas kernels, which does not take these."""
+    options = {"activation": activation, "causal": True, "window": (40, 0), "enable_gqa": True}
+    q, k = jnp.zeros((1, 4, 70, 32), dtype), jnp.zeros((1, 2, 70, 32), dtype)
+
+    def loss(q: Any, k: Any, v: Any) -> Any:
+        return jnp.sum(pallas.attend(q, k, v, **options).astype(jnp.float32))
+
+    with gpu:
+        text = jax.jit(jax.grad(loss, (0, 1, 2))).trace(q, k, k).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @__gpu$xla.gpu.triton") == 2

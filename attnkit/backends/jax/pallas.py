@@ -85,6 +85,7 @@ def prepared(static: Static, arrays: Arrays, interpret: bool) -> Launch:
 def launch(launched: Launch, kernel: Callable[..., None], inputs: Any, specs: Any, outputs: Any) -> Any:
     """Run a kernel with a program per item and tile; `outputs` are the shapes (items, tokens, width) of its outputs."""
     from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
 
     from attnkit.kernels.pallas import pointwise
 
@@ -97,6 +98,7 @@ def launch(launched: Launch, kernel: Callable[..., None], inputs: Any, specs: An
         in_specs=specs,
         out_specs=[pl.BlockSpec((1, TILE, shape[2]), lambda b, i: (b, i, 0)) for shape in outputs],
         interpret=launched.interpret,
+        compiler_params=None if launched.interpret else triton.CompilerParams(),  # or some versions take Mosaic
     )(*inputs)
 
 

@@ -70,6 +70,11 @@ def over_keys(rows: Rows, keys: int, body: Callable[[Any, Array], Array], total:
     return lax.fori_loop(jnp.min(rows.first) // keys, pl.cdiv(jnp.max(rows.limit), keys), body, total)
 
 
+def any_query(pairs: Array) -> Array:
+    """Whether any query sees a key. Pallas does not reduce truth values on GPUs."""
+    return jnp.max(pairs.astype(jnp.int32), axis=0) > 0
+
+
 def forward(score: Score, keys: int, q: Ref, k: Ref, v: Ref, shift: Ref, first: Ref, limit: Ref, o: Ref) -> None:
     """o of a tile of queries."""
     rows = rows_of(shift, first, limit, 0, q.shape[1])
@@ -77,7 +82,7 @@ def forward(score: Score, keys: int, q: Ref, k: Ref, v: Ref, shift: Ref, first: 
 
     def add(number: Any, total: Array) -> Array:
         pairs = rows.sees(number, keys)
-        seen = jnp.any(pairs, axis=0)
+        seen = any_query(pairs)
         s = product(x, mask_rows(tile(k, number, keys), seen).T) * score.scale
         return total + product(rows.weights(score.h, s, pairs), mask_rows(tile(v, number, keys), seen))
 
@@ -93,7 +98,7 @@ def gradient_of_queries(
 
     def add(number: Any, total: Array) -> Array:
         pairs = rows.sees(number, keys)
-        seen = jnp.any(pairs, axis=0)
+        seen = any_query(pairs)
         y, z = mask_rows(tile(k, number, keys), seen), mask_rows(tile(v, number, keys), seen)
         slope = rows.weights(score.derivative, product(x, y.T) * score.scale, pairs)
         return total + product(slope * product(dy, z.T), y)
@@ -113,7 +118,7 @@ def gradients_of_keys(
         rows = rows_of(shift, first, limit, at, queries)
         x, dy = rows.masked(tile(q, at, queries)), rows.masked(tile(do, at, queries))
         pairs = rows.sees(number, keys)
-        seen = jnp.any(pairs, axis=0)
+        seen = any_query(pairs)
         s = product(x, mask_rows(y, seen).T) * score.scale
         ds = rows.weights(score.derivative, s, pairs) * product(dy, mask_rows(z, seen).T)
         return totals[0] + product(ds.T, x), totals[1] + product(rows.weights(score.h, s, pairs).T, dy)

@@ -8,6 +8,7 @@ import json
 import math
 import platform
 import re
+import sys
 import xml.etree.ElementTree as xml
 from collections.abc import Iterable, Mapping
 from importlib import metadata
@@ -49,12 +50,12 @@ def distributions() -> Mapping[str, list[str]]:
 
 
 def version(library: str) -> str:
-    """Version of an installed distribution that provides `library`."""
+    """Version of the installed distribution that provides `library`, or that of a checkout which is not installed."""
     names = distributions().get(library, [library])
     try:
         return metadata.version(names[0])
     except metadata.PackageNotFoundError:
-        return "?"
+        return str(getattr(sys.modules.get(library), "__version__", "?"))
 
 
 def finite(x: float | None) -> float | None:

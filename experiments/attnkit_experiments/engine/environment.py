@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+import attnkit
 from attnkit_experiments.engine.errors import UserError
 
 PATIENCE = 60  # seconds to wait for git
@@ -40,8 +41,8 @@ def describe(device: torch.device, threads: int) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "numpy": importlib.metadata.version("numpy"),
-        "attnkit": importlib.metadata.version("attnkit"),
+        "numpy": np.__version__,
+        "attnkit": attnkit.__version__,
         "commit": _commit(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "cores": os.cpu_count(),
