@@ -9,8 +9,9 @@ results, so sums have a fixed order.
 
 τ is found by Newton's method from -1. The mass Σ weigh is convex and decreasing in τ, so τ only rises, and each step
 makes excess mass times slope at least four times smaller: with S keys it lies between S² and 2^-24, so 12 + log2 S
-steps are enough. A row that no longer rises keeps its τ, however many steps its neighbours need. c is the last step,
-which is too small for the precision of τ.
+steps are enough. Far from the end steps are those for mass^(1/power) = 1: a norm of [x - τ]₊, it is convex as well and
+closer to a line, so that these steps are longer and no more than enough. A row that no longer rises keeps its τ,
+however many steps its neighbours need. c is the last step, which is too small for the precision of τ.
 
 Up to a number of keys a row of scores is *resident*, in registers; for more keys, each pass recomputes its tiles. The
 tuples are those of `pointwise`, except
@@ -193,6 +194,14 @@ def rising(tau, step, count, steps):
 
 
 @triton.jit
+def newton_step(mass, slope, power):
+    """How much τ rises; near the end mass - 1 is exact."""
+    near = (mass - 1.0) / divisor(slope * power)
+    far = (mass - tl.exp2(tl.log2(mass) * (1.0 - 1.0 / power))) / divisor(slope)
+    return tl.where(mass > 2.0, far, near)
+
+
+@triton.jit
 def threshold(x, power, steps, WEIGH: tl.constexpr, SLOPE: tl.constexpr, ROWS: tl.constexpr):
     """τ and c of resident rows."""
     tau, step = tl.full((ROWS,), -1.0, tl.float32), tl.zeros((ROWS,), tl.float32)
@@ -200,7 +209,7 @@ def threshold(x, power, steps, WEIGH: tl.constexpr, SLOPE: tl.constexpr, ROWS: t
     while more:
         tau = tl.maximum(tau, tau + step)
         t = x - tau[:, None]
-        step = (tl.sum(WEIGH(t, power), 1) - 1.0) / divisor(tl.sum(SLOPE(t, power), 1) * power)
+        step = newton_step(tl.sum(WEIGH(t, power), 1), tl.sum(SLOPE(t, power), 1), power)
         count += 1
         more = rising(tau, step, count, steps)
     return tau, step
@@ -378,7 +387,7 @@ def forward_tiled(
                 t = above(tau, s, top, factor, FOLD)
                 sides += tl.join(sums_of(WEIGH(t, numbers[3])), sums_of(SLOPE(t, numbers[3])))
         mass, slope = tl.split(tl.sum(sides, 1))
-        step = (mass - 1.0) / divisor(slope * numbers[3])
+        step = newton_step(mass, slope, numbers[3])
         count += 1
         more = rising(tau, step, count, steps)
     total = tl.zeros((ROWS, 4), tl.float32)

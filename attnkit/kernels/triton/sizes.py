@@ -34,7 +34,7 @@ def with_pairs(sizes: Tile, beside: int) -> Tile:
 # in their main loops in float32 up to 64.
 
 POINTWISE = {
-    ("forward", 16, 64): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
+    ("forward", 16, 64): (Tile(128, 64, 8, 3), Tile(64, 64, 4, 3)),
     ("forward", 16, 128): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
     ("forward", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
     ("forward", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 32, 4, 2)),
@@ -87,7 +87,7 @@ STATISTICS = {
     ("backward_keys", 32, 64): (Tile(16, 64, 4, 1), Tile(16, 64, 4, 1)),
 }
 LEAN = {("forward", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 64, 4, 3))}
-LEAN_SHARING = {("forward", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 32, 4, 3))}
+LEAN_SHARING = {("forward", 16, 64): (Tile(128, 32, 4, 3), Tile(64, 32, 4, 3))}
 LEAN_PIECES = {
     ("backward_queries", 16, 64): (Tile(128, 64, 8, 2), Tile(128, 64, 4, 2)),
     ("backward_keys", 16, 64): (Tile(32, 128, 8, 2), Tile(64, 64, 4, 2)),
@@ -112,12 +112,12 @@ def pointwise(kernel: str, bits: int, d: int, e: int, capability: int, *forms: s
 
 ROWS = {
     ("forward_online", 16, 64): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
-    ("forward_online", 16, 128): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
+    ("forward_online", 16, 128): (Tile(128, 32, 8, 3), Tile(64, 64, 4, 3)),
     ("forward_online", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
-    ("forward_online", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 32, 4, 2)),
+    ("forward_online", 32, 64): (Tile(64, 16, 4, 1), Tile(128, 32, 4, 2)),
     ("forward_online", 32, 128): (Tile(32, 32, 8, 1), Tile(64, 16, 4, 1)),
     ("forward_online", 32, 256): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
-    ("forward_tiled", 16, 64): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
+    ("forward_tiled", 16, 64): (Tile(128, 64, 8, 3), Tile(64, 64, 4, 3)),
     ("forward_tiled", 16, 128): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 3)),
     ("forward_tiled", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
     ("forward_tiled", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 32, 4, 2)),
@@ -145,7 +145,7 @@ ROWS = {
 """The same for softmax and thresholds; `backward_bias` has those of `backward_tiled`."""
 
 LEAN_ROWS = {
-    ("forward_online", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 64, 4, 3)),
+    ("forward_online", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 64, 8, 3)),
     ("forward_tiled", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 64, 4, 2)),
 }
 STATISTICS_OF_ROWS = {
