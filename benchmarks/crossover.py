@@ -1,8 +1,9 @@
 """From how many pairs or tokens on the kernels of a GPU are not slower than the generic body.
 
 What `attnkit.kernels.predicted` predicts, measured: training steps of `impl="triton"` and of `impl="generic"` take
-turns, for kinds of calls, dtypes, head sizes and numbers of sequences; of calls with one query, whose keys become more
-from call to call as in decoding, and of steps of linear attention, the forward alone.
+turns, for kinds of calls, dtypes, head sizes and numbers of sequences, and the forward alone of the smallest; packed
+sequences and the Newton inverse; and without gradients calls with one query, whose keys become more from call to call
+as in decoding, and steps of linear attention.
 """
 
 import itertools
@@ -23,6 +24,8 @@ ITEMS = (1, 4, 16, 64)
 KEYS = (256, 1024, 4096, 16384)  # of the first query
 MORE = 1024  # at most
 STATES = (16, 64, 256)  # sequences that take a step
+SEQUENCES = 4  # that are packed
+NEWTON = 20  # steps
 WIDTHS = (64, 128)
 DTYPES = ("bfloat16", "float32")
 AT_LEAST = 4e-3  # seconds of one timing
@@ -31,14 +34,9 @@ Attend = Callable[..., Any]
 
 
 def statistics(q: Tensor, k: Tensor, v: Tensor, *, impl: str) -> tuple[Any, ...]:
-    """o and the entropies."""
-    o, rows = attnkit.attention_with_statistics(attnkit.softmax_attention, q, k, v, fields=("entropy",), impl=impl)
+    """o and the entropies of relu."""
+    o, rows = attnkit.attention_with_statistics(attnkit.pointwise_attention, q, k, v, fields=("entropy",), impl=impl)
     return o, rows.entropy
-
-
-def rela(q: Tensor, k: Tensor, v: Tensor, *, impl: str) -> Tensor:
-    gamma = torch.ones(q.shape[-3] * v.shape[-1], dtype=q.dtype, device=q.device)
-    return attnkit.rela_attention(q, k, v, gamma, impl=impl)
 
 
 STEPS: dict[str, Attend] = {
@@ -47,24 +45,32 @@ STEPS: dict[str, Attend] = {
     "entmax": attnkit.entmax_attention,
     "gaussian": attnkit.gaussian_attention,
     "statistics": statistics,
-    "rela": rela,
     "linear": attnkit.linear_attention,
     "linear, causal": partial(attnkit.linear_attention, causal=True),
 }
 """By kind of `predicted.STEPS`."""
+PACKED: dict[str, Attend] = {
+    "pointwise": attnkit.pointwise_attention_packed,
+    "softmax": attnkit.softmax_attention_packed,
+    "linear": attnkit.linear_attention_packed,
+}
 ONCE: dict[str, Attend] = {"pointwise": attnkit.pointwise_attention, "softmax": attnkit.softmax_attention}
 
 
 class Problem(NamedTuple):
-    """Calls on arrays of one shape; `units` as `predicted` counts them, and whether `auto` takes the kernels."""
+    """Calls on arrays of one shape; `units` as `predicted` counts them."""
 
     kind: str
     dtype: str
     width: int
     units: int
     calls: dict[str, Call]
-    taken: bool
     mode: str
+
+
+def major() -> int | None:
+    """Of the compute capability of the GPU, None without one."""
+    return torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else None
 
 
 def random(*shape: int, dtype: str, leaf: bool = False) -> Tensor:
@@ -72,24 +78,57 @@ def random(*shape: int, dtype: str, leaf: bool = False) -> Tensor:
 
 
 def step_of(attend: Attend, arrays: list[Tensor]) -> None:
-    """Forward and gradients."""
+    """Forward and gradients, of whatever needs some."""
     outputs = attend(*arrays)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    torch.autograd.grad(outputs, arrays, [torch.ones_like(o) for o in outputs])
+    if outputs[0].requires_grad:
+        torch.autograd.grad(outputs, arrays, [torch.ones_like(o) for o in outputs])
+
+
+def taken(kind: str, dtype: str, width: int, units: int, capability: int | None) -> bool:
+    """Whether `auto` takes the kernels for a problem."""
+    size, (op, _, form) = getattr(torch, dtype).itemsize, kind.partition(", ")
+    if form == "one query" or kind == "step":
+        return predicted.takes_once(op, size, units)
+    if kind == "inverse":
+        return predicted.takes_inverses(units, NEWTON, capability)
+    of, calls = (op, SEQUENCES) if form == "packed" else (kind, None)
+    pairs = units if predicted.STEPS[size][of].tile == predicted.PAIRS else 0
+    return predicted.takes(of, size, pairs, width, units, calls, major=capability)
+
+
+def both(attend: Attend, arrays: list[Tensor]) -> dict[str, Call]:
+    """A step by each implementation."""
+    return {impl: partial(step_of, partial(attend, impl=impl), arrays) for impl in IMPLEMENTATIONS}
 
 
 def steps(kind: str, dtype: str, width: int) -> Iterator[Problem]:
-    """Training steps of growing numbers of sequences."""
+    """Training steps of growing numbers of sequences; the first without gradients too."""
     for items in ITEMS:
         arrays = [random(items, HEADS, TOKENS, width, dtype=dtype, leaf=True) for _ in range(3)]
-        calls: dict[str, Call] = {
-            impl: partial(step_of, partial(STEPS[kind], impl=impl), arrays) for impl in IMPLEMENTATIONS
-        }
         tokens = items * HEADS * TOKENS
         pairs = 0 if kind.startswith("linear") else tokens * TOKENS
-        size = getattr(torch, dtype).itemsize
-        taken = predicted.takes(kind, size, pairs, width, pairs or tokens)
-        yield Problem(kind, dtype, width, pairs or tokens, calls, taken, "forward+backward")
+        modes = ("forward", "forward+backward") if items == ITEMS[0] else ("forward+backward",)
+        for mode in modes:
+            yield Problem(kind, dtype, width, pairs or tokens, both(STEPS[kind], arrays), mode)
+
+
+def packed(kind: str, dtype: str, width: int) -> Iterator[Problem]:
+    """Some short sequences, for each of which the generic body calls the op."""
+    edges = tuple(range(0, (SEQUENCES + 1) * TOKENS, TOKENS))
+    arrays = [random(edges[-1], HEADS, width, dtype=dtype, leaf=True) for _ in range(3)]
+    pairs = 0 if kind == "linear" else SEQUENCES * HEADS * TOKENS**2
+    calls = both(partial(PACKED[kind], cu_seqlens_q=edges, cu_seqlens_k=edges), arrays)
+    yield Problem(f"{kind}, packed", dtype, width, pairs or HEADS * edges[-1], calls, "forward+backward")
+
+
+def inverses(dtype: str, width: int) -> Iterator[Problem]:
+    """Of Gaussian kernels between landmarks."""
+    for items in ITEMS:
+        x = random(items, width, 16, dtype="float32")
+        a = torch.exp(-0.5 * torch.cdist(x, x).square()).to(getattr(torch, dtype)).requires_grad_()
+        calls = both(partial(attnkit.newton_inverse, newton_steps=NEWTON), [a])
+        yield Problem("inverse", dtype, width, items, calls, "forward+backward")
 
 
 def decoding(attend: Attend, q: Tensor, k: Tensor, v: Tensor, keys: int) -> Call:
@@ -105,24 +144,19 @@ def decoding(attend: Attend, q: Tensor, k: Tensor, v: Tensor, keys: int) -> Call
 
 def once(kind: str, dtype: str, width: int) -> Iterator[Problem]:
     """One query for every sequence and head."""
-    size = getattr(torch, dtype).itemsize
     for keys in KEYS:
         q, k, v = (random(8, HEADS, n, width, dtype=dtype) for n in (1, keys + MORE, keys + MORE))
         calls = {impl: decoding(partial(ONCE[kind], impl=impl), q, k, v, keys) for impl in IMPLEMENTATIONS}
-        numbers = 2 * 8 * HEADS * keys * width
-        taken = predicted.takes_once(kind, size, numbers, 1)
-        yield Problem(f"{kind}, one query", dtype, width, numbers, calls, taken, "forward")
+        yield Problem(f"{kind}, one query", dtype, width, 2 * 8 * HEADS * keys * width, calls, "forward")
 
 
 def linear_steps(dtype: str, width: int) -> Iterator[Problem]:
-    size = getattr(torch, dtype).itemsize
     for items in STATES:
         q, k, v = (random(items, HEADS, width, dtype=dtype) for _ in range(3))
         state = attnkit.linear_attention_step(None, q, k, v, impl="generic")[1]
         step = attnkit.linear_attention_step
         calls: dict[str, Call] = {impl: partial(step, state, q, k, v, impl=impl) for impl in IMPLEMENTATIONS}
-        numbers = math.prod(k.shape) * width
-        yield Problem("step", dtype, width, numbers, calls, predicted.takes_once("step", size, numbers), "forward")
+        yield Problem("step", dtype, width, math.prod(k.shape) * width, calls, "forward")
 
 
 def problems() -> Iterator[Problem]:
@@ -131,15 +165,18 @@ def problems() -> Iterator[Problem]:
         for width in WIDTHS:
             for kind in STEPS:
                 yield from steps(kind, dtype, width)
+            for kind in PACKED:
+                yield from packed(kind, dtype, width)
             for kind in ONCE:
                 yield from once(kind, dtype, width)
             yield from linear_steps(dtype, width)
+    yield from inverses("float32", 64)
 
 
 def record_of(problem: Problem, rounds: int, wait: Call) -> dict[str, Any]:
     """Seconds of both, and how many times as fast the kernels are."""
     about = {"kind": problem.kind, "dtype": problem.dtype, "width": problem.width, "units": problem.units}
-    about |= {"mode": problem.mode, "taken": problem.taken}
+    about["mode"] = problem.mode
     with torch.set_grad_enabled(problem.mode != "forward"):
         try:
             for call in problem.calls.values():
@@ -158,5 +195,5 @@ def line(record: dict[str, Any]) -> str:
         return f"{name}: {record['refused']}"
     micro = {impl: 1e6 * t["median"] for impl, t in record["seconds"].items()}
     times = f"triton {micro['triton']:,.0f} µs, generic {micro['generic']:,.0f} µs"
-    chosen = "kernels" if record["taken"] else "generic body"
-    return f"{name}: {times}, {record['ratio'][0]:.2f}×, auto: {chosen}"
+    chosen = taken(record["kind"], record["dtype"], record["width"], record["units"], major())
+    return f"{name}: {times}, {record['ratio'][0]:.2f}×, auto: {'kernels' if chosen else 'generic body'}"

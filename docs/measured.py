@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
+from itertools import groupby, product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from attnkit_experiments.evidence.runs import records
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.study.measurement import Measurement
 from attnkit_experiments.study.recipe import Recipe
+from benchmarks.cells import FORWARD, Cell
 from benchmarks.sass.budgets import BUDGETS, cost
 from docs.choosing import choice
 
@@ -25,6 +26,9 @@ FILES = {"NumPy": f"{DEVICE}-numpy.json", "torch": f"{DEVICE}.json", "JAX": f"{D
 SOFTMAX = {"torch": "sdpa flash"}  # torch's own attention is the softmax that attnkit serves there
 TRAINED = ("000-fig2-cpu", "001-table2-cpu")
 LENGTHS = (1024, 4096)
+TRITON, PEAK = "attnkit triton", 989e12  # dense products of bfloat16 on an H100
+ONE = Cell("relu", 4096, False, 64, "bfloat16", 4, 16, "cuda")
+GPU, GPU_LENGTHS = "nvidia-h100-80gb-hbm3.json", (1024, 4096, 16384)
 
 Times = dict[tuple[str, int, str], tuple[float, float]]  # (row, tokens, mode) -> milliseconds, MiB
 
@@ -116,6 +120,32 @@ def number(x: float | None) -> str:
     return "" if x is None else f"{x:.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}"
 
 
+def gpu() -> str:
+    """Times as fast as torch's fastest softmax on a GPU, forward and with gradients, by op and number of tokens."""
+    found: dict[str, dict[int, list[str]]] = {}
+    for record in json.loads((RESULTS / GPU).read_text())["records"]:
+        cell = record["cell"]
+        if (cell["d"], cell["dtype"]) == (64, "bfloat16") and cell["n"] in GPU_LENGTHS:
+            name, row = cell["op"] + ", causal" * cell["causal"], record["contenders"].get(record["auto"])
+            times = [] if row is None else [f"{row['ratio']['median']:.2f}"]
+            found.setdefault(name, {}).setdefault(cell["n"], []).extend(times)
+    head = ["op", *(f"{n:,} tokens" for n in GPU_LENGTHS)]
+    return rows([head, *([name, *(" / ".join(by.get(n, ["—"])) for n in GPU_LENGTHS)] for name, by in found.items())])
+
+
+def verdicts() -> str:
+    """What the kit says of kernels on a GPU, by implementation and dtype."""
+    lines = [["kernels", "dtype", "right", "wrong", "not served", "largest error, of its bound"]]
+    found = json.loads((RESULTS / f"verdicts-{GPU}").read_text())["rows"]
+    for (adapter, dtype), group in groupby(
+        sorted(found, key=itemgetter("adapter", "dtype")), key=itemgetter("adapter", "dtype")
+    ):
+        of = [*group]
+        counts = [f"{sum(row[status] for row in of):,}" for status in ("pass", "fail", "unsupported")]
+        lines.append([f"`{adapter}`", dtype, *counts, f"{max(row['worst'] for row in of):.2f}"])
+    return rows(lines)
+
+
 def long_sequences() -> str:
     """Seconds and memory of one head at lengths where only some ops can be called."""
     lines = [["op", "tokens", "NumPy", "torch", "peak, NumPy", "peak, torch"]]
@@ -154,6 +184,20 @@ def predicted() -> str:
     return rows(lines)
 
 
+def predicted_and_measured() -> str:
+    """Shares of the peak of an H100, of kernels without gradients."""
+    counts = json.loads((RESULTS / "predicted.json").read_text())["capabilities"]["90"]
+    lines = [["op", "predicted, % of peak", "measured, % of peak"]]
+    for record in json.loads((RESULTS / GPU).read_text())["records"]:
+        cell = Cell(**record["cell"])
+        if cell == ONE._replace(op=cell.op) and record["mode"] == FORWARD and cell.op in counts and cell.op != "linear":
+            (kernel,) = counts[cell.op].values()
+            own = cell.flops(FORWARD) / (PEAK * record["contenders"][TRITON]["seconds"]["median"])
+            products = 2 if cell.op != "gaussian" else 3  # its norms are one more, which are no FLOPs of the op
+            lines.append([cell.op, f"{kernel['peak'] * 2 / products:.0f}", f"{100 * own:.0f}"])
+    return rows(lines)
+
+
 def kept() -> str:
     """Memory of training steps on a GPU, counted when the page is written."""
     from benchmarks import kept
@@ -161,21 +205,30 @@ def kept() -> str:
     return rows(kept.in_a_fresh_process())
 
 
-def taken_from() -> str:
-    """From how many tokens on `auto` takes kernels on a GPU, by the model of attnkit itself."""
+def taken_at() -> str:
+    """For how many tokens `auto` takes kernels on a GPU, by the model of attnkit itself."""
     from attnkit.kernels import predicted
 
     heads, width = 8, 64
+    tokens = [*range(1, 1500), *(1 << n for n in range(11, 21))]
 
-    def least(kind: str, itemsize: int) -> str:
-        def takes(tokens: int) -> bool:
-            pairs, units = (0, heads * tokens) if "linear" in kind else (heads * tokens**2, None)
-            return predicted.takes(kind, itemsize, pairs, width, units)
+    def taken(kind: str, itemsize: int, major: int, n: int) -> bool:
+        pairs, units = (0, heads * n) if "linear" in kind else (heads * n**2, None)
+        return predicted.takes(kind, itemsize, pairs, width, units, major=major)
 
-        return f"{bisect_left(range(1, 1 << 20), True, key=takes) + 1:,}"
+    def spans(kind: str, itemsize: int, major: int) -> str:
+        texts = []
+        for chosen, group in groupby(tokens, key=partial(taken, kind, itemsize, major)):
+            first, *_, last = (n := [*group])[0], n[-1]
+            if chosen:
+                parts = (f"from {first:,}" * (first > 1), f"to {last:,}" * (last < tokens[-1]))
+                texts.append(" ".join(filter(None, parts)) or "all")
+        return ", ".join(texts)
 
-    lines = [[kind, least(kind, 2), least(kind, 4)] for kind in predicted.HALF]
-    return rows([["calls", "bfloat16, float16", "float32"], *lines])
+    columns = [(name, bits, major) for name, major in (("H100", 9), ("A100", 8)) for bits in (16, 32)]
+    lines = [["calls", *(f"{name}, {bits} bits" for name, bits, _ in columns)]]
+    lines += [[kind, *(spans(kind, bits // 8, major) for _, bits, major in columns)] for kind in predicted.HALF]
+    return rows(lines)
 
 
 def budgets() -> str:
@@ -220,7 +273,8 @@ def cells_of(recipe: Recipe, study: Any) -> list[Any]:
 
 
 TABLES = {
-    "choice": choice, "plan": plan,
+    "choice": choice, "plan": plan, "gpu": gpu, "verdicts": verdicts,
     "speed": speed, "variants": variants, "forms": forms, "long_sequences": long_sequences, "trained": trained,
-    "predicted": predicted, "kept": kept, "taken": taken_from, "budgets": budgets, "calibration": calibration,
+    "predicted": predicted, "predicted_and_measured": predicted_and_measured, "kept": kept, "taken": taken_at,
+    "budgets": budgets, "calibration": calibration,
 }  # fmt: skip

@@ -432,9 +432,9 @@ def explain(op: Callable[..., Any], *arrays: Array, **options: Any) -> dict[str,
     """Which implementations support `op(*arrays, **options)`: {name: reason against it, or None}.
 
     Names are in the order in which `impl="auto"` tries them, so it takes the first one without a reason. `"generic"`
-    supports every call; the kernels listed after it support the call but would not be faster (on GPUs that is
-    predicted, not measured). Arguments are checked as in the call itself. A JAX tracer has no device yet: the answer is
-    for JAX's default device.
+    supports every call; the kernels listed after it support the call but would not be faster (on GPUs by a model that
+    is held to times of an H100). Arguments are checked as in the call itself. A JAX tracer has no device yet: the
+    answer is for JAX's default device.
 
     >>> import numpy as np, attnkit
     >>> q = np.zeros((2, 8, 4))

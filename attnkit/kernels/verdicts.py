@@ -3,9 +3,8 @@
 import sys
 import warnings
 
-JUDGED: frozenset[str] = frozenset()
-"""Compute capabilities, such as "9.0", of which `python -m attnkit_conformance verify` was run and its verdicts are
-committed. None yet: no GPU has run these kernels."""
+JUDGED = frozenset({"9.0"})
+"""Compute capabilities of which verdicts are committed: benchmarks/results/verdicts-*.json."""
 _warned: set[str] = set()
 
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import attnkit
 from attnkit.kernels import predicted
-from attnkit.kernels.predicted import GPUS, HALF, LONGEST, SINGLE, Gpu, Step
+from attnkit.kernels.predicted import GPUS, HALF, PASSES, SINGLE, Gpu, Step
 from benchmarks.sass import report
 from benchmarks.sass.budgets import cost
 
@@ -57,7 +57,7 @@ def dearest(counted: dict[str, Any], names: tuple[str, ...], passes: int) -> int
 def test_clocks_are_those_counted(kind: str, machine: int, capability: str) -> None:
     counted = report.committed()["capabilities"][capability]
     for steps, names in zip((HALF, SINGLE), CALLS[kind], strict=True):
-        found = dearest(counted, names, LONGEST if kind == "entmax" else 1)
+        found = dearest(counted, names, PASSES if kind == "entmax" else 1)
         assert found <= 1.03 * steps[kind].clocks[machine] <= 1.1 * found, names
 
 
@@ -134,32 +134,50 @@ def test_clocks_of_data_sheets() -> None:
 def test_the_longer_of_launching_and_running_decides() -> None:
     """A kernel that takes no time is taken from where the generic body takes longer than launching the kernel."""
     step = Step((0, 0), 1, 1000, 0, 10)
-    slowest = max(GPUS, key=lambda gpu: gpu.memory)
-    assert math.isclose(predicted.enough(step, 64), predicted.CALL * slowest.memory / 1000)
-    assert predicted.enough(step, 64, calls=8) == 0.0  # eighty operations take longer than a launch
-    assert predicted.enough(step, 64, compiled=True) == 0.0
+    least = math.ceil(predicted.CALL * predicted.LAUNCH * max(gpu.memory for gpu in GPUS) / 1000)
+    assert predicted.faster(step, least, 64)
+    assert not predicted.faster(step, least - 1, 64)
+    assert predicted.faster(step, 1, 64, calls=5)  # fifty operations take longer than what is planned
+    assert predicted.faster(step, 1, 64, compiled=True)
+    assert predicted.faster(step._replace(call=10), 1, 64)
+
+
+def test_kernels_that_run_longer_are_taken_while_launches_take_longest() -> None:
+    step = Step((10**5, 10**5), 1, 1000, 0, 50)
+    assert predicted.faster(step, 1, 64)
+    assert not predicted.faster(step, 10**6, 64)
 
 
 def test_a_kernel_slower_on_one_gpu_is_not_taken_for_its_time() -> None:
     def clocks(gpu: Gpu, share: float) -> int:
         """Those of a unit that takes this share of the generic body's time."""
-        return int(share * 1000 / gpu.memory * gpu.processors * gpu.hertz * predicted.SUSTAINED)
+        seconds = share * 1000 / gpu.memory / predicted.MEASURED
+        return int(seconds * gpu.processors * gpu.hertz * predicted.SUSTAINED)
 
     (a100, h100), step = GPUS, Step((0, 0), 1, 1000, 0, 0)
-    assert predicted.enough(step._replace(clocks=(clocks(a100, 0.9), clocks(h100, 0.9))), 64) < math.inf
-    assert predicted.enough(step._replace(clocks=(clocks(a100, 1.1), clocks(h100, 0.5))), 64) == math.inf
-    assert predicted.enough(step._replace(clocks=(clocks(a100, 0.5), clocks(h100, 1.1))), 64) == math.inf
+    for shares, both, *each in (
+        ((0.9, 0.9), True, True, True), ((1.1, 0.5), False, False, True), ((0.5, 1.1), False, True, False),
+    ):  # fmt: skip
+        of = step._replace(clocks=(clocks(a100, shares[0]), clocks(h100, shares[1])))
+        assert predicted.faster(of, 10**9, 64) is both
+        assert [predicted.faster(of, 10**9, 64, major=major) for major in (8, 9)] == each
+
+
+@pytest.mark.parametrize(("major", "known"), [(8, (True, False)), (9, (False, True)), (12, (False, True))])
+def test_the_gpu_at_hand_decides(major: int, known: tuple[bool, bool]) -> None:
+    assert predicted.at_hand(major) == known
+    assert predicted.at_hand(None) == (True, True)
 
 
 def test_a_large_array_decides_alone() -> None:
     assert not predicted.keeps(predicted.KEPT // 4, 2)
     assert predicted.keeps(predicted.KEPT // 4 + 1, 2)
     assert predicted.keeps(predicted.KEPT // 8 + 1, 8)
-    assert predicted.enough(SINGLE["statistics"], 64) == math.inf
+    assert not predicted.faster(SINGLE["statistics"], predicted.KEPT // 4, 64)
     assert predicted.takes("statistics", 4, predicted.KEPT // 4 + 1, 64)
     assert not predicted.takes("statistics", 4, predicted.KEPT // 4, 64)
 
 
 def test_a_head_size_costs_what_it_is_padded_to() -> None:
-    assert predicted.enough(SINGLE["gaussian"], 64) < math.inf
-    assert predicted.enough(SINGLE["gaussian"], 96) == predicted.enough(SINGLE["gaussian"], 128) == math.inf
+    pairs = predicted.KEPT // 4
+    assert [predicted.faster(SINGLE["gaussian"], pairs, d, major=9) for d in (64, 96, 128)] == [True, False, False]

@@ -1,6 +1,7 @@
 """CUDA C++ kernels on CuPy arrays, forward and explicit gradients.
 
-No GPU has run them, and their clocks are not counted: `impl="auto"` takes them for the memory that they save.
+They are right on an H100, but not timed, and their clocks are not counted: `impl="auto"` takes them for the memory that
+they save.
 """
 
 from collections.abc import Callable

@@ -23,6 +23,12 @@ def capability() -> str:
     return text if all(part.isdigit() for part in text.split(".")) else ""
 
 
+def major() -> int | None:
+    """The major number of that, None if there is none."""
+    found = capability()
+    return int(found.partition(".")[0]) if found else None
+
+
 def unsupported(kind: str, *arguments: Any) -> str | None:
     """Why kernels of this kind do not run on JAX's default device, or not under these transformations."""
     if jax.default_backend() != "gpu":
@@ -41,7 +47,7 @@ def is_faster(kind: str | None, q: Array, k: Array, *rest: Array, **options: Any
     if kind is None:
         return predicted.keeps(pairs, q.dtype.itemsize)
     width = max(q.shape[-1], *(x.shape[-1] for x in rest[:1]))
-    return predicted.takes(kind, q.dtype.itemsize, pairs, width, compiled=True)
+    return predicted.takes(kind, q.dtype.itemsize, pairs, width, compiled=True, major=major())
 
 
 def taken(q: Array) -> None:

@@ -9,12 +9,12 @@ results, so sums have a fixed order.
 
 τ is found by Newton's method from -1. The mass Σ weigh is convex and decreasing in τ, so τ only rises, and each step
 makes excess mass times slope at least four times smaller: with S keys it lies between S² and 2^-24, so 12 + log2 S
-steps are enough. Far from the end steps are those for mass^(1/power) = 1: a norm of [x - τ]₊, it is convex as well and
-closer to a line, so that these steps are longer and no more than enough. A row that no longer rises keeps its τ,
-however many steps its neighbours need. c is the last step, which is too small for the precision of τ.
+steps are enough. A row that no longer rises keeps its τ, however many steps its neighbours need. c is the last step,
+which is too small for the precision of τ.
 
-Up to a number of keys a row of scores is *resident*, in registers; for more keys, each pass recomputes its tiles. The
-tuples are those of `pointwise`, except
+Up to a number of keys a row of scores is *resident*, in registers; for more keys, each pass recomputes its tiles, and
+far from the end steps are those for mass^(1/power) = 1: a norm of [x - τ]₊, it is convex as well and closer to a line,
+so that they are longer and never too long. The tuples are those of `pointwise`, except
 
     numbers = (scale, gain, α - 1, power)       the last two are None for softmax; NEGATIVE: scale < 0
     stats = (top, τ, c, 1/Σ)                    views without columns
@@ -197,7 +197,7 @@ def rising(tau, step, count, steps):
 def newton_step(mass, slope, power):
     """How much τ rises; near the end mass - 1 is exact."""
     near = (mass - 1.0) / divisor(slope * power)
-    far = (mass - tl.exp2(tl.log2(mass) * (1.0 - 1.0 / power))) / divisor(slope)
+    far = (mass - tl.exp2(tl.log2(tl.maximum(mass, 1.0)) * (1.0 - 1.0 / power))) / divisor(slope)
     return tl.where(mass > 2.0, far, near)
 
 
@@ -209,7 +209,7 @@ def threshold(x, power, steps, WEIGH: tl.constexpr, SLOPE: tl.constexpr, ROWS: t
     while more:
         tau = tl.maximum(tau, tau + step)
         t = x - tau[:, None]
-        step = newton_step(tl.sum(WEIGH(t, power), 1), tl.sum(SLOPE(t, power), 1), power)
+        step = (tl.sum(WEIGH(t, power), 1) - 1.0) / divisor(tl.sum(SLOPE(t, power), 1) * power)
         count += 1
         more = rising(tau, step, count, steps)
     return tau, step

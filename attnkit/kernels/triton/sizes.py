@@ -1,9 +1,10 @@
 """Tile sizes by kernel, bits of the inputs and head size: no search when a kernel is launched.
 
-They are chosen from compiler reports, not from measurements, and no call needs more memory than a multiprocessor of
-compute capability 8.0 or 9.0 has. If memory allows it, each warp owns 16 queries (keys, for the gradients of keys):
-warps that share them compute the same scores. In float32 that takes more registers than there are from head size 128
-on, and is still predicted to take a third to an eighth of the clocks of smaller tiles that spill none.
+Those for compute capability 8, and from 9 on where no other was faster, are chosen from compiler reports; for 9 an H100
+compared most of head size 64 with tiles like them (`python -m benchmarks tiles`; benchmarks/results has the times, and
+counts decided for softmax's and sigmoid's gradients, which were not reached). No call needs more memory than a
+multiprocessor has. In float32 a tile whose warps own 16 queries each takes more registers than there are from head size
+128 on, and is still predicted to take a third to an eighth of the clocks of smaller tiles that spill none.
 """
 
 from typing import Any, NamedTuple
@@ -37,16 +38,16 @@ POINTWISE = {
     ("forward", 16, 64): (Tile(128, 64, 8, 3), Tile(64, 64, 4, 3)),
     ("forward", 16, 128): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
     ("forward", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
-    ("forward", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 32, 4, 2)),
+    ("forward", 32, 64): (Tile(64, 16, 4, 1), Tile(128, 32, 4, 2)),
     ("forward", 32, 128): (Tile(32, 32, 8, 1), Tile(64, 16, 4, 1)),
     ("forward", 32, 256): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
-    ("backward_queries", 16, 64): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    ("backward_queries", 16, 64): (Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)),
     ("backward_queries", 16, 128): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
     ("backward_queries", 16, 256): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
     ("backward_queries", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 32, 4, 1)),
     ("backward_queries", 32, 128): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("backward_queries", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
-    ("backward_keys", 16, 64): (Tile(32, 128, 8, 2), Tile(32, 128, 8, 2)),
+    ("backward_keys", 16, 64): (Tile(32, 128, 8, 2), Tile(64, 128, 8, 2)),
     ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(32, 128, 8, 2)),
     ("backward_keys", 16, 256): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
     ("backward_keys", 32, 64): (Tile(16, 64, 4, 1), Tile(16, 64, 4, 1)),
@@ -61,6 +62,7 @@ POINTWISE = {
 }
 """By kernel, bits and head size (the larger of d and e, rounded up): tiles for compute capability 8 and from 9 on."""
 
+SEQUENCES = {("backward_keys", 16, 64): (Tile(32, 128, 8, 2), Tile(32, 128, 8, 2))}
 DISTANCES = {
     ("forward", 16, 64): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
     ("forward", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 16, 8, 2)),
@@ -77,6 +79,7 @@ STATISTICS = {
     ("rows", 32, 256): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("forward", 16, 64): (Tile(128, 32, 8, 3), Tile(128, 32, 8, 3)),
     ("forward", 16, 128): (Tile(128, 32, 8, 3), Tile(128, 32, 8, 3)),
+    ("forward", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 32, 4, 2)),
     ("forward", 32, 128): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("backward_queries", 16, 64): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
     ("backward_queries", 16, 128): (Tile(64, 32, 8, 2), Tile(128, 32, 8, 2)),
@@ -93,12 +96,13 @@ LEAN_PIECES = {
     ("backward_keys", 16, 64): (Tile(32, 128, 8, 2), Tile(64, 64, 4, 2)),
 }
 SHARING = {
-    ("backward_queries", 16, 64): (Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
+    ("backward_queries", 16, 64): (Tile(128, 32, 8, 2), Tile(64, 64, 4, 2)),
     ("backward_keys", 16, 128): (Tile(16, 64, 8, 2), Tile(16, 128, 8, 2)),
 }
-"""Exceptions for calls with distances; with statistics of rows, `rows` being those without o; for functions that share
-reciprocals; and for `lean` calls, in bfloat16 without statistics, arrays of pairs and dropout, where four warps have
-registers for a tile of eight: forward, and in gradients of polynomials in pieces where causality alone hides pairs."""
+"""Exceptions for packed sequences, whose bounds take registers; for calls with distances; with statistics of rows,
+`rows` being those without o; for functions that share reciprocals; and for `lean` calls, in bfloat16 without
+statistics, arrays of pairs and dropout, where four warps have registers for a tile of eight: forward, and in gradients
+of polynomials in pieces where causality alone hides pairs."""
 
 
 def pointwise(kernel: str, bits: int, d: int, e: int, capability: int, *forms: str) -> Tile:
@@ -108,13 +112,14 @@ def pointwise(kernel: str, bits: int, d: int, e: int, capability: int, *forms: s
 
 
 # ---------------------------------------------------------------------------------------------- rows
-# No registers are spilled by half types up to head size 128, and next to none in main loops by float32 up to 64.
+# No registers are spilled by half types up to head size 128, and next to none in main loops by float32 up to 64, but 72
+# bytes of `forward_online`, which is a quarter faster with them on an H100.
 
 ROWS = {
     ("forward_online", 16, 64): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
     ("forward_online", 16, 128): (Tile(128, 32, 8, 3), Tile(64, 64, 4, 3)),
     ("forward_online", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
-    ("forward_online", 32, 64): (Tile(64, 16, 4, 1), Tile(128, 32, 4, 2)),
+    ("forward_online", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 64, 4, 2)),
     ("forward_online", 32, 128): (Tile(32, 32, 8, 1), Tile(64, 16, 4, 1)),
     ("forward_online", 32, 256): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("forward_tiled", 16, 64): (Tile(128, 64, 8, 3), Tile(64, 64, 4, 3)),
@@ -129,13 +134,13 @@ ROWS = {
     ("statistics_of_rows", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 32, 4, 2)),
     ("statistics_of_rows", 32, 128): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("statistics_of_rows", 32, 256): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
-    ("backward_tiled", 16, 64): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    ("backward_tiled", 16, 64): (Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)),
     ("backward_tiled", 16, 128): (Tile(128, 32, 8, 2), Tile(128, 32, 8, 2)),
     ("backward_tiled", 16, 256): (Tile(64, 16, 8, 1), Tile(32, 16, 8, 1)),
     ("backward_tiled", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 32, 4, 1)),
     ("backward_tiled", 32, 128): (Tile(16, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("backward_tiled", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
-    ("backward_keys", 16, 64): (Tile(32, 128, 8, 2), Tile(32, 128, 8, 2)),
+    ("backward_keys", 16, 64): (Tile(32, 128, 8, 2), Tile(16, 128, 4, 2)),
     ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(32, 64, 8, 2)),
     ("backward_keys", 16, 256): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
     ("backward_keys", 32, 64): (Tile(16, 64, 4, 1), Tile(16, 64, 4, 1)),
@@ -290,6 +295,7 @@ STEP = 4096  # numbers of a state that a program of a step keeps in registers
 
 TABLES: dict[str, Any] = {
     "pointwise": POINTWISE,
+    "sequences": SEQUENCES,
     "distances": DISTANCES,
     "statistics": STATISTICS,
     "lean": LEAN,

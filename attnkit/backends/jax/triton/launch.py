@@ -100,8 +100,7 @@ def call(launched: Launch, compute_capability: int | None = None) -> tuple[Array
 
 def capability() -> int:
     """The major number of the device's compute capability; the newest if launches are only compiled or interpreted."""
-    found = gpu.capability()
-    return int(found.partition(".")[0]) if found else NEWEST
+    return gpu.major() or NEWEST
 
 
 # ---------------------------------------------------------------------------------------------- a call

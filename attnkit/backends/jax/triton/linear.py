@@ -281,7 +281,8 @@ def unsupported(*arrays: Array, **options: Any) -> str | None:
 def is_faster(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> bool:
     """Whether a call is predicted not to be slower; the generic body keeps no weights either."""
     kind, width = linear_calls.kind("linear", options), max(q.shape[-1], v.shape[-1])
-    return predicted.takes(kind, q.dtype.itemsize, 0, width, linear_calls.units(q, k), compiled=True)
+    units = linear_calls.units(q, k)
+    return predicted.takes(kind, q.dtype.itemsize, 0, width, units, compiled=True, major=gpu.major())
 
 
 KERNEL = gpu.kernel("triton", attend, unsupported, None)._replace(is_faster=is_faster)

@@ -114,11 +114,16 @@ def pointwise_launches(q: Tensor, k: Tensor, v: Tensor, o: Tensor, c: Call) -> l
     return launches
 
 
-def is_faster(kind: str, q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool = False) -> bool:
-    """Whether a call without gradients is predicted not to be slower; only heads of a group share what they read."""
+def few(q: Tensor) -> bool:
+    """Whether a call has so few queries that programs share out its keys."""
     from attnkit.kernels.triton.sizes import FEW
 
-    if q.shape[-2] > FEW or not k.numel():
+    return q.shape[-2] <= FEW
+
+
+def is_faster(kind: str, q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool = False) -> bool:
+    """Whether a call without gradients is predicted not to be slower; only heads of a group share what they read."""
+    if not k.numel():
         return False
     heads = math.prod(q.shape[:-2]) // math.prod(k.shape[:-2])
     passes = blocks_of(heads * q.shape[-2], PACKED) if enable_gqa else heads

@@ -186,6 +186,7 @@ def constants_of(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: 
     hiding = c.edges_q, c.key_lengths, c.query_mask, c.plan.limits.left
     open_rows = all(x is None for x in hiding)
     forms = activations.forms(c.activation, q.dtype.itemsize < 4, statistics, lean, open_rows)
+    forms = ("sequences",) * (c.edges_q is not None) + forms
     tile = sizes.pointwise(kernel, dtype.itemsize * 8, a.d, a.e, capability(q.device), *forms)
     return constants | with_pairs(tile, bytes_of_pairs(c))._asdict()
 

@@ -148,7 +148,7 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options
 def is_faster(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> bool:
     """Whether a call is predicted not to be slower; the generic body keeps no weights either."""
     width = max(q.shape[-1], v.shape[-1])
-    return predicted.takes(kind("linear", options), q.dtype.itemsize, 0, width, units(q, k))
+    return predicted.takes(kind("linear", options), q.dtype.itemsize, 0, width, units(q, k), major=pointwise.major(q))
 
 
 KERNEL = pointwise.kernel("", attend, unsupported)._replace(is_faster=is_faster)

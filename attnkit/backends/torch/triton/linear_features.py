@@ -164,7 +164,8 @@ def is_faster(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: Any, **o
     """
     features = max(width(record, q, *others), v.shape[-1])
     units = linear_calls.units(q, k)
-    return bool(options.get("causal")) and predicted.takes("linear, causal", 4, 0, features, units)
+    major = pointwise.major(q)
+    return bool(options.get("causal")) and predicted.takes("linear, causal", 4, 0, features, units, major=major)
 
 
 SERVED = ((COSINE, cosine_attention), (PERFORMER, performer_attention), (EFFICIENT, efficient_attention))

@@ -185,7 +185,7 @@ def soft_unsupported(q: Tensor, v: Tensor, landmarks: Tensor, *rest: Tensor | No
 
 def is_faster(a: Tensor, *rest: Tensor | None, newton_steps: int = 20, **options: Any) -> bool:
     """Whether the inversion is predicted not to be slower."""
-    return predicted.takes_inverses(math.prod(a.shape[:-2]), newton_steps)
+    return predicted.takes_inverses(math.prod(a.shape[:-2]), newton_steps, pointwise.major(a))
 
 
 def soft_is_faster(q: Tensor, v: Tensor, landmarks: Tensor, *rest: Tensor | None, **options: Any) -> bool:

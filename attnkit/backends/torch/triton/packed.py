@@ -70,7 +70,8 @@ def is_faster(
     units = linear_calls.units(q, k) if kind == "linear" else None
     kept = pairs if masked or units is None else 0
     width = max(q.shape[-1], v.shape[-1])
-    return predicted.takes(linear_calls.kind(kind, options), q.dtype.itemsize, kept, width, units, max(calls, 1))
+    kind, major = linear_calls.kind(kind, options), pointwise.major(q)
+    return predicted.takes(kind, q.dtype.itemsize, kept, width, units, max(calls, 1), major=major)
 
 
 OPS: dict[Callable[..., Any], tuple[str, Attend, Pull]] = {

@@ -74,6 +74,12 @@ def capability(device: torch.device) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
 
 
+def major(q: Tensor) -> int | None:
+    """The major number of the compute capability of a tensor's device, None where there is none."""
+    found = capability(q.device)
+    return found and found[0]
+
+
 def unsupported_device(q: Tensor) -> str | None:
     """Why Triton kernels do not run on a tensor."""
     if q.device.type != "cuda":
@@ -100,14 +106,16 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options
     return None
 
 
-def is_faster(kind: str, q: Tensor, k: Tensor, *rest: Tensor | None, **options: Any) -> bool:
-    """Whether a kind of call is predicted not to be slower, or the generic body would keep too much."""
+def is_faster(kind: str | None, q: Tensor, k: Tensor, *rest: Tensor | None, **options: Any) -> bool:
+    """Whether a kind of call is predicted not to be slower, or the generic body would keep too much; that alone for
+    calls of no kind."""
+    pairs, size = predicted.pairs(q.shape, k.shape), q.dtype.itemsize
+    if kind is None:
+        return predicted.keeps(pairs, size)
     v = rest[0] if rest and rest[0] is not None else k
-    once = len(rest) == 1 and kind in DECODED and without_gradients(q, k, v)
-    if once and decoding.is_faster(kind, q, k, v, bool(options.get("enable_gqa"))):
-        return True
-    width = max(q.shape[-1], v.shape[-1])
-    return predicted.takes(kind, q.dtype.itemsize, predicted.pairs(q.shape, k.shape), width)
+    if len(rest) == 1 and kind in DECODED and decoding.few(q) and without_gradients(q, k, v):
+        return predicted.keeps(pairs, size) or decoding.is_faster(kind, q, k, v, bool(options.get("enable_gqa")))
+    return predicted.takes(kind, size, pairs, max(q.shape[-1], v.shape[-1]), major=major(q))
 
 
 def without_gradients(*tensors: Tensor) -> bool:
@@ -124,7 +132,7 @@ def taken(q: Tensor) -> None:
         verdicts.warn_once(".".join(map(str, found)))
 
 
-def kernel(kind: str, call: Callable[..., Any], unsupported: Callable[..., str | None]) -> Kernel:
+def kernel(kind: str | None, call: Callable[..., Any], unsupported: Callable[..., str | None]) -> Kernel:
     """A row of the table of kernels that `auto` takes by prediction."""
     return Kernel("triton", call, unsupported, partial(is_faster, kind), taken=taken)
 
@@ -164,4 +172,4 @@ ATOMIC = {
     op: Kernel("triton_atomic", partial(row.call, atomic=True), unsupported_atomic, only_by_name)
     for op, row in KERNELS.items()
 }
-KERNELS |= rela.kernels(kernel("rela", attend, unsupported), pull)
+KERNELS |= rela.kernels(kernel(None, attend, unsupported), pull)
