@@ -85,6 +85,11 @@ def step_of(attend: Attend, arrays: list[Tensor]) -> None:
         torch.autograd.grad(outputs, arrays, [torch.ones_like(o) for o in outputs])
 
 
+def of_pairs(kind: str) -> bool:
+    """Whether `predicted` counts the pairs of a kind of call, and not its tokens."""
+    return predicted.HALF[kind].tile == predicted.PAIRS
+
+
 def taken(kind: str, dtype: str, width: int, units: int, capability: int | None) -> bool:
     """Whether `auto` takes the kernels for a problem."""
     size, (op, _, form) = getattr(torch, dtype).itemsize, kind.partition(", ")
@@ -93,7 +98,7 @@ def taken(kind: str, dtype: str, width: int, units: int, capability: int | None)
     if kind == "inverse":
         return predicted.takes_inverses(units, NEWTON, capability)
     of, calls = (op, SEQUENCES) if form == "packed" else (kind, None)
-    pairs = units if predicted.STEPS[size][of].tile == predicted.PAIRS else 0
+    pairs = units if of_pairs(of) else 0
     return predicted.takes(of, size, pairs, width, units, calls, major=capability)
 
 
@@ -107,19 +112,19 @@ def steps(kind: str, dtype: str, width: int) -> Iterator[Problem]:
     for items in ITEMS:
         arrays = [random(items, HEADS, TOKENS, width, dtype=dtype, leaf=True) for _ in range(3)]
         tokens = items * HEADS * TOKENS
-        pairs = 0 if kind.startswith("linear") else tokens * TOKENS
+        units = tokens * TOKENS if of_pairs(kind) else tokens
         modes = ("forward", "forward+backward") if items == ITEMS[0] else ("forward+backward",)
         for mode in modes:
-            yield Problem(kind, dtype, width, pairs or tokens, both(STEPS[kind], arrays), mode)
+            yield Problem(kind, dtype, width, units, both(STEPS[kind], arrays), mode)
 
 
 def packed(kind: str, dtype: str, width: int) -> Iterator[Problem]:
     """Some short sequences, for each of which the generic body calls the op."""
     edges = tuple(range(0, (SEQUENCES + 1) * TOKENS, TOKENS))
     arrays = [random(edges[-1], HEADS, width, dtype=dtype, leaf=True) for _ in range(3)]
-    pairs = 0 if kind == "linear" else SEQUENCES * HEADS * TOKENS**2
+    units = HEADS * edges[-1] * (TOKENS if of_pairs(kind) else 1)
     calls = both(partial(PACKED[kind], cu_seqlens_q=edges, cu_seqlens_k=edges), arrays)
-    yield Problem(f"{kind}, packed", dtype, width, pairs or HEADS * edges[-1], calls, "forward+backward")
+    yield Problem(f"{kind}, packed", dtype, width, units, calls, "forward+backward")
 
 
 def inverses(dtype: str, width: int) -> Iterator[Problem]:
