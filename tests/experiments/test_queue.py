@@ -112,3 +112,10 @@ def test_work_without_a_study_is_refused(tmp_path):
     out = runner.run(runner.Request("002-table3", "smoke", "", tmp_path / "out", device="cpu", threads=1))
     with pytest.raises(UserError, match="002-table3 is measured, not trained"):
         runner.work(out)
+
+
+def test_what_only_work_does_is_not_dropped_in_silence(tiny, tmp_path):
+    trained = tiny(tmp_path / "trained")
+    with pytest.raises(UserError, match=r"run --enqueue trains nothing: give --reuse and --keep-going to work"):
+        tiny(tmp_path / "out", enqueue=True, reuse=(trained,), keep_going=True)
+    assert not (tmp_path / "out" / "study.json").exists()

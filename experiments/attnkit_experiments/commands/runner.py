@@ -53,6 +53,7 @@ def run(request: Request) -> Path:
     if request.recipe in MEASUREMENTS:
         return run_measurement(MEASUREMENTS[request.recipe], request)
     choose(request)
+    refuse_what_only_work_does(request)
     device = choose_device(request.device)
     with joined(device, request.sharding, request.timeout) as world, alone_in(request.out, world):
         study = open_study(request, world, world.agreed(lambda: prepare(request)))
@@ -61,6 +62,17 @@ def run(request: Request) -> Path:
         if not request.enqueue:
             train(study, world)
     return request.out
+
+
+def refuse_what_only_work_does(request: Request) -> None:
+    """UserError for options of training where nothing is trained: they would be dropped."""
+    asked = {
+        "--reuse": request.reuse, "--keep-going": request.keep_going, "--track": request.track,
+        "--workers": request.workers,
+    }  # fmt: skip
+    dropped = [flag for flag, value in asked.items() if value]
+    if request.enqueue and dropped:
+        raise UserError(f"run --enqueue trains nothing: give {' and '.join(dropped)} to work")
 
 
 def work(folder: Path, **where: Any) -> Path:
