@@ -277,7 +277,7 @@ def where_kernels_overtake(options: argparse.Namespace) -> int:
                 records.append(crossover.record_of(problem, options.rounds, torch.cuda.synchronize))
                 print(crossover.line(records[-1]), flush=True)
     path = options.out or RESULTS / f"crossover-{slug(torch.cuda.get_device_name())}.json"
-    return written(path, "cuda", {"rounds": options.rounds, "records": records})
+    return written(path, "cuda", {"capability": crossover.major(), "rounds": options.rounds, "records": records})
 
 
 def judge_of_tiles(options: argparse.Namespace) -> tuple[str | None, int, Any, AbstractContextManager[Any]]:

@@ -136,10 +136,8 @@ def gpu() -> str:
 def verdicts() -> str:
     """What the kit says of kernels on a GPU, by implementation and dtype."""
     lines = [["kernels", "dtype", "right", "wrong", "not served", "largest error, of its bound"]]
-    found = json.loads((RESULTS / f"verdicts-{GPU}").read_text())["rows"]
-    for (adapter, dtype), group in groupby(
-        sorted(found, key=itemgetter("adapter", "dtype")), key=itemgetter("adapter", "dtype")
-    ):
+    found, of_kernels = json.loads((RESULTS / f"verdicts-{GPU}").read_text())["rows"], itemgetter("adapter", "dtype")
+    for (adapter, dtype), group in groupby(sorted(found, key=of_kernels), key=of_kernels):
         of = [*group]
         counts = [f"{sum(row[status] for row in of):,}" for status in ("pass", "fail", "unsupported")]
         lines.append([f"`{adapter}`", dtype, *counts, f"{max(row['worst'] for row in of):.2f}"])
@@ -219,9 +217,9 @@ def taken_at() -> str:
     def spans(kind: str, itemsize: int, major: int) -> str:
         texts = []
         for chosen, group in groupby(tokens, key=partial(taken, kind, itemsize, major)):
-            first, *_, last = (n := [*group])[0], n[-1]
+            n = [*group]
             if chosen:
-                parts = (f"from {first:,}" * (first > 1), f"to {last:,}" * (last < tokens[-1]))
+                parts = (f"from {n[0]:,}" * (n[0] > 1), f"to {n[-1]:,}" * (n[-1] < tokens[-1]))
                 texts.append(" ".join(filter(None, parts)) or "all")
         return ", ".join(texts)
 

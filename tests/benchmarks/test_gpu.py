@@ -65,7 +65,7 @@ def test_a_command_is_valid(asked, tmp_path):
         assert getattr(options, "seconds", SECONDS) < box.LIMIT
     elif words[:2] == [*MEASURE]:
         options = measuring.parser().parse_args(words[2:])
-        names = tiles.WORKLOADS if words[2] == "tiles" else [cell.name for cell in cells("full", "cuda")]  # or all
+        names = tiles.WORKLOADS if words[2] == "tiles" else [cell.name for cell in cells("full", "cuda")]
         assert [name for name in names if matcher(getattr(options, "k", None))(name)]
         assert getattr(options, "seconds", SECONDS) < box.LIMIT
     elif words[:2] == ["-m", "experiments"]:

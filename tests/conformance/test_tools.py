@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import attnkit
 from attnkit_conformance import core, exchange, judge
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapters import families
@@ -387,3 +388,12 @@ def test_a_run_that_stops_in_time_says_what_is_left(
     planned = judge.planned(adapters()[:1], "quick", "qk_layernorm/float64", ("float64",))
     assert f"--seconds 0: {planned - 1} of {planned} cases are not judged" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "verdicts.json").read_text())["results"]) == 1
+
+
+def test_the_version_of_a_checkout_that_is_not_installed_is_its_own(monkeypatch):
+    def missing(name):
+        raise files.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(files.metadata, "version", missing)
+    assert files.version("attnkit") == attnkit.__version__
+    assert files.version("no_such_library") == "?"
