@@ -25,6 +25,7 @@ RECIPE = Recipe(
         SCALES,
         {
             "smoke": {"sizes": (32, 64), "steps": 15},
+            "cpu": {"sizes": (32, 512, 4096)},
             "paper": {"sizes": (32, 64, 128, 256, 512, 1024, 2048, 3072, 4096)},
         },
         {"small": "about 20 minutes, one H200 (estimated)"},

@@ -21,7 +21,7 @@ RECIPE = Recipe(
     source="Shen et al. 2023, Figure 2",
     domain=DOMAIN,
     presets=presets(
-        MemoryStudy, SCALES, {"smoke": {"sizes": (500,), "steps": 15}, "cpu": {"sizes": (1024,)}}, sizes=(1024, 4096)
+        MemoryStudy, SCALES, {"smoke": {"sizes": (500,), "steps": 15}, "cpu": {"sizes": (512,)}}, sizes=(1024, 4096)
     ),
     variants=by_memory,
     deviations=DEVIATIONS,

@@ -22,7 +22,7 @@ RECIPE = Recipe(
     presets=presets(
         MemoryStudy,
         SCALES,
-        {"smoke": {"sizes": (64,), "steps": 15}, "cpu": {"sizes": (256, 1024)}},
+        {"smoke": {"sizes": (64,), "steps": 15}, "cpu": {"sizes": (32, 512)}},
         sizes=(256, 1024, 4096),
     ),
     variants=by_memory,
