@@ -10,8 +10,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from attnkit_experiments.evidence.runs import records
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
+from attnkit_experiments.report.results import read_csv
 from attnkit_experiments.study.measurement import Measurement
 from attnkit_experiments.study.recipe import Recipe
 from benchmarks.cells import FORWARD, Cell
@@ -167,6 +167,18 @@ def trained() -> str:
     return "\n".join(parts)
 
 
+def repeated() -> str:
+    """Cells that were trained again, as published and as they came out, in the units of their pages."""
+    lines = [["report", "cell", "", "published", "again", "equal numbers"]]
+    for row in read_csv(REPORTS / "repeated.csv"):
+        recipe = RECIPES[read_csv(REPORTS / row["report"] / "results.csv")[0]["recipe"]]
+        measure = recipe.domain.measure
+        old, new = (f"{measure.factor * float(row[key]):.{measure.digits}f}" for key in ("published", "repeated"))
+        link = f"[{row['report']}](reports/{row['report']}/summary.md)"
+        lines.append([link, row["cell"], measure.head, old, new, f"{row['equal']} of {row['numbers']}"])
+    return rows(lines)
+
+
 def predicted() -> str:
     """Per unit of work: what the kernels of a call ask of an A100 and of an H100."""
     record = json.loads((RESULTS / "predicted.json").read_text())["capabilities"]
@@ -254,7 +266,7 @@ def plan() -> str:
     items |= {each.id: each.items for each in MEASUREMENTS.values()}
     links: dict[str, list[str]] = {}
     for path in sorted(REPORTS.glob("*-cpu/results.csv")):
-        name, first = path.parent.name, records(path)[0]
+        name, first = path.parent.name, read_csv(path)[0]
         link = f"[{name.removesuffix('-cpu')}](reports/{name}/summary.md)"
         links.setdefault(first["recipe"], []).append(link + (" (other settings)" if first.get("changed") else ""))
     lines = [["recipe", "cells", "expected", "run"]]
@@ -271,7 +283,7 @@ def cells_of(recipe: Recipe, study: Any) -> list[Any]:
 
 
 TABLES = {
-    "choice": choice, "plan": plan, "gpu": gpu, "verdicts": verdicts,
+    "choice": choice, "plan": plan, "repeated": repeated, "gpu": gpu, "verdicts": verdicts,
     "speed": speed, "variants": variants, "forms": forms, "long_sequences": long_sequences, "trained": trained,
     "predicted": predicted, "predicted_and_measured": predicted_and_measured, "kept": kept, "taken": taken_at,
     "budgets": budgets, "calibration": calibration,

@@ -16,7 +16,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import tyro
 
-from attnkit_experiments.commands import classify, export, profile, runner
+from attnkit_experiments.commands import classify, export, profile, repeat, runner
 from attnkit_experiments.data.images import throughput
 from attnkit_experiments.data.prepare import PREPARE
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
@@ -142,6 +142,29 @@ class Results:
 
 
 @dataclass(frozen=True)
+class Repeat:
+    """Train one cell of a published report again, and compare every number with the published ones.
+
+    Exit status: 0 if they are equal, or the headline lies within two standard deviations of the report's seeds.
+    """
+
+    report: tyro.conf.Positional[Path]
+    """A folder with results.csv and cells.csv, such as docs/reports/000-lengths-cpu."""
+    out: Path
+    """Directory for the training; where one was interrupted it is continued."""
+    cell: str = ""
+    """VARIANT-seedN (default: the first of the report)."""
+    data: str | None = None
+    """As of run."""
+    device: str = "auto"
+    """As of run."""
+    cache: Path | None = None
+    """As of run."""
+    record: Path | None = None
+    """A CSV of such comparisons, which gets a line for this report."""
+
+
+@dataclass(frozen=True)
 class Prepare:
     """Write the sentence pairs of IWSLT14, WMT14 or Europarl7, or ImageNet as tar shards, checked and counted."""
 
@@ -242,6 +265,7 @@ Command = (
     | Annotated[Work, tyro.conf.subcommand("work")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Results, tyro.conf.subcommand("results")]
+    | Annotated[Repeat, tyro.conf.subcommand("repeat")]
     | Annotated[Prepare, tyro.conf.subcommand("prepare")]
     | Annotated[Decode, tyro.conf.subcommand("decode")]
     | Annotated[Export, tyro.conf.subcommand("export")]
@@ -276,6 +300,15 @@ def prepare(command: Prepare) -> None:
     say(f"written: {command.out}")
 
 
+def repeat_cell(command: Repeat) -> int:
+    where = {name: getattr(command, name) for name in ("out", "device", "cache")}
+    comparison = repeat.repeat(command.report, command.cell, command.data, where)
+    say(comparison.text())
+    if command.record:
+        repeat.add_record(command.record, comparison)
+    return 0 if comparison.within is not False else 1
+
+
 def source_of(recipe: str) -> str:
     """The default data of a recipe; "" for an unknown recipe, which is refused later."""
     return RECIPES[recipe].domain.source() if recipe in RECIPES else ""
@@ -291,7 +324,7 @@ def request_of(command: Run | Profile) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    command: List | Run | Work | Report | Results | Prepare | Decode | Export | Classify | Profile = tyro.cli(
+    command: List | Run | Work | Report | Results | Repeat | Prepare | Decode | Export | Classify | Profile = tyro.cli(
         Command,
         prog="python -m experiments",
         args=arguments,
@@ -315,6 +348,8 @@ def main(arguments: list[str] | None = None) -> int:
         elif isinstance(command, Work):
             where = {name: value for name, value in vars(command).items() if name != "folder"}
             say(f"done; python -m experiments report {runner.work(command.folder, **where)}")
+        elif isinstance(command, Repeat):
+            return repeat_cell(command)
         elif isinstance(command, Prepare):
             prepare(command)
         elif isinstance(command, Decode):

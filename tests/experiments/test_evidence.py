@@ -19,7 +19,7 @@ from attnkit_experiments.evidence.papers import PAPERS
 from attnkit_experiments.evidence.runs import Run, matching, read_runs
 from attnkit_experiments.evidence.verdict import Verdict, exactly, judged, together
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
-from attnkit_experiments.report.results import Difference
+from attnkit_experiments.report.results import Difference, read_csv
 from attnkit_experiments.study.overrides import override
 
 from .made_reports import cells_of, measured, write_cells, write_curves, write_everything, write_exact
@@ -387,3 +387,15 @@ def test_the_command_writes_the_same_bytes_and_removes_old_figures(everything, f
     assert {path.relative_to(out).as_posix(): path.read_text() for path in out.rglob("*.*")} == files
     assert main(["results", str(tmp_path / "nowhere"), str(out)]) == 2
     assert "nowhere: not a folder" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------- repeated cells
+
+
+@pytest.mark.parametrize("line", read_csv(DOCS / "reports" / "repeated.csv"), ids=lambda line: line["report"])
+def test_a_repeated_cell_was_compared_with_the_committed_report(line):
+    cells = read_csv(DOCS / "reports" / line["report"] / "cells.csv")
+    cell = next(cell for cell in cells if f"{cell['variant']}-seed{cell['seed']}" == line["cell"])
+    assert cell[line["measure"]] == line["published"]
+    if line["equal"] == line["numbers"]:
+        assert line["repeated"] == line["published"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
-from attnkit_experiments.report.results import Spread, is_busy
+from attnkit_experiments.report.results import Spread, is_busy, read_csv
 
 Record = Mapping[str, str]
 
@@ -86,15 +85,10 @@ def read_runs(reports: Path) -> list[Run]:
     """The reports in a folder by name, without smoke runs and without studies that lack cells.csv."""
     runs = []
     for path in sorted(reports.glob("*/results.csv")):
-        run = Run(path.parent.name, *(records(path.parent / f"{name}.csv") for name in FILES))
+        run = Run(path.parent.name, *(read_csv(path.parent / f"{name}.csv") for name in FILES))
         if run.results[0]["is_result"] == "True" and (run.cells or run.recipe in MEASUREMENTS):
             runs.append(run)
     return runs
 
 
 FILES = ("results", "cells", "curves", "exact")
-
-
-def records(path: Path) -> list[dict[str, str]]:
-    """The lines of a CSV, none where there is no such file."""
-    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []

@@ -246,6 +246,11 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return buffer.getvalue()
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The records of a CSV, none where there is no such file."""
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
+
+
 def read_about(folder: Path) -> dict[str, Any]:
     """The study.json of a folder; UserError if there is none."""
     if not (folder / "study.json").exists():

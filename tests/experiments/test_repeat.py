@@ -1,0 +1,92 @@
+"""`repeat`: a cell of a report is trained again, and what differs is said."""
+
+import pytest
+
+from attnkit_experiments.__main__ import main
+from attnkit_experiments.commands.report import write_report
+from attnkit_experiments.report.results import as_csv, read_csv
+
+CELL = "relu-alpha1-gate-seed0"
+
+
+@pytest.fixture(scope="module")
+def report(tiny, tmp_path_factory):
+    """The report of two variants and two seeds."""
+    out = tiny(tmp_path_factory.mktemp("study") / "fig4", seeds=(0, 1))
+    write_report(out)
+    return out
+
+
+def changed(report, tmp_path, key, change):
+    """The CSVs of a report, in which a number was another in every cell."""
+    folder = tmp_path / "published"
+    folder.mkdir()
+    (folder / "results.csv").write_bytes((report / "results.csv").read_bytes())
+    cells = read_csv(report / "cells.csv")
+    (folder / "cells.csv").write_text(as_csv([cell | {key: change(cell[key])} for cell in cells]))
+    return folder
+
+
+def repeat(folder, tmp_path, *options, cell=CELL, data="digits"):
+    return main(["repeat", str(folder), "--cell", cell, "--data", data, "--out", str(tmp_path / "again"), *options])
+
+
+def test_the_same_training_gives_the_same_numbers(report, tmp_path, capsys):
+    record = tmp_path / "repeated.csv"
+    assert repeat(report, tmp_path, "--record", str(record)) == 0
+    assert "fig4: relu-alpha1-gate-seed0: all " in capsys.readouterr().out
+    line = read_csv(record)[0]
+    published = next(cell for cell in read_csv(report / "cells.csv") if cell["variant"] == "relu-alpha1-gate")
+    assert (line["report"], line["cell"], line["measure"]) == ("fig4", CELL, "accuracy")
+    assert line["published"] == line["repeated"] == published["accuracy"]
+    assert line["equal"] == line["numbers"]
+    assert int(line["numbers"]) > 10
+    assert sorted(path.name for path in (tmp_path / "again" / "cells").iterdir()) == [CELL]
+
+
+def test_a_bit_that_differs_is_named_and_within_the_seeds(report, tmp_path, capsys):
+    folder = changed(report, tmp_path, "last_loss", lambda text: str(float(text) * (1 + 2**-52)))
+    assert repeat(folder, tmp_path) == 0
+    said = capsys.readouterr().out
+    assert "last_loss: " in said
+    assert "accuracy: within two standard deviations of the seeds" in said
+
+
+def test_another_headline_fails(report, tmp_path, capsys):
+    assert repeat(changed(report, tmp_path, "accuracy", lambda _: "2.0"), tmp_path) == 1
+    assert "not within two standard deviations" in capsys.readouterr().out
+
+
+def test_a_line_takes_the_place_of_an_earlier_one_of_its_report(report, tmp_path):
+    record = tmp_path / "repeated.csv"
+    for cell in (CELL, "relu-alpha1-seed1"):
+        main(
+            [
+                "repeat",
+                str(report),
+                "--cell",
+                cell,
+                "--data",
+                "digits",
+                "--out",
+                str(tmp_path / cell),
+                "--record",
+                str(record),
+            ]
+        )
+    assert [line["cell"] for line in read_csv(record)] == ["relu-alpha1-seed1"]
+
+
+def test_other_data_are_refused(report, image_folder, tmp_path, capsys):
+    assert repeat(report, tmp_path, data=str(image_folder)) == 2
+    assert "fig4: was trained on data with checksum" in capsys.readouterr().err
+
+
+def test_an_unknown_cell_is_named_with_the_nearest(report, tmp_path, capsys):
+    assert repeat(report, tmp_path, cell="relu-alpha1-gat-seed0") == 2
+    assert CELL in capsys.readouterr().err
+
+
+def test_a_folder_without_a_report_is_refused(tmp_path, capsys):
+    assert repeat(tmp_path, tmp_path) == 2
+    assert "holds no report of trained cells" in capsys.readouterr().err
