@@ -169,13 +169,15 @@ def trained() -> str:
 
 def repeated() -> str:
     """Cells that were trained again, as published and as they came out, in the units of their pages."""
-    lines = [["report", "cell", "", "published", "again", "equal numbers"]]
+    lines = [["report", "cell", "", "published", "again", "equal numbers", "processors"]]
     for row in read_csv(REPORTS / "repeated.csv"):
         recipe = RECIPES[read_csv(REPORTS / row["report"] / "results.csv")[0]["recipe"]]
         measure = recipe.domain.measure
         old, new = (f"{measure.factor * float(row[key]):.{measure.digits}f}" for key in ("published", "repeated"))
         link = f"[{row['report']}](reports/{row['report']}/summary.md)"
-        lines.append([link, row["cell"], measure.head, old, new, f"{row['equal']} of {row['numbers']}"])
+        places = " / ".join(dict.fromkeys(row[key].partition(", torch")[0] for key in ("published_on", "repeated_on")))
+        equal = f"{row['equal']} of {row['numbers']}"
+        lines.append([link, row["cell"], measure.head, old, new, equal, places.replace("(R)", "")])
     return rows(lines)
 
 

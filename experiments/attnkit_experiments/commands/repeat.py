@@ -96,7 +96,11 @@ class Comparison:
         name, count = f"{self.published.report}: {self.published.name}", len(self.compared)
         if not self.differing:
             return f"{name}: all {count} numbers are equal, bit for bit; times are not compared"
-        lines = [f"{name}: {count - len(self.differing)} of {count} numbers are equal, bit for bit"]
+        places = place(self.published.study), place(self.environment)
+        where = "; both" if places[0] == places[1] else f"; published from {places[0]}, repeated"
+        lines = [
+            f"{name}: {count - len(self.differing)} of {count} numbers are equal, bit for bit{where} on {places[1]}"
+        ]
         lines += [
             f"    {key}: {self.published.cell[key]} published, {self.again[key]}" for key in self.differing[:SHOWN]
         ]
@@ -112,9 +116,13 @@ class Comparison:
         return {
             "report": self.published.report, "cell": self.published.name, "measure": self.measure.key,
             "published": old, "repeated": new, "equal": str(len(self.compared) - len(self.differing)),
-            "numbers": str(len(self.compared)), "torch": self.environment["torch"],
-            "device": self.environment["device"],
+            "numbers": str(len(self.compared)), "published_on": place(self.published.study),
+            "repeated_on": place(self.environment),
         }  # fmt: skip
+
+
+def place(environment: Mapping[str, Any]) -> str:
+    return f"{environment['device']}, torch {environment['torch']}"
 
 
 def name_of(cell: Mapping[str, str]) -> str:
