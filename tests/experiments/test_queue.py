@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands import queue, runner
 from attnkit_experiments.commands.queue import LEASES
 from attnkit_experiments.engine.errors import UserError
@@ -85,8 +86,10 @@ def test_three_workers_one_of_which_dies_end_as_one_run(tiny, tmp_path):
 def test_work_has_nothing_left_to_do_in_a_finished_study(tiny, tmp_path, capsys):
     out = tiny(tmp_path / "out")
     capsys.readouterr()
-    assert runner.work(out, data="digits", threads=1) == out
-    assert capsys.readouterr().out.count("already there") == 2
+    assert main(["work", str(out), "--data", "digits", "--threads", "1"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("already there") == 2
+    assert f"done; python -m experiments report {out}" in said
 
 
 @pytest.mark.parametrize("looks", [0, 3])

@@ -87,6 +87,9 @@ def test_the_checksum_covers_tokens_and_splits():
     ]
     assert len({data.checksum(), *(other.checksum() for other in others)}) == 5
     assert tiny().checksum() == data.checksum()
+    two = tiny(train=Split(np.array([[0], [1]]), np.array([0, 1])))
+    one_of_each = tiny(train=Split(np.array([[0]]), np.array([1])), valid=Split(np.array([[0]]), np.array([1])))
+    assert two.checksum() != one_of_each.checksum()  # one after the other they are the same bytes
 
 
 def test_taking_a_few_takes_classes_in_turn():
@@ -266,6 +269,16 @@ def test_pathfinder_reads_the_folders_of_the_release(pathfinder, capsys):
     assert pictures.load_pathfinder(pathfinder, size=4).checksum() == data.checksum()
     assert pictures.load_pathfinder(pathfinder, size=4, seed=1).checksum() != data.checksum()
     assert rows.tolist() == [0, 7, 6, 1, 9, 3, 8, 10, 5, 2, 4]  # no version may train on what another one tests on
+
+
+def test_pathfinder_needs_an_image_for_every_split(pathfinder):
+    images = pathfinder / "curv_contour_length_14" / "imgs"
+    (images / "0" / "sample_4.png").write_bytes(b"")
+    data = pictures.load_pathfinder(pathfinder, size=4)
+    assert (len(data.train), len(data.valid), len(data.test)) == (8, 1, 1)
+    (images / "0" / "sample_3.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"9 images in curv_contour_length_14; a split needs at least 10"):
+        pictures.load_pathfinder(pathfinder, size=4)
 
 
 def test_pathfinder_that_is_not_there(pathfinder):
