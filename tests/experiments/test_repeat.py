@@ -82,6 +82,11 @@ def test_other_data_are_refused(report, image_folder, tmp_path, capsys):
     assert "fig4: was trained on data with checksum" in capsys.readouterr().err
 
 
+def test_a_preset_that_has_changed_is_refused(report, tmp_path, capsys):
+    assert repeat(changed(report, tmp_path, "steps", lambda _: "7"), tmp_path) == 2
+    assert "7 steps were published, 6 are its settings now" in capsys.readouterr().err
+
+
 def test_an_unknown_cell_is_named_with_the_nearest(report, tmp_path, capsys):
     assert repeat(report, tmp_path, cell="relu-alpha1-gat-seed0") == 2
     assert CELL in capsys.readouterr().err

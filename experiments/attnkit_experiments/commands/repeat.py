@@ -143,8 +143,8 @@ def published(report: Path, name: str) -> Published:
 
 
 def repeat(report: Path, name: str, data: str | None, where: Mapping[str, Any]) -> Comparison:
-    """Train a cell of a report anew in `where["out"]`, or continue there; UserError if the data are others than the
-    report's.
+    """Train a cell of a report anew in `where["out"]`, or continue there; UserError if the data or the number of steps
+    are others than the report's.
     """
     public = published(report, name)
     request = public.request(data, **where, resume=(where["out"] / "study.json").exists())
@@ -154,6 +154,9 @@ def repeat(report: Path, name: str, data: str | None, where: Mapping[str, Any]) 
         cell = next((cell for cell in study.cells if cell.name == public.name), None)
         if cell is None:
             raise unknown(f"cell of {study.recipe.id}", public.name, [cell.name for cell in study.cells])
+        if str(cell.train.steps) != public.cell["steps"]:
+            steps = f"{public.cell['steps']} steps were published, {cell.train.steps} are its settings now"
+            raise UserError(f"{public.report}: the preset has changed since: {steps}")
         study = dataclasses.replace(study, keep_going=True)
         with reproducible(study.threads, study.deterministic):
             result = run_cell(study, cell, ALONE, label=cell.name)
