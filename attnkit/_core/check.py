@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from attnkit._core.activations import ACTIVATIONS
-from attnkit._core.library import beside, library, namespace
+from attnkit._core.library import beside, library, namespace, peculiar
 from attnkit._core.special import is_key
 from attnkit._core.typing import Array
 
@@ -100,11 +100,13 @@ def wrong_dtype(op: str, name: str, x: Array, expected: str) -> NoReturn:
 
 
 def array(op: str, name: str, x: Any) -> None:
-    """x must be an array of a supported library."""
+    """x must be an array of a supported library, with a number at every place and nothing besides."""
     if library(x) is None:
         kind = type(x)
         came = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         raise TypeError(f"{op}: {name} must be an array of {SERVED}; got {'None' if x is None else came}")
+    if (why := peculiar(x)) is not None:
+        raise TypeError(f"{op}: {name} is {why}")
 
 
 def same_home(op: str, first_name: str, first: Array, name: str, x: Any) -> None:
@@ -151,6 +153,8 @@ def one_home(op: str, names: Iterable[str], arrays: Iterable[Any], optional: Col
         if (x is None and name in optional) or name in INTEGER_ARGUMENTS:
             continue
         if type(x) is type(first) and x.dtype == first.dtype and (not placed or x.device == first.device):
+            if placed:  # a sparse tensor has the type of a dense one
+                array(op, name, x)
             continue
         float_array(op, name, x)
         same_home(op, first_name, first, name, x)

@@ -38,6 +38,28 @@ def library(x: Any) -> str | None:
     return None
 
 
+def peculiar(x: Any) -> str | None:
+    """Why an array is more or less than numbers at every place; None for one that is not.
+
+    NumPy's subclasses are arrays to every function, some of which drop what they add: a mask, a unit, other products.
+    """
+    name = library(x)
+    if name == "torch":
+        import torch
+
+        if x.is_nested:
+            return "a nested tensor; pass a padded one with key_lengths, or packed ones to an op that ends in _packed"
+        if x.layout is not torch.strided:
+            return f"a tensor of layout {x.layout}; expected a dense one, torch.strided"
+    if name == "numpy":
+        numpy, kind = sys.modules["numpy"], type(x)
+        if issubclass(kind, numpy.ma.MaskedArray):
+            return "a masked array, whose mask would be dropped; pass its data with mask, query_mask or key_lengths"
+        if issubclass(kind, numpy.ndarray) and kind not in (numpy.ndarray, numpy.memmap):
+            return f"a {kind.__module__}.{kind.__qualname__}, whose own rules would be lost; pass numpy.asarray of it"
+    return None
+
+
 def is_traced(arrays: tuple[Any, ...]) -> bool:
     """Whether torch.compile traces a call on these arrays."""
     if not arrays or library(arrays[0]) != "torch":

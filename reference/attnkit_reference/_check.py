@@ -33,7 +33,7 @@ def refuse_none(op: str, arguments: Mapping[str, Any], names: Iterable[str]) -> 
 
 def as_float(op: str, name: str, x: Any) -> Array:
     """x in float64; TypeError unless it is a NumPy array of real floats in the byte order of this machine."""
-    if not isinstance(x, np.ndarray | np.generic) or x.dtype.name not in FLOATS or not x.dtype.isnative:
+    if not _is_plain(x) or x.dtype.name not in FLOATS or not x.dtype.isnative:
         raise TypeError(f"{op}: {name}; expected a NumPy array of {', '.join(FLOATS)}, got {_kind(x)}")
     return np.asarray(x).astype(np.float64)
 
@@ -89,17 +89,23 @@ def _kind(x: Any) -> str:
     return f"{type(x).__name__} of dtype {x.dtype}" if hasattr(x, "dtype") else f"{type(x).__name__} {x!r}"
 
 
+def _is_plain(x: Any) -> bool:
+    """Whether x is an array or number of NumPy, with nothing that would be dropped: no mask, unit or other product."""
+    return isinstance(x, np.generic) or type(x) in (np.ndarray, np.memmap)
+
+
 def boolean(op: str, name: str, x: Any) -> Array:
-    if not isinstance(x, np.ndarray | np.generic) or x.dtype != np.bool_:
+    if not _is_plain(x) or x.dtype != np.bool_:
         hint = " (numbers to be added to the scores are `bias`)" if name == "mask" else ""
         raise TypeError(f"{op}: {name}; expected a boolean array, True = takes part{hint}, got {_kind(x)}")
     return np.asarray(x)
 
 
 def integers(op: str, name: str, x: Any) -> Array:
-    if isinstance(x, bool) or np.asarray(x).dtype.kind not in "iu" or not np.asarray(x).dtype.isnative:
+    array = np.asarray(x)
+    if isinstance(x, bool | np.ma.MaskedArray) or array.dtype.kind not in "iu" or not array.dtype.isnative:
         raise TypeError(f"{op}: {name}; expected integers, got {_kind(x)}")
-    return np.asarray(x)
+    return array
 
 
 def window_bounds(op: str, window: Any) -> tuple[int | None, int | None]:

@@ -91,8 +91,8 @@ def changes(
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_every_array_of_every_op(name: str) -> None:
-    """An array of a library that is not served, or of another than the others; one whose bytes are in another order;
-    None; and an array without axes."""
+    """An array of a library that is not served, or of another than the others; a masked one; one whose bytes are in
+    another order; None; and an array without axes."""
     op = BY_NAME[name]
     for case, call, arrays, cotangents, new in calls(op):
         for at, a, c in changes(op, arrays, cotangents, new, foreign("dask.array.core")):
@@ -101,6 +101,9 @@ def test_every_array_of_every_op(name: str) -> None:
         for at, a, c in changes(op, arrays, cotangents, new - {op.arguments[0]}, in_torch):
             text = message(op, case, lambda a=a, c=c, call=call: call(a, c), TypeError, at)
             assert "all arrays must come from one library; got torch" in text, (case.id, text)
+        for at, a, c in changes(op, arrays, cotangents, new, np.ma.array):
+            text = message(op, case, lambda a=a, c=c, call=call: call(a, c), TypeError, at)
+            assert "is a masked array, whose mask would be dropped" in text, (case.id, text)
         for at, a, c in changes(op, arrays, cotangents, new, big_endian):
             if (a | c)[at].dtype.isnative:
                 continue
@@ -128,6 +131,41 @@ def test_libraries_that_are_not_served(module: str) -> None:
         attnkit.landmarks.biased(x, 1)
     with pytest.raises(TypeError, match=f"^sparsity: weights must be {SERVED}; got {module}.Array$"):
         attnkit.analysis.sparsity(x)
+
+
+class Metres(np.ndarray):
+    """An array with a unit."""
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass is not the recommended way:PendingDeprecationWarning")
+def test_subclasses_of_numpys_arrays(tmp_path) -> None:
+    x = np.ones((3, 2))
+    for other, kind in ((np.matrix(x), "numpy.matrix"), (x.view(Metres), f"{__name__}.Metres")):
+        with pytest.raises(TypeError, match=f"^softmax_attention: k is a {kind}, whose own rules would be lost"):
+            attnkit.softmax_attention(x, other, x)
+    on_disk = np.memmap(tmp_path / "x", np.float64, "w+", shape=x.shape)
+    on_disk[...] = x
+    np.testing.assert_array_equal(attnkit.softmax_attention(on_disk, on_disk, on_disk), x)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning", "ignore:Sparse CSR:UserWarning")
+def test_tensors_that_are_not_dense() -> None:
+    x = torch.ones(2, 3, 4)
+    wrong = {
+        "layout torch.sparse_coo": x.to_sparse(),
+        "layout torch.sparse_csr": x.to_sparse_csr(),
+        "nested tensor": torch.nested.nested_tensor([x[0], x[0, :2]]),
+        "a nested tensor; pass a padded one": torch.nested.nested_tensor([x[0], x[0, :2]], layout=torch.jagged),
+    }
+    for text, other in wrong.items():
+        for _ in range(2):  # dense calls of the same shape are remembered
+            attnkit.softmax_attention(x, x, x)
+            with pytest.raises(TypeError, match=f"^softmax_attention: q is .*{text}"):
+                attnkit.softmax_attention(other, x, x)
+            with pytest.raises(TypeError, match=f"^pointwise_attention: v is .*{text}"):
+                attnkit.pointwise_attention(x, x, other)
+    with pytest.raises(TypeError, match=r"^softmax_attention: mask is .*layout torch.sparse_coo"):
+        attnkit.softmax_attention(x, x, x, mask=torch.ones(3, 3, dtype=torch.bool).to_sparse())
 
 
 OPTIONS: dict[str, tuple[Any, ...]] = {

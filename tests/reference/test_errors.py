@@ -86,6 +86,9 @@ TYPE_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"q": Q.astype(">f8")}, f"q; {FLOATS}, got ndarray of dtype >f8"),
     ({"bias": np.ones(6, ">f4")}, f"bias; {FLOATS}, got ndarray of dtype >f4"),
     ({"key_lengths": np.ones((2, 4), ">i4")}, "key_lengths; expected integers, got ndarray of dtype >i4"),
+    ({"v": np.ma.array(V)}, f"v; {FLOATS}, got MaskedArray of dtype float64"),
+    ({"mask": np.ma.array(np.ones((3, 6), bool))}, "mask; expected a boolean array"),
+    ({"key_lengths": np.ma.array(np.ones((2, 4), int))}, "key_lengths; expected integers, got MaskedArray"),
     *(({name: None}, f"{name}; expected a NumPy array, got None") for name in ("q", "k", "v")),
     ({"k": K.astype(np.float32)}, "k must share the dtype of q; expected float64, got float32"),
 ]

@@ -32,7 +32,7 @@ def signature(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ..
         return None
     parts: list[Any] = [torch.is_grad_enabled()]
     for x in arrays:
-        if type(x) not in PLAIN or x.is_neg():
+        if type(x) not in PLAIN or x.is_neg() or x.is_nested or x.layout is not torch.strided:
             return None
         parts.append(_of(x))
     for name, value in options.items():
