@@ -221,9 +221,13 @@ def test_other_figures_have_reports_too(recipe, tiny, tmp_path):
     page = write_report(out).read_text()
     assert "Accuracy against compute" in page
     assert ("Accuracy against α" in page) == (recipe == "000-fig4")
+    line = read_study(out).lines[0]
+    rows = zip(*(line.layers(key) for key in ("total", "nonzero", "dead")), strict=True)
+    each = [(f"{total.mean:.3f}", f"{100 * some.mean:.1f}", f"{100 * dead.mean:.1f}") for total, some, dead in rows]
+    assert f"<td>{'</td><td>'.join(map(' · '.join, zip(*each, strict=True)))}</td>" in page, "means over seeds by layer"
     if recipe == "000-fig1":
         row = re.search(r"<td>softmax, d64/4</td><td>4</td><td>(.*?)</td><td>.*?</td><td>(.*?)</td></tr>", page)
-        result = read_study(out).lines[0].results[0]
+        result = line.results[0]
         assert row[1] == f"{result['training_flops']:.3g}"
         assert row[2] == f"{100 * result['accuracy']:.1f}"
     assert re.search(r"<small>×\d+\.\d\d</small>", page), "the step-time ratio to the baseline"

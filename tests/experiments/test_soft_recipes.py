@@ -215,6 +215,8 @@ def test_sizes_stand_in_their_groups():
     items = recipe.items(recipe.presets["paper"].study)
     assert len(items) == 25
     assert [item["model"] for item in items if item["counted"] == "ours"][:2] == ["SOFT-Tiny", "SOFT-Small"]
+    tiny = recipe.measure(items[4], recipe.presets["paper"].study, CPU)
+    assert (items[4]["model"], tiny["parameters"], tiny["multiply_adds"]) == ("SOFT-Tiny", 13_069_056, 2_134_743_008)
     assert stages(SoftConfig("tiny", 224, 3, 1000)).startswith("56×56, 64-d, 2-h ×1; 28×28, 128-d, 4-h ×2; 14×14")
 
 
