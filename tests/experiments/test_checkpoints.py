@@ -77,6 +77,15 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
     assert not [name for name, x in found.items() if not torch.equal(x, expected[name])]
 
 
+def test_what_is_evaluated_has_the_statistics_of_the_main_process(tmp_path, monkeypatch):
+    run, shared = training(tmp_path, ALONE), []
+    monkeypatch.setattr(World, "same", lambda world, tensors: shared.extend(map(id, tensors)))
+    task = run.whole()
+    statistics = [id(x) for name, x in task.model.named_buffers() if name.endswith(("running_mean", "running_var"))]
+    assert statistics
+    assert set(statistics) <= set(shared)
+
+
 @pytest.mark.survival
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_what_two_processes_save_is_loaded_to_the_bit_by_one_two_and_three(sharding, tmp_path):

@@ -177,6 +177,8 @@ def test_memory_from_settings_to_report_and_back_after_a_kill(tmp_path, monkeypa
         run("002-fig1b", out, *MEMORY, "layers=2", preset="smoke", resume=True)
     run("002-fig1b", out, *MEMORY, preset="smoke", resume=True)
     assert len(calls) == 9
+    environment = json.loads((out / "study.json").read_text())["environment"]
+    assert (environment["threads"], environment["processes"]) == (1, 1)
     page = write_report(out).read_text()
     assert page.count("<svg") == 1
     assert "peak memory, GB" in page
