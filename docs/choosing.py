@@ -13,29 +13,33 @@ from attnkit_experiments.evidence.runs import Run, read_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 NONE = "–"
+GPU, GPU_TOKENS = "nvidia-h100-80gb-hbm3.json", 4096
 
 
 class Row(NamedTuple):
-    """A variant: its op with the options that it was timed with, its names in the studies, and its state."""
+    """A variant: its op with the options that it was timed with, its names in the studies, its state, and its name in
+    the benchmark of a GPU.
+    """
 
     title: str
     op: str
     options: str
     labels: tuple[str, ...]
     state: str
+    on_gpu: str = ""
 
 
 KEYS_AND_VALUES, OF_FEATURES = "$n (d + e)$", "$f (e + 1)$"
 ROWS = (
-    Row("softmax", "softmax_attention", "torch's own kernel", ("softmax", "transformer"), KEYS_AND_VALUES),
-    Row("relu, α = 1", "pointwise_attention", "relu, α = 1", ("relu, α = 1", "relu"), KEYS_AND_VALUES),
+    Row("softmax", "softmax_attention", "torch's own kernel", ("softmax", "transformer"), KEYS_AND_VALUES, "softmax"),
+    Row("relu, α = 1", "pointwise_attention", "relu, α = 1", ("relu, α = 1", "relu"), KEYS_AND_VALUES, "relu"),
     Row("ReLUFormer", "reluformer_attention", "", ("ReLUFormer", "relu, scaled"), KEYS_AND_VALUES),
-    Row("sigmoid", "sigmoid_attention", "", (), KEYS_AND_VALUES),
-    Row("1.5-entmax", "entmax_attention", "α = 1.5", ("1.5-entmax",), KEYS_AND_VALUES),
-    Row("sparsemax", "sparsemax_attention", "", ("sparsemax",), KEYS_AND_VALUES),
+    Row("sigmoid", "sigmoid_attention", "", (), KEYS_AND_VALUES, "sigmoid"),
+    Row("1.5-entmax", "entmax_attention", "α = 1.5", ("1.5-entmax",), KEYS_AND_VALUES, "entmax15"),
+    Row("sparsemax", "sparsemax_attention", "", ("sparsemax",), KEYS_AND_VALUES, "sparsemax"),
     Row("ReLA", "rela_attention", "", ("ReLA",), KEYS_AND_VALUES),
-    Row("Gaussian", "gaussian_attention", "", (), KEYS_AND_VALUES),
-    Row("linear", "linear_attention", "elu + 1", ("linear",), OF_FEATURES),
+    Row("Gaussian", "gaussian_attention", "", (), KEYS_AND_VALUES, "gaussian"),
+    Row("linear", "linear_attention", "elu + 1", ("linear",), OF_FEATURES, "linear"),
     Row("cosine", "cosine_attention", "", ("cosine",), OF_FEATURES),
     Row("efficient", "efficient_attention", "", ("efficient",), "$d (e + 2)$"),
     Row("Performer", "performer_attention", "64 features", ("performer",), "$m (e + 1)$"),
@@ -55,9 +59,10 @@ QUALITY = {
 
 def choice() -> str:
     """One row per variant: differences to softmax by task, speed relative to torch's softmax, memory and state."""
-    times, runs = timed(), read_runs(ROOT / "docs" / "reports")
+    times, on_gpu, runs = timed(), timed_on_gpu(), read_runs(ROOT / "docs" / "reports")
     lengths = sorted({n for _, _, n, _ in times})
-    head = ["variant", *QUALITY, *(f"n = {n:,}: call, step" for n in lengths), f"MiB at {lengths[-1]:,}", "state"]
+    of_times = [*(f"n = {n:,}: call, step" for n in lengths), f"MiB at {lengths[-1]:,}", f"H100, n = {GPU_TOKENS:,}"]
+    head = ["variant", *QUALITY, *of_times, "state"]
     lines = [head, ["---"] * len(head)]
     for row in ROWS:
         cells = [f"[{row.title}](variants/{row.op}.md)"]
@@ -66,7 +71,7 @@ def choice() -> str:
             call, step = (times[row.op, row.options, n, mode] for mode in ("forward", "forward+backward"))
             cells.append(f"{call['ratio']['median']:.2g}×, {step['ratio']['median']:.2g}×")
         last = times[row.op, row.options, lengths[-1], "forward+backward"]
-        lines.append([*cells, f"{last['peak_mebibytes']:.0f}", row.state])
+        lines.append([*cells, f"{last['peak_mebibytes']:.0f}", on_gpu.get(row.on_gpu, NONE), row.state])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
@@ -74,6 +79,16 @@ def timed() -> dict[tuple[str, str, int, str], dict[str, Any]]:
     """What `python -m benchmarks variants` measured without causality, by op, options, tokens and mode."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "variants-cpu.json").read_text())["rows"]
     return {(x["op"], x["options"], x["n"], x["mode"]): x for x in rows if not x["causal"]}
+
+
+def timed_on_gpu() -> dict[str, str]:
+    """How many times as fast as torch's fastest softmax calls and steps are on the GPU that was measured, by op."""
+    ratios: dict[str, list[str]] = {}
+    for record in json.loads((ROOT / "benchmarks" / "results" / GPU).read_text())["records"]:
+        cell, taken = record["cell"], record["contenders"].get(record["auto"])
+        if taken and (cell["n"], cell["d"], cell["dtype"], cell["causal"]) == (GPU_TOKENS, 64, "bfloat16", False):
+            ratios.setdefault(cell["op"], []).append(f"{taken['ratio']['median']:.2g}×")
+    return {op: ", ".join(both) for op, both in ratios.items()}
 
 
 def quality(row: Row, runs: Sequence[Run], recipes: Sequence[str]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from attnkit_experiments.study.measurement import Measurement
 from attnkit_experiments.study.recipe import Recipe
 from benchmarks.cells import FORWARD, Cell
 from benchmarks.sass.budgets import BUDGETS, cost
-from docs.choosing import choice
+from docs.choosing import GPU, choice
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -28,7 +28,7 @@ TRAINED = ("000-fig2-cpu", "001-table2-cpu")
 LENGTHS = (1024, 4096)
 TRITON, PEAK = "attnkit triton", 989e12  # dense products of bfloat16 on an H100
 ONE = Cell("relu", 4096, False, 64, "bfloat16", 4, 16, "cuda")
-GPU, GPU_LENGTHS = "nvidia-h100-80gb-hbm3.json", (1024, 4096, 16384)
+GPU_LENGTHS = (1024, 4096, 16384)
 
 Times = dict[tuple[str, int, str], tuple[float, float]]  # (row, tokens, mode) -> milliseconds, MiB
 
