@@ -52,6 +52,7 @@ ROWS = (
 QUALITY = {
     "images": ("000-fig2",),
     "translation": ("001-table4", "001-table2"),
+    "language, less is better": ("000-causal",),
     "sequences": ("002-table6", "003-sequences"),
 }
 """What was trained, and the studies with a row for each variant; of several the first that has it counts."""
