@@ -335,6 +335,8 @@ def test_table_and_dict():
     assert lines[0].split()[:3] == ["module", "rows", "null"]
     assert [line.split()[0] for line in lines[1:]] == list(record.to_dict())
     assert len({len(line) for line in lines}) == 1
+    share = next(line for line in lines if line.startswith("blocks.0.attention")).split()[-1]
+    assert share == f"{100 * record['blocks.0.attention'].concentration[10.0]:.4g}"
     assert "slot_anisotropy" not in lines[0], "columns without a number are left out"
     held = json.loads(json.dumps(record.to_dict()))
     assert held["blocks.1.attention"]["rows"] == 60

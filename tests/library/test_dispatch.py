@@ -11,6 +11,7 @@ import attnkit
 from attnkit._core import check, dispatch
 from attnkit._core.dispatch import Kernel
 from attnkit.backends import torch as torch_backend
+from attnkit.backends.torch import softmax
 
 from .arrays import assert_close, qkv
 
@@ -145,6 +146,29 @@ def test_sdpa_serves_what_it_says_and_nothing_else(tensors):
             attnkit.softmax_attention(q[:, :, :queries], k[:, :, :keys], v[:, :, :keys], impl="sdpa")
 
 
+@pytest.mark.parametrize("beside", [lambda o: o, lambda o: o.transpose(-1, -2)[..., :2]], ids=["itself", "below"])
+def test_torchs_kernel_is_known_in_the_graph_of_its_output(tensors, beside):
+    q, k, v = (x.float().reshape(1, -1, *x.shape[-2:]).requires_grad_() for x in tensors)
+    node = softmax._fused(beside(torch.nn.functional.scaled_dot_product_attention(q, k, v)).grad_fn)
+    assert node.name().startswith("ScaledDotProduct")
+    assert softmax._fused((q @ k.mT).grad_fn) is None
+
+
+def test_options_reach_a_body_that_is_computed_again():
+    q, k, v = (torch.tensor(x) for x in qkv(5, 5))
+    options = {"causal": True, "feature_map": "relu", "eps": 0.25}
+    first, again = (attnkit.linear_attention(q, k, v, **options, impl=impl) for impl in ("generic", "recomputed"))
+    assert torch.equal(first, again)
+
+
+def test_torchs_layer_norm_needs_features_and_no_tokens():
+    for shape, impl in (((2, 0, 3), "fused"), ((2, 3, 0), "generic")):
+        x, weight = torch.ones(shape), torch.ones(shape[-1])
+        with attnkit.implementations() as ran:
+            assert attnkit.qk_layernorm(x, x, weight, weight)[0].shape == shape
+        assert ran == {"qk_layernorm": {impl}}
+
+
 def test_arrays_may_be_given_by_name():
     q, k, v = qkv()
     assert np.array_equal(attnkit.softmax_attention(q, v=v, k=k), attnkit.softmax_attention(q, k, v))
@@ -179,6 +203,9 @@ def test_calls_of_one_signature_are_checked_once_and_others_again(library, monke
     attnkit.gaussian_attention(q, k, v, scale=0.124, causal=True)
     attnkit.gaussian_attention(q[..., :4, :], k, v, scale=0.123, causal=True)
     assert len(count) == 3
+    for _ in range(2 * (library == "torch")):  # calls with arrays among the options too
+        attnkit.gaussian_attention(q, k, v, mask=torch.ones(5, 5, dtype=torch.bool), scale=0.125)
+        assert len(count) == 4
     for wrong in ({"causal": 1}, {"scale": "x"}, {"causal": True, "colour": 1}, {"dropout": (0.5, -1)}):
         with pytest.raises((TypeError, ValueError)):
             attnkit.gaussian_attention(q, k, v, **{"scale": 0.123, **wrong})

@@ -5,6 +5,7 @@ import torch
 
 import attnkit
 from attnkit.nn import LSHAttention, MultiHeadAttention, SoftAttention1d
+from attnkit.nn.attention import _convolved
 from attnkit.nn.shared import _window_means
 
 from .arrays import LAYER, assert_close, nystrom_growth, soft_growth
@@ -193,6 +194,23 @@ def test_the_convolution_reads_no_padding_whichever_mask_names_it(name):
     padded = torch.where(present[..., None], x, float("nan"))
     want = layer(x, key_mask=present, query_mask=present)
     assert torch.equal(layer(padded, **{name: present})[present], want[present])
+
+
+def test_the_convolution_reads_nothing_that_one_of_two_masks_excludes():
+    layer, x = LAYERS["nystrom"]().double(), randn(2, 19, 8)
+    keys, queries = (torch.rand(2, 19) < 0.7 for _ in range(2))
+    both = keys & queries
+    v = heads_of(x, layer.v_proj)[0]
+    kernel = layer.value_conv.weight
+    around = torch.nn.functional.pad(torch.where(both[:, None, :, None], v, 0.0), (0, 0, 1, 1))
+    skip = sum(kernel[:, 0, i, 0][:, None, None] * around[..., i : i + 19, :] for i in range(3))
+    found = _convolved(layer.value_conv, v, keys, queries)
+    assert_close(found, torch.where(both[:, None, :, None], skip, 0.0), LAYER)
+
+
+def test_the_text_of_a_causal_layer_says_so():
+    assert LAYERS["lsh causal"]().extra_repr().endswith("chunk_size=4, causal=True")
+    assert "causal" not in LAYERS["lsh"]().extra_repr()
 
 
 @pytest.mark.parametrize("name", ["lsh", "soft"])

@@ -223,6 +223,14 @@ def test_a_refused_step_is_named():
     assert attnkit.explain(*step, feature_map=np.exp)["native"].startswith("a feature map of your own")
 
 
+def test_states_of_one_head_without_an_axis_for_it():
+    q, k, v = np.random.default_rng(0).normal(size=(3, 9, 6))
+    whole = attnkit.linear_attention(q, k, v, causal=True, impl="generic")
+    _, state = attnkit.linear_attention(q[:4], k[:4], v[:4], causal=True, return_state=True, impl="native")
+    rest = attnkit.linear_attention(q[4:], k[4:], v[4:], causal=True, initial_state=state, impl="native")
+    np.testing.assert_allclose(rest, whole[4:])
+
+
 def test_states_of_no_items_are_refused():
     (q, k, v, _), _, _ = call("linear_attention", (5, 7, 8, 6), "plain", False)
     with pytest.raises(NotImplementedError, match="native: states of calls without heads or items"):

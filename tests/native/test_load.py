@@ -86,6 +86,14 @@ def test_edited_sources_are_never_served_by_an_old_library(library, monkeypatch)
         load.load.cache_clear()
 
 
+def test_a_library_of_other_sources_is_not_current(library, monkeypatch):
+    level = attnkit.native_status().level
+    assert build.is_current(level)
+    assert not build.is_current("x86-64-v0")
+    monkeypatch.setattr(build, "fingerprint", lambda: "of other sources")
+    assert not build.is_current(level)
+
+
 def test_every_source_and_the_flags_are_part_of_the_fingerprint(tmp_path, monkeypatch):
     sources = {path.relative_to(build.SOURCES): path.read_bytes() for path in build.source_files()}
     assert {Path("attnkit.h"), Path("pool.h"), Path("attnkit.cpp")} <= {*sources}
