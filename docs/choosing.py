@@ -1,4 +1,4 @@
-"""The table of docs/which-variant.md that has quality, speed and memory of every variant side by side."""
+"""The tables of docs/which-variant.md: quality, and speed and memory, of every variant side by side."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ROWS = (
     Row("LSH", "lsh_attention", "2 rounds, chunks of 64, q = k", ("reformer",), NONE),
 )
 QUALITY = {
-    "images": ("000-fig2",),
+    "images": ("000-fig2", "002-table1"),
     "translation": ("001-table4", "001-table2"),
     "language, less is better": ("000-causal",),
     "sequences": ("002-table6", "003-sequences"),
@@ -58,22 +58,40 @@ QUALITY = {
 """What was trained, and the studies with a row for each variant; of several the first that has it counts."""
 
 
-def choice() -> str:
-    """One row per variant: differences to softmax by task, speed relative to torch's softmax, memory and state."""
-    times, on_gpu, runs = timed(), timed_on_gpu(), read_runs(ROOT / "docs" / "reports")
-    lengths = sorted({n for _, _, n, _ in times})
-    of_times = [*(f"n = {n:,}: call, step" for n in lengths), f"MiB at {lengths[-1]:,}", f"H100, n = {GPU_TOKENS:,}"]
-    head = ["variant", *QUALITY, *of_times, "state"]
-    lines = [head, ["---"] * len(head)]
+def trained() -> str:
+    """One row per variant that was trained: differences to softmax by task."""
+    runs = read_runs(ROOT / "docs" / "reports")
+    lines = [["variant", *QUALITY]]
     for row in ROWS:
-        cells = [f"[{row.title}](variants/{row.op}.md)"]
-        cells += [next(quality(row, runs, recipes), NONE) for recipes in QUALITY.values()]
+        cells = [next(quality(row, runs, recipes), NONE) for recipes in QUALITY.values()]
+        if {*cells} != {NONE}:
+            lines.append([link(row), *cells])
+    return table(lines)
+
+
+def choice() -> str:
+    """One row per variant: speed relative to torch's softmax, memory and state."""
+    times, on_gpu = timed(), timed_on_gpu()
+    lengths = sorted({n for _, _, n, _ in times})
+    heads = (*(f"n = {n:,}" for n in lengths), f"MiB at {lengths[-1]:,}", f"H100, n = {GPU_TOKENS:,}", "state")
+    lines = [["variant", *heads]]
+    for row in ROWS:
+        cells = [link(row)]
         for n in lengths:
             call, step = (times[row.op, row.options, n, mode] for mode in ("forward", "forward+backward"))
             cells.append(f"{call['ratio']['median']:.2g}×, {step['ratio']['median']:.2g}×")
         last = times[row.op, row.options, lengths[-1], "forward+backward"]
         lines.append([*cells, f"{last['peak_mebibytes']:.0f}", on_gpu.get(row.on_gpu, NONE), row.state])
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return table(lines)
+
+
+def link(row: Row) -> str:
+    return f"[{row.title}](variants/{row.op}.md)"
+
+
+def table(lines: list[list[str]]) -> str:
+    head, *body = lines
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *body))
 
 
 def timed() -> dict[tuple[str, str, int, str], dict[str, Any]]:

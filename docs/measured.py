@@ -16,7 +16,7 @@ from attnkit_experiments.study.measurement import Measurement
 from attnkit_experiments.study.recipe import Recipe
 from benchmarks.cells import FORWARD, Cell
 from benchmarks.sass.budgets import BUDGETS, cost
-from docs.choosing import GPU, choice
+from docs import choosing
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -31,12 +31,6 @@ ONE = Cell("relu", 4096, False, 64, "bfloat16", 4, 16, "cuda")
 GPU_LENGTHS = (1024, 4096, 16384)
 
 Times = dict[tuple[str, int, str], tuple[float, float]]  # (row, tokens, mode) -> milliseconds, MiB
-
-
-def rows(lines: list[list[str]]) -> str:
-    """A table in Markdown; the first line is its head."""
-    head, *body = lines
-    return "".join("| " + " | ".join(cells) + " |\n" for cells in (head, ["---"] * len(head), *body))
 
 
 def taken(record: dict[str, Any], name: str) -> tuple[float, float]:
@@ -73,7 +67,7 @@ def speed() -> str:
                 largest = both or forward
                 cells.append(f"{largest[1]:.0f}" if largest else "–")
             lines.append(cells)
-    return rows(lines)
+    return choosing.table(lines)
 
 
 def variants() -> str:
@@ -91,7 +85,7 @@ def variants() -> str:
             cells += [f"{row['seconds']['median'] * 1e3:.0f} ms, {row['ratio']['median']:.2g}×" for row in both]
             cells.append(f"{both[1]['peak_mebibytes']:.0f}")
         lines.append(cells)
-    return rows(lines)
+    return choosing.table(lines)
 
 
 def forms() -> str:
@@ -105,7 +99,7 @@ def forms() -> str:
         aim = next(iter(by.values()))["aim"]
         cells = [cell(by[n], aim) if n in by else "–" for n in threads]
         lines.append([title, f"`{form}`" if form.endswith("_attention") else form, against, *cells, number(aim)])
-    return rows(lines)
+    return choosing.table(lines)
 
 
 def cell(row: dict[str, Any], aim: float | None) -> str:
@@ -123,25 +117,30 @@ def number(x: float | None) -> str:
 def gpu() -> str:
     """Times as fast as torch's fastest softmax on a GPU, forward and with gradients, by op and number of tokens."""
     found: dict[str, dict[int, list[str]]] = {}
-    for record in json.loads((RESULTS / GPU).read_text())["records"]:
+    for record in json.loads((RESULTS / choosing.GPU).read_text())["records"]:
         cell = record["cell"]
         if (cell["d"], cell["dtype"]) == (64, "bfloat16") and cell["n"] in GPU_LENGTHS:
             name, row = cell["op"] + ", causal" * cell["causal"], record["contenders"].get(record["auto"])
             times = [] if row is None else [f"{row['ratio']['median']:.2f}"]
             found.setdefault(name, {}).setdefault(cell["n"], []).extend(times)
     head = ["op", *(f"{n:,} tokens" for n in GPU_LENGTHS)]
-    return rows([head, *([name, *(" / ".join(by.get(n, ["—"])) for n in GPU_LENGTHS)] for name, by in found.items())])
+    return choosing.table(
+        [head, *([name, *(" / ".join(by.get(n, ["—"])) for n in GPU_LENGTHS)] for name, by in found.items())]
+    )
 
 
 def verdicts() -> str:
     """What the kit says of kernels on a GPU, by implementation and dtype."""
     lines = [["kernels", "dtype", "right", "wrong", "not served", "largest error, of its bound"]]
-    found, of_kernels = json.loads((RESULTS / f"verdicts-{GPU}").read_text())["rows"], itemgetter("adapter", "dtype")
+    found, of_kernels = (
+        json.loads((RESULTS / f"verdicts-{choosing.GPU}").read_text())["rows"],
+        itemgetter("adapter", "dtype"),
+    )
     for (adapter, dtype), group in groupby(sorted(found, key=of_kernels), key=of_kernels):
         of = [*group]
         counts = [f"{sum(row[status] for row in of):,}" for status in ("pass", "fail", "unsupported")]
         lines.append([f"`{adapter}`", dtype, *counts, f"{max(row['worst'] for row in of):.2f}"])
-    return rows(lines)
+    return choosing.table(lines)
 
 
 def long_sequences() -> str:
@@ -155,7 +154,7 @@ def long_sequences() -> str:
         both = [by["numpy"], by["torch"]]
         seconds = [f"{row['seconds']:.1f} s" for row in both]
         lines.append([name, f"{tokens:,}", *seconds, *(f"{row['peak_mebibytes']:.0f} MiB" for row in both)])
-    return rows(lines)
+    return choosing.table(lines)
 
 
 def trained() -> str:
@@ -178,7 +177,7 @@ def repeated() -> str:
         places = " / ".join(dict.fromkeys(row[key].partition(", torch")[0] for key in ("published_on", "repeated_on")))
         equal = f"{row['equal']} of {row['numbers']}"
         lines.append([link, row["cell"], measure.head, old, new, equal, places.replace("(R)", "")])
-    return rows(lines)
+    return choosing.table(lines)
 
 
 def predicted() -> str:
@@ -193,28 +192,28 @@ def predicted() -> str:
                 counts = [row["clocks"][unit] for unit in units]
                 cells = [*counts, row["barriers"], registers, row["programs"], row["predicted"], row["peak"]]
                 lines.append([call, f"`{kernel}`", name, *map(str, cells)])
-    return rows(lines)
+    return choosing.table(lines)
 
 
 def predicted_and_measured() -> str:
     """Shares of the peak of an H100, of kernels without gradients."""
     counts = json.loads((RESULTS / "predicted.json").read_text())["capabilities"]["90"]
     lines = [["op", "predicted, % of peak", "measured, % of peak"]]
-    for record in json.loads((RESULTS / GPU).read_text())["records"]:
+    for record in json.loads((RESULTS / choosing.GPU).read_text())["records"]:
         cell = Cell(**record["cell"])
         if cell == ONE._replace(op=cell.op) and record["mode"] == FORWARD and cell.op in counts and cell.op != "linear":
             (kernel,) = counts[cell.op].values()
             own = cell.flops(FORWARD) / (PEAK * record["contenders"][TRITON]["seconds"]["median"])
             products = 2 if cell.op != "gaussian" else 3  # its norms are one more, which are no FLOPs of the op
             lines.append([cell.op, f"{kernel['peak'] * 2 / products:.0f}", f"{100 * own:.0f}"])
-    return rows(lines)
+    return choosing.table(lines)
 
 
 def kept() -> str:
     """Memory of training steps on a GPU, counted when the page is written."""
     from benchmarks import kept
 
-    return rows(kept.in_a_fresh_process())
+    return choosing.table(kept.in_a_fresh_process())
 
 
 def taken_at() -> str:
@@ -240,7 +239,7 @@ def taken_at() -> str:
     columns = [(name, bits, major) for name, major in (("H100", 9), ("A100", 8)) for bits in (16, 32)]
     lines = [["calls", *(f"{name}, {bits} bits" for name, bits, _ in columns)]]
     lines += [[kind, *(spans(kind, bits // 8, major) for _, bits, major in columns)] for kind in predicted.HALF]
-    return rows(lines)
+    return choosing.table(lines)
 
 
 def budgets() -> str:
@@ -251,7 +250,7 @@ def budgets() -> str:
         now = cost(calls[call], unit)
         name = "all (predicted)" if unit == "predicted" else unit
         lines.append([call, name, str(before), str(aim), str(now), "met" if now <= aim else missed])
-    return rows(lines)
+    return choosing.table(lines)
 
 
 def calibration() -> str:
@@ -259,7 +258,7 @@ def calibration() -> str:
     lines = [["Triton's flash attention, forward, float16", "published, % of peak", "predicted, % of peak"]]
     for name, row in json.loads((RESULTS / "predicted.json").read_text())["calibration"].items():
         lines.append([name, " to ".join(map(str, dict.fromkeys(row["published"]))), str(row["predicted"])])
-    return rows(lines)
+    return choosing.table(lines)
 
 
 def plan() -> str:
@@ -277,7 +276,7 @@ def plan() -> str:
         if preset := each.presets.get("cpu"):
             reports = ", ".join(links.get(each.id, ["not yet"]))
             lines.append([f"`{each.id}`", str(len(items[each.id](preset.study))), preset.cost, reports])
-    return rows(lines)
+    return choosing.table(lines)
 
 
 def cells_of(recipe: Recipe, study: Any) -> list[Any]:
@@ -285,7 +284,8 @@ def cells_of(recipe: Recipe, study: Any) -> list[Any]:
 
 
 TABLES = {
-    "choice": choice, "plan": plan, "repeated": repeated, "gpu": gpu, "verdicts": verdicts,
+    "quality": choosing.trained, "choice": choosing.choice, "plan": plan, "repeated": repeated,
+    "gpu": gpu, "verdicts": verdicts,
     "speed": speed, "variants": variants, "forms": forms, "long_sequences": long_sequences, "trained": trained,
     "predicted": predicted, "predicted_and_measured": predicted_and_measured, "kept": kept, "taken": taken_at,
     "budgets": budgets, "calibration": calibration,
