@@ -12,6 +12,7 @@ from attnkit_experiments.commands import runner
 from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.recipes import RECIPES
+from attnkit_experiments.report.results import read_csv
 from attnkit_experiments.translation.domain import DOMAIN, TranslationStudy
 
 from .translation_cases import TINY
@@ -43,6 +44,17 @@ def test_a_table_is_made_from_raw_text(corpus, tmp_path):
     assert "Attention to one sentence" not in write_report(out, show_images=False).read_text()
     assert "bleu_mean" in (out / "results.csv").read_text()
     assert "BLEU" in (out / "summary.md").read_text()
+
+
+def test_a_report_opens_with_what_its_recipe_is_about(corpus, tmp_path):
+    out = run("001-fig3", tmp_path / "out", corpus / "pairs", "sizes=24", "memories=relu,softmax")
+    page, summary = write_report(out).read_text(), (out / "summary.md").read_text()
+    told = "Anisotropy beside relu, 24 slots ("
+    assert page.index(told) < page.index("BLEU beside relu, 24 slots (")
+    assert told in summary
+    head, _, *rows = (line.split(" | ") for line in summary.splitlines() if line.startswith("|"))
+    assert head[2] == "anisotropy"
+    assert [row[2] for row in rows] == [f"{float(x['slot_anisotropy']):.3f}" for x in read_csv(out / "cells.csv")]
 
 
 def test_a_smoke_run_checks_itself(corpus, tmp_path, capsys):

@@ -72,22 +72,23 @@ def record(study: StudyResults, line: Line, measure: Measure) -> dict[str, Any]:
 
 def as_markdown(study: StudyResults, recipe: Recipe) -> str:
     """The headline table for a README or an issue, with its label above."""
-    about, measure = study.about, recipe.domain.measure
+    about, measure, own = study.about, recipe.domain.measure, recipe.about
     data, settings = about["data"], about["study"]
+    heads = ["seeds", *([own.head] if own else []), measure.head, "difference to baseline (95 %)", "ms per step"]
     text = [
         f"# {recipe.id} · {study.label}" + (" · SMOKE, NOT A RESULT" if study.smoke else ""),
         "",
-        f"{recipe.title}. {about['label']}. {conclusion(study, measure)}".rstrip(),
+        f"{recipe.title}. {about['label']}. {conclusions(study, recipe)}".rstrip(),
         f"{data['name']}, {data['text']}, {settings['steps']} steps; {about['environment']['device']}, "
         f"{about['environment']['threads']} threads. {study.load_text()}",
         f"`{command(about)}`",
         "",
-        f"| variant ({study.preset}) | seeds | {measure.head} | difference to baseline (95 %) | ms per step |",
-        "|---|---|---|---|---|",
+        f"| variant ({study.preset}) | {' | '.join(heads)} |",
+        "|---" * (1 + len(heads)) + "|",
     ]
-    for line in study.lines:
+    for line in tables.with_numbers(study).lines if own else study.lines:
         if not line.results:
-            text.append(f"| {line.label} | 0 | diverged | | |")
+            text.append(f"| {line.label} | 0 | diverged |" + " |" * (len(heads) - 2))
             continue
         difference = study.difference(line, measure.key)
         gap = difference.text(measure) if difference else ""
@@ -95,6 +96,8 @@ def as_markdown(study: StudyResults, recipe: Recipe) -> str:
         value = scores.text(measure.digits, measure.factor)
         if (ema := f"{measure.key}_ema") in line.first:
             value += f" (moving average of weights {line.over_seeds(ema).text(measure.digits, measure.factor)})"
+        if own:
+            value = f"{line.over_seeds(own.key).text(own.digits, own.factor)} | {value}"
         text.append(f"| {line.label} | {scores.n} | {value} | {gap} | {line.step_ms():.0f} |")
     text += ["", *(f"{name}: {uninspected_text(reason)}" for name, reason in study.uninspected.items())]
     return "\n".join(text).rstrip() + "\n"
@@ -120,7 +123,7 @@ def render(study: StudyResults, recipe: Recipe, *, show_images: bool = True) -> 
 def _head(study: StudyResults, recipe: Recipe) -> str:
     about, settings = study.about, study.about["study"]
     finished = sum(len(line.results) for line in study.lines)
-    told = conclusion(study, recipe.domain.measure)
+    told = conclusions(study, recipe)
     text = (
         f"<h1>{safe(recipe.title)}</h1>"
         f"<p>{badge(study.label, study.smoke)} &nbsp; <code>{recipe.id}</code> "
@@ -146,6 +149,12 @@ def _head(study: StudyResults, recipe: Recipe) -> str:
         for seed, diagnosis in line.diverged.items():
             text += f'<div class="alarm"><b>{safe(line.label)}, seed {seed}:</b> {safe(diagnosis)}</div>'
     return text
+
+
+def conclusions(study: StudyResults, recipe: Recipe) -> str:
+    """`conclusion` of the number that the recipe is about, and of its domain's."""
+    own = conclusion(tables.with_numbers(study), recipe.about) if recipe.about else ""
+    return f"{own} {conclusion(study, recipe.domain.measure)}".strip()
 
 
 def conclusion(study: StudyResults, measure: Measure) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,15 @@ def cells(study: StudyResults) -> list[dict[str, Any]]:
         for line in study.lines
         for seed, folder in line.folders.items()
     ]
+
+
+def with_numbers(study: StudyResults) -> StudyResults:
+    """The study, whose results have the numbers of cells.csv too."""
+    lines = (
+        replace(line, results={s: r | numbers(r) | concentration(line.folders[s]) for s, r in line.results.items()})
+        for line in study.lines
+    )
+    return replace(study, lines=tuple(lines))
 
 
 def numbers(result: Mapping[str, Any]) -> dict[str, float | None]:

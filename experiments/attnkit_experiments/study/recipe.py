@@ -272,6 +272,7 @@ class Recipe:
     deviations: tuple[str, ...]
     claims: bool = False  # whether the exact statements belong to it
     published: tuple[Published, ...] = ()
+    about: Measure | None = None  # the number of cells.csv that it compares, where that is not its domain's
 
 
 def softmax_variant(**changes: Any) -> Variant:

@@ -11,7 +11,7 @@ Command: python -m experiments run 001-fig2 --preset small --data multi30k --out
 from __future__ import annotations
 
 from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MemoryStudy, by_memory
-from attnkit_experiments.study.recipe import Recipe, presets
+from attnkit_experiments.study.recipe import Measure, Recipe, presets
 from attnkit_experiments.translation.domain import DOMAIN
 
 RECIPE = Recipe(
@@ -24,5 +24,6 @@ RECIPE = Recipe(
         MemoryStudy, SCALES, {"smoke": {"sizes": (500,), "steps": 15}, "cpu": {"sizes": (512,)}}, sizes=(1024, 4096)
     ),
     variants=by_memory,
+    about=Measure("slots_top_0.2", "share of the top 0.2 % of slots", factor=100, unit="%"),
     deviations=DEVIATIONS,
 )
