@@ -51,7 +51,7 @@ ROWS = (
 )
 QUALITY = {
     "images": ("000-fig2", "002-table1"),
-    "translation": ("001-table4", "001-table2"),
+    "translation": ("001-table4", "001-table3", "001-table2"),
     "language, less is better": ("000-causal",),
     "sequences": ("002-table6", "003-sequences"),
 }

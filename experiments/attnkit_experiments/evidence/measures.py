@@ -14,7 +14,6 @@ MEASURES = {
     measure.key: measure
     for measure in (
         share("accuracy", "accuracy"),
-        Measure("entropy", "entropy", digits=2, unit="nats"),
         share("zeros", "weights that are 0"),
         Measure("variance_ratio", "variance ratio", digits=3),
         *(recipe.about for recipe in RECIPES.values() if recipe.about),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 
 from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MethodStudy, by_method
-from attnkit_experiments.study.recipe import Published, Recipe, presets
+from attnkit_experiments.study.recipe import Measure, Published, Recipe, presets
 from attnkit_experiments.translation.domain import DOMAIN
 
 LABELS = {"reluformer_unregularised": "relu, scaled"}
@@ -29,6 +29,7 @@ RECIPE = Recipe(
     presets=presets(MethodStudy, SCALES, methods=("vanilla", "reluformer_unregularised")),
     variants=functools.partial(by_method, labels=LABELS),
     deviations=DEVIATIONS,
+    about=Measure("entropy", "entropy", digits=2, unit="nats"),
     published=(
         Published("entropy", "entropy", {"vanilla": 1.40, "reluformer_unregularised": 3.45}),
         Published("weights that are 0, %", "zeros", {"reluformer_unregularised": 94.0}, factor=100, digits=0),
