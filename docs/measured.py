@@ -132,10 +132,8 @@ def gpu() -> str:
 def verdicts() -> str:
     """What the kit says of kernels on a GPU, by implementation and dtype."""
     lines = [["kernels", "dtype", "right", "wrong", "not served", "largest error, of its bound"]]
-    found, of_kernels = (
-        json.loads((RESULTS / f"verdicts-{choosing.GPU}").read_text())["rows"],
-        itemgetter("adapter", "dtype"),
-    )
+    found = json.loads((RESULTS / f"verdicts-{choosing.GPU}").read_text())["rows"]
+    of_kernels = itemgetter("adapter", "dtype")
     for (adapter, dtype), group in groupby(sorted(found, key=of_kernels), key=of_kernels):
         of = [*group]
         counts = [f"{sum(row[status] for row in of):,}" for status in ("pass", "fail", "unsupported")]

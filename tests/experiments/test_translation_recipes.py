@@ -57,6 +57,19 @@ def test_a_report_opens_with_what_its_recipe_is_about(corpus, tmp_path):
     assert [row[2] for row in rows] == [f"{float(x['slot_anisotropy']):.3f}" for x in read_csv(out / "cells.csv")]
 
 
+def test_without_an_inspection_a_report_opens_with_the_others(corpus, tmp_path):
+    out = run("001-fig3", tmp_path / "out", corpus / "pairs", "sizes=24")
+    path = out / "cells" / "softmax-slots24-seed0" / "result.json"
+    kept = {
+        key: x for key, x in json.loads(path.read_text()).items() if "anisotropy" not in key and "layers" not in key
+    }
+    path.write_text(json.dumps(kept | {"uninspected": "it was interrupted"}))
+    write_report(out, data=str(tmp_path / "nowhere"))
+    summary = (out / "summary.md").read_text()
+    assert "one seed for softmax with LayerNorm, 24 slots. BLEU beside relu" in summary
+    assert "| softmax memory, 24 slots | 1 | – | " in summary
+
+
 def test_a_smoke_run_checks_itself(corpus, tmp_path, capsys):
     request = runner.Request("001-table5", "smoke", str(corpus / "pairs"), tmp_path / "out", device="cpu", threads=1)
     out = runner.run(request)

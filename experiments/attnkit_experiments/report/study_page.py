@@ -97,7 +97,8 @@ def as_markdown(study: StudyResults, recipe: Recipe) -> str:
         if (ema := f"{measure.key}_ema") in line.first:
             value += f" (moving average of weights {line.over_seeds(ema).text(measure.digits, measure.factor)})"
         if own:
-            value = f"{line.over_seeds(own.key).text(own.digits, own.factor)} | {value}"
+            number = line.over_seeds(own.key).text(own.digits, own.factor) if line.has(own.key) else "–"
+            value = f"{number} | {value}"
         text.append(f"| {line.label} | {scores.n} | {value} | {gap} | {line.step_ms():.0f} |")
     text += ["", *(f"{name}: {uninspected_text(reason)}" for name, reason in study.uninspected.items())]
     return "\n".join(text).rstrip() + "\n"
@@ -153,7 +154,7 @@ def _head(study: StudyResults, recipe: Recipe) -> str:
 
 def conclusions(study: StudyResults, recipe: Recipe) -> str:
     """`conclusion` of the number that the recipe is about, and of its domain's."""
-    own = conclusion(tables.with_numbers(study), recipe.about) if recipe.about else ""
+    own = conclusion(tables.with_numbers(study.inspected()), recipe.about) if recipe.about else ""
     return f"{own} {conclusion(study, recipe.domain.measure)}".strip()
 
 
