@@ -12,7 +12,6 @@ from attnkit_experiments.commands import runner
 from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.recipes import RECIPES
-from attnkit_experiments.report.results import read_csv
 from attnkit_experiments.translation.domain import DOMAIN, TranslationStudy
 
 from .translation_cases import TINY
@@ -37,37 +36,8 @@ def test_a_table_is_made_from_raw_text(corpus, tmp_path):
         assert found["sentences_per_second"] > 0
         assert found["signatures"]["bleu"].startswith("nrefs:1")
         assert (out / "cells" / f"{name}-seed0" / "translations.txt").read_text().count("\n") == 6
-    page = write_report(out).read_text()
-    for text in ("Beside the paper", "34.22", "34.56", "Gradient norms", "Attention to one sentence", "preset cpu"):
-        assert text in page
-    assert "(diverged)" not in page
+    assert "Attention to one sentence" in write_report(out).read_text()
     assert "Attention to one sentence" not in write_report(out, show_images=False).read_text()
-    assert "bleu_mean" in (out / "results.csv").read_text()
-    assert "BLEU" in (out / "summary.md").read_text()
-
-
-def test_a_report_opens_with_what_its_recipe_is_about(corpus, tmp_path):
-    out = run("001-fig3", tmp_path / "out", corpus / "pairs", "sizes=24", "memories=relu,softmax")
-    page, summary = write_report(out).read_text(), (out / "summary.md").read_text()
-    told = "Anisotropy beside relu, 24 slots ("
-    assert page.index(told) < page.index("BLEU beside relu, 24 slots (")
-    assert told in summary
-    head, _, *rows = (line.split(" | ") for line in summary.splitlines() if line.startswith("|"))
-    assert head[2] == "anisotropy"
-    assert [row[2] for row in rows] == [f"{float(x['slot_anisotropy']):.3f}" for x in read_csv(out / "cells.csv")]
-
-
-def test_without_an_inspection_a_report_opens_with_the_others(corpus, tmp_path):
-    out = run("001-fig3", tmp_path / "out", corpus / "pairs", "sizes=24")
-    path = out / "cells" / "softmax-slots24-seed0" / "result.json"
-    kept = {
-        key: x for key, x in json.loads(path.read_text()).items() if "anisotropy" not in key and "layers" not in key
-    }
-    path.write_text(json.dumps(kept | {"uninspected": "it was interrupted"}))
-    write_report(out, data=str(tmp_path / "nowhere"))
-    summary = (out / "summary.md").read_text()
-    assert "one seed for softmax with LayerNorm, 24 slots. BLEU beside relu" in summary
-    assert "| softmax memory, 24 slots | 1 | – | " in summary
 
 
 def test_a_smoke_run_checks_itself(corpus, tmp_path, capsys):
