@@ -78,7 +78,8 @@ EXAMPLES = {
 
 @pytest.fixture(scope="module")
 def places(corpus, tmp_path_factory):
-    text = tmp_path_factory.mktemp("text")
+    text = tmp_path_factory.mktemp("places") / "bytes"
+    text.mkdir()
     (text / "a.en.gz").write_bytes(gzip.compress(b"sea and " * 250))
     return {"pairs": str(corpus / "pairs"), "text": str(text)}
 
