@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attnkit_experiments.engine.memory import peak_bytes
-from attnkit_experiments.engine.progress import say
+from attnkit_experiments.engine.progress import many, say
 from attnkit_experiments.engine.train import Run
 from attnkit_experiments.engine.world import ALONE, blocks_of
 from attnkit_experiments.study.recipe import Cell
@@ -204,7 +204,7 @@ def show(about: dict[str, Any], costs: dict[str, Any]) -> None:
     environment = about["environment"]
     say(
         f"{about['recipe']} ({about['preset']}), {about['variant']}: medians of {about['repeats']} steps on "
-        f"{environment['device']}, {environment['threads']} threads"
+        f"{environment['device']}, {many(environment['threads'], 'thread')}"
     )
     width = max(len(name) for name in ("whole step", *(block["name"] for block in blocks)))
     say(f"{'':<{width}}  {'parameters':>12}  {'forward ms':>10}  {'backward ms':>11}  {'peak MB':>9}")

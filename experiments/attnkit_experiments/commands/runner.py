@@ -32,7 +32,7 @@ from attnkit_experiments.commands.queue import alone_in, train_cells
 from attnkit_experiments.engine.environment import choose_device, describe
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
 from attnkit_experiments.engine.files import write_json
-from attnkit_experiments.engine.progress import say
+from attnkit_experiments.engine.progress import many, say
 from attnkit_experiments.engine.train import reproducible
 from attnkit_experiments.engine.world import ALONE, World, joined
 from attnkit_experiments.recipes import MEASUREMENTS
@@ -119,7 +119,8 @@ def _measured(measurement: Measurement, study: Any, request: Request, device: to
         require_same_settings(before, about, request.out)
     else:
         write_json(request.out / "study.json", about)
-    say(f"{measurement.id} ({request.preset}): {len(measurement.items(study))} rows; {device.type}, {threads} threads")
+    rows = many(len(measurement.items(study)), "row")
+    say(f"{measurement.id} ({request.preset}): {rows}; {device.type}, {many(threads, 'thread')}")
     try:
         with reproducible(threads, not request.fast):
             return carry_out(measurement, study, request.out, device)
@@ -140,11 +141,11 @@ def finish(study: Opened, results: Sequence[dict[str, Any]]) -> None:
 def headline(study: Opened, world: World) -> str:
     about, preset = study.about, study.about["preset"]
     text = (
-        f"{study.recipe.id} ({preset}): {len(study.cells)} cells of {about['study']['steps']} steps; "
-        f"{about['data']['name']}, {about['data']['text']}; {study.device.type}, {study.threads} threads"
+        f"{study.recipe.id} ({preset}): {many(len(study.cells), 'cell')} of {about['study']['steps']} steps; "
+        f"{about['data']['name']}, {about['data']['text']}; {study.device.type}, {many(study.threads, 'thread')}"
     )
     if world.size > 1:
-        text += f", {world.size} processes ({world.sharding})"
+        text += f", {many(world.size, 'process')} ({world.sharding})"
     if preset == "small" and study.device.type == "cpu":
         text += "\nwarning: preset small is meant for a GPU and takes hours on a CPU"
         text += "; preset cpu is the small one here" if "cpu" in study.recipe.presets else ""

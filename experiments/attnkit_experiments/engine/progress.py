@@ -55,6 +55,12 @@ def progress(items: Sequence[T], label: str) -> Iterator[T]:
             update(index + 1)
 
 
+def many(n: int, noun: str) -> str:
+    """A count with its noun: 1 thread, 2 threads, 2 processes."""
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{n:,} {noun}{'' if n == 1 else ending}"
+
+
 def say(text: str) -> None:
     """Print one line above any bar."""
     console.print(text, markup=False)

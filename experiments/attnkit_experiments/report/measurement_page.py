@@ -8,6 +8,7 @@ from typing import Any
 
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import read_json, write_text
+from attnkit_experiments.engine.progress import many
 from attnkit_experiments.report.html import badge, bullets, document, origin_section, safe, section, table
 from attnkit_experiments.report.results import as_csv, command, label, read_about
 from attnkit_experiments.study.measurement import Measurement
@@ -59,7 +60,7 @@ def _scale(about: Mapping[str, Any]) -> str:
 
 def _device(about: Mapping[str, Any]) -> str:
     environment = about["environment"]
-    return f"{environment['device']} ({about['device']}), {environment['threads']} threads"
+    return f"{environment['device']} ({about['device']}), {many(environment['threads'], 'thread')}"
 
 
 def render(measurement: Measurement, rows: list[dict[str, Any]], about: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnkit_experiments.engine.files import write_text
+from attnkit_experiments.engine.progress import many
 from attnkit_experiments.report import plots, tables
 from attnkit_experiments.report.claims import SLOPE_TOLERANCE
 from attnkit_experiments.report.claims import hold as claims_hold
@@ -80,7 +81,7 @@ def as_markdown(study: StudyResults, recipe: Recipe) -> str:
         "",
         f"{recipe.title}. {about['label']}. {conclusions(study, recipe)}".rstrip(),
         f"{data['name']}, {data['text']}, {settings['steps']} steps; {about['environment']['device']}, "
-        f"{about['environment']['threads']} threads. {study.load_text()}",
+        f"{many(about['environment']['threads'], 'thread')}. {study.load_text()}",
         f"`{command(about)}`",
         "",
         f"| variant ({study.preset}) | {' | '.join(heads)} |",
@@ -130,7 +131,7 @@ def _head(study: StudyResults, recipe: Recipe) -> str:
         f"<p>{badge(study.label, study.smoke)} &nbsp; <code>{recipe.id}</code> "
         f'<span class="soft">· after {safe(recipe.source)}</span></p>'
         f"{told and f'<p><b>{safe(told)}</b></p>'}"
-        f"<p>{finished} runs of {settings['steps']} steps, {safe(about['data']['name'])}: "
+        f"<p>{many(finished, 'run')} of {settings['steps']} steps, {safe(about['data']['name'])}: "
         f"{safe(about['data']['text'])}.</p>"
     )
     if study.smoke:
@@ -342,8 +343,8 @@ def _limits(study: StudyResults, measure: Measure) -> str:
 def _origin_section(study: StudyResults) -> str:
     about, environment, data = study.about, study.about["environment"], study.about["data"]
     device = (
-        f"{environment['device']} ({about['device']}), {environment['threads']} threads of {environment['cores']} "
-        f"cores, {environment['processes']} processes"
+        f"{environment['device']} ({about['device']}), {many(environment['threads'], 'thread')} of "
+        f"{many(environment['cores'], 'core')}, {many(environment['processes'], 'process')}"
     )
     facts = {
         "data": f"{data['name']}, {data['text']}",
