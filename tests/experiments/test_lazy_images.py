@@ -282,6 +282,26 @@ def test_the_index_is_kept_until_something_changes(directory, tmp_path, monkeypa
     assert len(open_index(str(source), cache=tmp_path / "cache").names) == 22
 
 
+class Told:
+    """Says that it was unpickled."""
+
+    def __reduce__(self):
+        return pytest.fail, ("a cache was unpickled",)
+
+
+def test_a_cache_is_not_unpickled(directory, tmp_path):
+    open_index(str(directory), cache=tmp_path / "cache")
+    (cached,) = (tmp_path / "cache").glob("*.npy")
+    cached.write_bytes(pickle.dumps(Told()))
+    assert len(open_index(str(directory), cache=tmp_path / "cache").names) == 21
+
+
+def test_a_folder_with_the_name_of_an_image_is_none(directory, tmp_path):
+    shutil.copytree(directory, tmp_path / "images")
+    (tmp_path / "images" / "train" / "ant" / "folder.jpeg").mkdir()
+    assert build_index(str(tmp_path / "images")).names.tolist() == build_index(str(directory)).names.tolist()
+
+
 @pytest.mark.parametrize("at_once", [1, 4, 7, 21])
 def test_an_index_is_the_same_however_many_rows_are_listed_at_a_time(at_once, layouts, monkeypatch):
     whole = {name: build_index(place) for name, place in layouts.items()}

@@ -127,7 +127,7 @@ def test_a_measurement(recipe, tmp_path, in_words):
 
 def test_maps_of_a_model_over_images(tmp_path, in_words):
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (2, 8, 8, 3), dtype=np.uint8)
+    images = rng.integers(50, 200, (2, 8, 8, 1), dtype=np.uint8)
     weights = torch.from_numpy(rng.standard_normal((2, 7, 2, 2)))
     maps = [classify.LayerMap(f"layer {n}", weights[:, n]) for n in range(7)]
     classify.draw_maps(tmp_path / "maps.png", images, ["three", "four"], maps)

@@ -80,7 +80,7 @@ def as_markdown(study: StudyResults, recipe: Recipe) -> str:
         f"# {recipe.id} · {study.label}" + (" · SMOKE, NOT A RESULT" if study.smoke else ""),
         "",
         f"{recipe.title}. {about['label']}. {conclusions(study, recipe)}".rstrip(),
-        f"{data['name']}, {data['text']}, {settings['steps']} steps; {about['environment']['device']}, "
+        f"{data['name']}, {data['text']}, {settings['steps']:,} steps; {about['environment']['device']}, "
         f"{many(about['environment']['threads'], 'thread')}. {study.load_text()}",
         f"`{command(about)}`",
         "",
@@ -131,13 +131,13 @@ def _head(study: StudyResults, recipe: Recipe) -> str:
         f"<p>{badge(study.label, study.smoke)} &nbsp; <code>{recipe.id}</code> "
         f'<span class="soft">· after {safe(recipe.source)}</span></p>'
         f"{told and f'<p><b>{safe(told)}</b></p>'}"
-        f"<p>{many(finished, 'run')} of {settings['steps']} steps, {safe(about['data']['name'])}: "
+        f"<p>{many(finished, 'run')} of {settings['steps']:,} steps, {safe(about['data']['name'])}: "
         f"{safe(about['data']['text'])}.</p>"
     )
     if study.smoke:
         text += (
             '<div class="alarm"><b>This is a smoke run, not a result.</b> It trains for '
-            f"{settings['steps']} steps to show that data, models, training and this page work. "
+            f"{settings['steps']:,} steps to show that data, models, training and this page work. "
             "Its numbers say nothing about the variants.</div>"
         )
     if study.missing:
