@@ -66,7 +66,7 @@ def _settle_maps(path: Path, name: str) -> None:
     for key, array in arrays.items():
         if array.dtype.kind == "f":
             rng = np.random.default_rng(zlib.crc32(f"{name}/{key}".encode()))
-            arrays[key] = rng.integers(1, 1000, array.shape).astype(array.dtype) / 1000
+            arrays[key] = rng.integers(-300, 1000, array.shape).astype(array.dtype) / 1000
     save_file(arrays, path, metadata)
 
 

@@ -11,6 +11,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from attnkit_experiments.data.images import randaugment
 from attnkit_experiments.data.images.augment import Draws
 from attnkit_experiments.data.images.randaugment import AUGREG, BIG_VISION, TIMM_INCREASING, Argument, big_vision, named
+from attnkit_experiments.images.settings import ImageSettings, augmentation
 from attnkit_experiments.images.task import AugmentConfig
 from tests.library.arrays import assert_close
 
@@ -226,3 +227,11 @@ def test_policies_are_named_as_their_authors_name_them():
     with pytest.raises(ValueError, match="got 'rand-m9'"):
         AugmentConfig(randaug="rand-m9")
     assert all(named(text) for text, _ in AUGREG.values() if text)
+
+
+@pytest.mark.parametrize(("level", "policy"), AUGREG.items())
+def test_a_level_decides_the_policy_and_mixup(level, policy):
+    chosen = augmentation(ImageSettings(augreg=level, randaug="2,1", mixup=0.3))
+    assert (chosen.randaug, chosen.mixup) == policy
+    own = augmentation(ImageSettings(randaug="2,1", mixup=0.3))
+    assert (own.randaug, own.mixup) == ("2,1", 0.3)
