@@ -236,6 +236,13 @@ def test_what_is_not_evidence(tmp_path):
     assert read_runs(tmp_path) == [], "a report of before cells were committed"
 
 
+@pytest.mark.parametrize(("samples", "text"), [("shown", "see the page"), ("hidden", "drawn, but not")])
+def test_a_picture_is_seen_where_it_is_published(samples, text):
+    about = {"recipe": "001-fig5", "preset": "cpu", "changed": "", "samples": samples}
+    (finding,) = answer(Claim("x", "y", "z", "001-fig5"), [Run("001-fig5-cpu", [about])]).findings
+    assert finding.text.startswith(text)
+
+
 def test_less_can_be_better(tmp_path):
     bits = {"softmax": (2.0, 2.1, 2.2), "relu": (1.9, 2.0, 2.1)}
     cells = [

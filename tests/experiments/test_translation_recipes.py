@@ -12,6 +12,7 @@ from attnkit_experiments.commands import runner
 from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.recipes import RECIPES
+from attnkit_experiments.report.results import read_csv
 from attnkit_experiments.translation.domain import DOMAIN, TranslationStudy
 
 from .translation_cases import TINY
@@ -36,8 +37,13 @@ def test_a_table_is_made_from_raw_text(corpus, tmp_path):
         assert found["sentences_per_second"] > 0
         assert found["signatures"]["bleu"].startswith("nrefs:1")
         assert (out / "cells" / f"{name}-seed0" / "translations.txt").read_text().count("\n") == 6
-    assert "Attention to one sentence" in write_report(out).read_text()
-    assert "Attention to one sentence" not in write_report(out, show_images=False).read_text()
+    page = write_report(out).read_text()
+    assert "Attention to one sentence" in page
+    assert "--hide-samples" not in page
+    page = write_report(out, show_images=False).read_text()
+    assert "Attention to one sentence" not in page
+    assert "Samples of the data, and attention to them: this page was made with --hide-samples." in page
+    assert {row["samples"] for row in read_csv(out / "results.csv")} == {"hidden"}
 
 
 def test_a_smoke_run_checks_itself(corpus, tmp_path, capsys):

@@ -40,12 +40,18 @@ def answer(claim: Claim, runs: Sequence[Run]) -> Answer:
     ours = [run for run in runs if run.recipe == claim.recipe and (not claim.task or run.setting("task") == claim.task)]
     if not claim.checks:
         verdict = Verdict.SHOWN if ours else Verdict.ABSENT
-        return Answer(claim, verdict, tuple(Finding("see the page", verdict, 0, run.name) for run in ours[:1]))
+        return Answer(claim, verdict, tuple(Finding(_seen(run), verdict, 0, run.name) for run in ours[:1]))
     findings = [finding for check in claim.checks for finding in _best(check, ours)]
     verdict = together([finding.verdict for finding in findings])
     if claim.too_small and verdict is not Verdict.ABSENT:
         verdict = Verdict.UNDECIDED
     return Answer(claim, verdict, tuple(finding for finding in findings if finding.verdict is not Verdict.ABSENT))
+
+
+def _seen(run: Run) -> str:
+    if run.results[0].get("samples") == "hidden":
+        return "drawn, but not published: the picture shows the data"
+    return "see the page"
 
 
 def _best(check: Check, runs: Sequence[Run]) -> list[Finding]:

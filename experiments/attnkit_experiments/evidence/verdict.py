@@ -14,7 +14,7 @@ class Verdict(StrEnum):
     CONTRADICTED = "contradicted at this size"
     UNDECIDED = "not decided"
     ABSENT = "not run here"
-    SHOWN = "shown, nothing to decide"
+    SHOWN = "nothing to decide"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ FULL = ("paper", "i1k", "fairseq", "wmt14")
 def write_report(folders: Sequence[Path], recipe: Recipe, *, show_images: bool = True) -> Path:
     """Write the files into the first folder; returns the page. UserError if there is nothing to report."""
     study, folder = read_studies(folders, recipe), folders[0]
-    records = [record(study, line, recipe.domain.measure) for line in study.lines if line.results]
+    samples = {"samples": "shown" if show_images else "hidden"}
+    records = [record(study, line, recipe.domain.measure) | samples for line in study.lines if line.results]
     write_text(folder / "results.csv", as_csv(records))
     write_text(folder / "cells.csv", as_csv(tables.cells(study)))
     write_text(folder / "curves.csv", as_csv(tables.curves(study)))
@@ -117,7 +118,10 @@ def render(study: StudyResults, recipe: Recipe, *, show_images: bool = True) -> 
         parts += [section(part) for part in recipe.domain.sections(inspected, show_images)]
     if study.claims:
         parts.append(_claims(study.claims))
-    parts += [_limits(study, measure), bullets("Where it departs from the paper", study.about["deviations"])]
+    parts += [
+        _limits(study, measure, show_images=show_images),
+        bullets("Where it departs from the paper", study.about["deviations"]),
+    ]
     parts.append(_origin_section(study))
     return document(f"{recipe.id} ({study.preset})", parts)
 
@@ -311,7 +315,7 @@ def _claims(claims: dict[str, Any]) -> str:
     )
 
 
-def _limits(study: StudyResults, measure: Measure) -> str:
+def _limits(study: StudyResults, measure: Measure, *, show_images: bool) -> str:
     if study.smoke:
         limits = ["Anything about quality: the models have barely begun to learn."]
     else:
@@ -337,6 +341,8 @@ def _limits(study: StudyResults, measure: Measure) -> str:
             )
         if study.preset == "cpu":
             limits.append("Speed: at this size the step time is mostly overhead.")
+    if not show_images:
+        limits.append("Samples of the data, and attention to them: this page was made with --hide-samples.")
     return bullets("What this does not show", limits)
 
 
