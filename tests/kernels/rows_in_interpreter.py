@@ -115,6 +115,19 @@ def test_any_scale(
         assert ((lse - exact).abs() <= 1e-5 * exact.abs().clamp(min=1.0)).all()
 
 
+@pytest.mark.parametrize("own", [{"alpha": 1.5}, {"alpha": 2.0}, {"alpha": 1.25}], ids=["1.5", "sparsemax", "1.25"])
+def test_a_bias_of_half_types_in_rows_of_many_keys(own: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a bias half types take the maximum of products; with one these are no scores."""
+    tiled(monkeypatch)
+    q, k, v, do = (x[:1, :1].half() for x in inputs(20, 40))
+    options = {"bias": draw(9, 1, 1, 20, 40).half(), **own}
+    exact = expected(OP, q, k, v, **options)
+    assert (triton_rows.attend(OP, q, k, v, **options) - exact).abs().max() <= 2e-3 * exact.abs().max()
+    exact = expected(f"{OP}_vjp", q, k, v, do.double(), **options)
+    for name, grad in triton_rows.pull(OP, q, k, v, do, **options).items():
+        assert (grad - exact[name]).abs().max() <= 2e-3 * exact[name].abs().max(), name
+
+
 def test_any_strides_give_the_same_bits() -> None:
     q, k, v, _ = inputs(20, 30)
     options = {"causal": True, "bias": draw(7, 2, 20, 30), "mask": draw(8, 2, 1, 1, 30) > -1}
