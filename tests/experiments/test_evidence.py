@@ -216,14 +216,17 @@ def test_a_task_is_that_of_the_run(tmp_path):
 
 
 def test_a_run_that_is_too_small_decides_nothing(tmp_path):
-    made(tmp_path, {"relu": (0.9, 0.8, 0.85), "softmax": (0.1, 0.1, 0.1)})
-    claim = Claim(*(getattr(CLAIM, name) for name in ("name", "place", "text", "recipe", "checks")), too_small="Small.")
+    values = {"reluformer-128": (0.9, 0.8, 0.85), "vanilla-128": (0.1, 0.1, 0.1)}
+    made(tmp_path, values, recipe="001-table6", key="bleu")
+    claim = Claim("relu is better", "§1", "Relu is better.", "001-table6", (higher("reluformer-*", "vanilla-*"),))
     found = answer(claim, read_runs(tmp_path))
     assert found.verdict is OPEN
     assert found.findings
+    assert answer(claim, []).too_small == ""
     paper = type(PAPERS[0])("p", "Title", "source", (claim,), ())
     text = paper_page.render(paper, read_runs(tmp_path))["p.md"]
-    assert text.index("**Too small to say anything on:** relu is better. Small.") < text.index("| claim |")
+    why = RECIPES["001-table6"].presets["cpu"].too_small
+    assert text.index(f"**Too small to say anything on:** relu is better: {why}.") < text.index("| claim |")
 
 
 def test_what_is_not_evidence(tmp_path):

@@ -61,7 +61,9 @@ def test_documents_are_joined_for_every_limit(corpus, tmp_path):
         json.loads((out / "cells" / f"vanilla-{n}-seed0" / "config.json").read_text())["data"] for n in (24, 60)
     ]
     assert checksums[0] != checksums[1]
-    assert "60 tokens" in write_report(out).read_text()
+    page = write_report(out).read_text()
+    assert "60 tokens" in page
+    assert page.index("<b>Too small to say anything: documents of up to 128 tokens") < page.index("<h2>")
 
 
 def test_the_last_checkpoints_are_averaged(corpus, tmp_path):

@@ -15,7 +15,7 @@ class Claim:
     """`text` says in our words what stands at `place`; all of `checks` together decide it, none if it is a picture.
 
     `task` is that of the run, where a recipe has several; `needs` are settings with which preset cpu has the variants,
-    where it lacks them; `too_small` says why a run of this size decides nothing.
+    where it lacks them.
     """
 
     name: str
@@ -25,14 +25,16 @@ class Claim:
     checks: tuple[Check, ...] = ()
     task: str = ""
     needs: tuple[str, ...] = ()
-    too_small: str = ""
 
 
 @dataclass(frozen=True)
 class Answer:
+    """`too_small` says why runs of this size decide nothing."""
+
     claim: Claim
     verdict: Verdict
     findings: tuple[Finding, ...]
+    too_small: str = ""
 
 
 def answer(claim: Claim, runs: Sequence[Run]) -> Answer:
@@ -43,9 +45,9 @@ def answer(claim: Claim, runs: Sequence[Run]) -> Answer:
         return Answer(claim, verdict, tuple(Finding(_seen(run), verdict, 0, run.name) for run in ours[:1]))
     findings = [finding for check in claim.checks for finding in _best(check, ours)]
     verdict = together([finding.verdict for finding in findings])
-    if claim.too_small and verdict is not Verdict.ABSENT:
-        verdict = Verdict.UNDECIDED
-    return Answer(claim, verdict, tuple(finding for finding in findings if finding.verdict is not Verdict.ABSENT))
+    findings = [finding for finding in findings if finding.verdict is not Verdict.ABSENT]
+    too_small = next((run.too_small for run in ours if run.too_small), "") if findings else ""
+    return Answer(claim, Verdict.UNDECIDED if too_small else verdict, tuple(findings), too_small)
 
 
 def _seen(run: Run) -> str:

@@ -65,9 +65,11 @@ def _too_small(answers: Sequence[Answer]) -> str:
     """The runs that decide nothing, said before their numbers."""
     reasons: dict[str, list[str]] = {}
     for each in answers:
-        if each.claim.too_small and each.verdict is not Verdict.ABSENT:
-            reasons.setdefault(each.claim.too_small, []).append(each.claim.name)
-    return "\n\n".join(f"**Too small to say anything on:** {'; '.join(names)}. {why}" for why, names in reasons.items())
+        if each.too_small:
+            reasons.setdefault(each.too_small, []).append(each.claim.name)
+    return "\n\n".join(
+        f"**Too small to say anything on:** {'; '.join(names)}: {why}." for why, names in reasons.items()
+    )
 
 
 def table(answers: Sequence[Answer]) -> str:

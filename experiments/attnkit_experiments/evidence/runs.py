@@ -39,6 +39,12 @@ class Run:
         return changed.get(key, str(getattr(recipe.presets[self.preset].study, key, "")))
 
     @property
+    def too_small(self) -> str:
+        """Why a run at its preset decides nothing, "" if it may."""
+        recipe = RECIPES.get(self.recipe)
+        return recipe.presets[self.preset].too_small if recipe else ""
+
+    @property
     def busy(self) -> bool:
         """Whether the machine had other work while its cells were trained, so that times are not comparable."""
         cores, loads = self.results[0].get("cores"), [float(cell["load"]) for cell in self.cells if cell.get("load")]

@@ -218,13 +218,15 @@ class Published:
 class Preset:
     """A study's settings at one scale, what they cost, and the label its numbers carry.
 
-    `deviations`: how this scale departs from the paper, if it differs from the recipe's.
+    `deviations`: how this scale departs from the paper, if it differs from the recipe's; `too_small`: why a run of this
+    scale decides nothing, which its pages say first.
     """
 
     study: Any
     cost: str
     label: str
     deviations: tuple[str, ...] = ()
+    too_small: str = ""
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,7 @@ class Scale:
     settings: Mapping[str, Any]
     label: str
     cost: str = ""
+    too_small: str = ""
 
 
 def presets(
@@ -252,7 +255,10 @@ def presets(
         raise ValueError(f"presets: scales are {', '.join(scales)}; got {', '.join(sorted(strangers))}")
     return {
         name: Preset(
-            study(**{**scale.settings, **settings, **changes.get(name, {})}), costs.get(name, scale.cost), scale.label
+            study(**{**scale.settings, **settings, **changes.get(name, {})}),
+            costs.get(name, scale.cost),
+            scale.label,
+            too_small=scale.too_small,
         )
         for name, scale in scales.items()
     }
