@@ -112,6 +112,14 @@ def test_the_manifest_says_what_was_read_kept_and_written(prepared):
     assert len(manifest["read"]) == 12
 
 
+def test_markup_is_counted_in_the_source(tmp_path):
+    files = iwslt_files()
+    english = "de-en/train.tags.de-en.en"
+    files[english] = files[english].replace("en line 12 .", "<i> A&amp;B .")
+    manifest = iwslt14.prepare(pack(tmp_path / "de-en.tgz", files), tmp_path / "out", expected=IWSLT_EXPECTED)
+    assert (manifest["train_lines_that_begin_with_a_tag"], manifest["train_lines_with_an_entity"]) == (0, 1)
+
+
 def test_the_same_archive_gives_the_same_bytes_and_a_folder_the_same_files(prepared, tmp_path):
     manifest, _ = prepared
     folder = unpack(tmp_path / "unpacked", iwslt_files())

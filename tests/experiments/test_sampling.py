@@ -117,6 +117,9 @@ def test_inception_crop_cuts_windows_all_over_the_image():
         where = (middle / free)[free > 0.2]
         assert (where.min(), where.max()) == pytest.approx((-1, 1), abs=0.1)
         assert where.mean().abs() < 0.2
+    width, height = cut[:, 0, 16, 16] - cut[:, 0, 16, 15], cut[:, 1, 16, 16] - cut[:, 1, 15, 16]
+    aspect = width / height
+    assert (aspect.min(), aspect.max()) == pytest.approx((3 / 4, 4 / 3), abs=0.02)
 
 
 def test_mixup_mixes_neighbours_and_keeps_distributions():
