@@ -1,6 +1,7 @@
 """Claims and verdicts: every verdict is reached from CSVs made here; the pages are those of the committed reports."""
 
 import csv
+import dataclasses
 import math
 import re
 from pathlib import Path
@@ -364,6 +365,25 @@ def test_pages_of_any_report_alone(everything, tmp_path, monkeypatch):
         text = files[next(f"{p.file}.md" for p in PAPERS if any(c.recipe == recipe for c in p.claims))]
         assert "## Claims" in text
         assert "## Not run here" in text
+
+
+def test_the_overview_has_what_stands_beside_softmax(tmp_path):
+    values = {
+        "vanilla": (0.5, 0.6, 0.5),
+        "sparsemax": (0.4, 0.4, 0.5),
+        "rela": (None, None, None),
+        "other": (0.1, 0.2, 0.1),
+    }
+    run = made(tmp_path, values, recipe="001-table4", key="bleu")
+    baselines = {"vanilla": "", "sparsemax": "vanilla", "rela": "vanilla", "other": "sparsemax"}
+    cells = [{**cell, "baseline": baselines[cell["variant"]]} for cell in run.cells]
+    run = dataclasses.replace(
+        run, cells=[{**c, "series": "softmax" if c["variant"] == "vanilla" else ""} for c in cells]
+    )
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in overview.table(run).splitlines()[4:]]
+    assert rows == ["vanilla", "sparsemax"]
+    alone = made(tmp_path, {"vanilla": (None,), "sparsemax": (0.4,)}, recipe="001-table4", key="bleu", name="diverged")
+    assert len(overview.table(alone).splitlines()) == 4
 
 
 def test_a_diverged_variant_is_drawn(tmp_path):

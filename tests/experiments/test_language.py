@@ -16,6 +16,7 @@ from attnkit_experiments.data.text.bytes import load_text
 from attnkit_experiments.data.text.symbols import generate
 from attnkit_experiments.engine.counting import by_formula
 from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.sampler import generator
 from attnkit_experiments.language import exact
 from attnkit_experiments.language.domain import LanguageStudy, load, source
 from attnkit_experiments.language.model import MASK, LanguageConfig, LanguageModel, forward_flops
@@ -130,6 +131,9 @@ def test_a_model_of_masked_bytes_sees_both_sides_and_its_shares_add_up(data):
     parts = [task.loss(ids, 3, slice(a, b)) for a, b in ((0, 1), (1, 4))]
     assert_close(sum(parts), task.loss(ids, 3, slice(0, 4)), MODEL)
     assert task.loss(ids, 4, slice(0, 4)) != task.loss(ids, 3, slice(0, 4)), "other masks"
+    tokens, targets, counts = task.sample(task.train, ids, generator(task.seed, 3, "masks"))
+    by_hand = -task.model(tokens).log_softmax(-1).gather(-1, targets[..., None])[..., 0][counts].mean()
+    assert_close(task.loss(ids, 3, slice(0, 4)), by_hand, MODEL)
     tokens = torch.arange(24).reshape(2, 12)
     changed = tokens.clone()
     changed[:, -1] = MASK

@@ -1,11 +1,13 @@
 """The report: self-contained, labelled with its preset, honest about seeds, and made from the directory alone."""
 
 import csv
+import dataclasses
 import json
 import re
 import shutil
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ import attnkit
 from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.images import plots as image_plots
 from attnkit_experiments.report import tables
 from attnkit_experiments.report.results import Difference, Spread, read_study
 from attnkit_experiments.study.recipe import Measure
@@ -255,3 +258,13 @@ def test_times_on_a_busy_machine_are_marked(out):
     for path in out.glob("cells/*/result.json"):
         path.write_text(path.read_text().replace('"load": 99.0', '"load": 0.5'))
     assert "not comparable" not in write_report(out).read_text()
+
+
+def test_pictures_have_room_for_seven_variants(of_two_seeds, monkeypatch):
+    study, axes = read_study(of_two_seeds), []
+    nine = dataclasses.replace(study, lines=study.lines * 3)
+    monkeypatch.setattr(image_plots, "svg", lambda figure, _: axes.append(len(figure.axes)) or plt.close(figure) or "")
+    image_plots.attention_maps(nine)
+    image_plots.layer_maps(nine)
+    depth = len(study.lines[0].first["layers"])
+    assert axes == [4 * (1 + 7), 7 * (1 + depth)]

@@ -118,6 +118,9 @@ def test_inception_crop_cuts_windows_all_over_the_image():
         assert (where.min(), where.max()) == pytest.approx((-1, 1), abs=0.1)
         assert where.mean().abs() < 0.2
     width, height = cut[:, 0, 16, 16] - cut[:, 0, 16, 15], cut[:, 1, 16, 16] - cut[:, 1, 15, 16]
+    across, down = (cut[:, 0, 16, 15:17].mean(1) / (1 - 16 * width), cut[:, 1, 15:17, 16].mean(1) / (1 - 16 * height))
+    free = (16 * torch.maximum(width, height)) < 0.8
+    assert torch.corrcoef(torch.stack([across[free], down[free]]))[0, 1].abs() < 0.3, "both places are drawn"
     aspect = width / height
     assert (aspect.min(), aspect.max()) == pytest.approx((3 / 4, 4 / 3), abs=0.02)
 
