@@ -10,6 +10,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import attnkit
 import attnkit_reference as reference
 from attnkit.integrations.torch import MultiheadAttention, replace_sdpa, scaled_dot_product_attention, set_sdpa
 from attnkit_conformance.model import tolerance
@@ -46,6 +47,12 @@ def relu(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
 def test_softmax_is_torchs(leading, options):
     assert_close(scaled_dot_product_attention(*qkv(*leading), **options), TORCHS(*qkv(*leading), **options))
+
+
+def test_torchs_kernel_is_not_looped_over():
+    q, k, v = (torch.stack([x, x]) for x in qkv(1, HEADS))
+    with pytest.raises(NotImplementedError, match="vmap is served by the generic implementation"):
+        torch.func.vmap(lambda *x: attnkit.softmax_attention(*x, impl="sdpa"))(q, k, v)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import attnkit
 
 torch = pytest.importorskip("torch")
+torch_native = pytest.importorskip("attnkit.backends.torch.native")
 pytestmark = pytest.mark.usefixtures("library")
 OPS = [attnkit.softmax_attention, attnkit.pointwise_attention, attnkit.sigmoid_attention, attnkit.gaussian_attention]
 BY_NAME = pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
@@ -101,6 +102,21 @@ def test_explicit_gradients_are_not_silently_constants():
         dq.sum().backward()
 
 
+@pytest.mark.parametrize("seed", [2**63 - 1, 2**63, 2**64 - 1])
+def test_seeds_of_64_bits(seed):
+    q, k, v = qkv()
+    found = native(attnkit.softmax_attention, dropout=(0.3, seed))(q, k, v)
+    torch.testing.assert_close(found, generic(attnkit.softmax_attention, dropout=(0.3, seed))(q, k, v))
+
+
+def test_small_calls_of_softmax_are_torchs():
+    keys = torch_native.SDPA_UNTIL // 32
+    for count, ours in ((keys - 1, False), (keys, True)):
+        q, k = tokens(1, 2, 16, 8), tokens(1, 2, count, 8)
+        assert torch_native.is_faster(attnkit.softmax_attention.__name__, q, k, k) == ours
+        assert torch_native.is_faster(attnkit.pointwise_attention.__name__, q, k, k)
+
+
 def test_strides_of_any_kind():
     q = tokens(2, 5, 4, 8).transpose(1, 2)
     k = tokens(7, 8, 2, 2).permute(2, 3, 0, 1)
@@ -174,6 +190,16 @@ def test_exported():
     assert "attnkit.native" in str(program.graph)
     arguments = qkv()
     torch.testing.assert_close(program.module()(*arguments), generic(attnkit.pointwise_attention)(*arguments))
+
+
+def test_outputs_without_data_have_the_dtypes_of_those_with():
+    from torch._subclasses import FakeTensorMode
+
+    q, k, v = (x.bfloat16() for x in qkv())
+    call = lambda *x: attnkit.softmax_attention(*x, return_lse=True, enable_gqa=True, impl="native")  # noqa: E731
+    with FakeTensorMode() as mode:
+        fake = call(*(mode.from_tensor(x) for x in (q, k, v)))
+    assert [x.dtype for x in fake] == [x.dtype for x in call(q, k, v)] == [torch.bfloat16, torch.float32]
 
 
 def test_tensors_without_data_never_reach_the_library():
@@ -314,6 +340,14 @@ def test_statistics_beside_the_output_and_alone(op, options):
             op, leaves, "native", options, lambda f: torch.compile(f, fullgraph=True, backend="aot_eager")
         )
     torch.testing.assert_close(compiled, golden)
+
+
+def test_what_the_library_refuses_of_an_op_it_refuses_of_its_statistics():
+    q, k, _ = qkv()
+    op, options = attnkit.pointwise_attention, {"alpha": torch.tensor(0.5), "enable_gqa": True, "impl": "native"}
+    for call in (lambda: op(q, k, k, **options), lambda: attnkit.row_statistics(op, q, k, **options)):
+        with pytest.raises(NotImplementedError, match="native: alpha as an array is served by the generic"):
+            call()
 
 
 def test_second_derivatives_of_statistics():

@@ -181,8 +181,6 @@ def _one_by_one(op: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *ar
     results = []
     for i in range(info.batch_size):
         results.append(op(*(_picked(x, dims, i) for x, dims in zip(arguments, in_dims, strict=True))))
-    if isinstance(results[0], Tensor):
-        return torch.stack(results), 0
     return [torch.stack(column) for column in zip(*results, strict=True)], [0] * len(results[0])
 
 
