@@ -342,14 +342,6 @@ def test_statistics_beside_the_output_and_alone(op, options):
     torch.testing.assert_close(compiled, golden)
 
 
-def test_what_the_library_refuses_of_an_op_it_refuses_of_its_statistics():
-    q, k, _ = qkv()
-    op, options = attnkit.pointwise_attention, {"alpha": torch.tensor(0.5), "enable_gqa": True, "impl": "native"}
-    for call in (lambda: op(q, k, k, **options), lambda: attnkit.row_statistics(op, q, k, **options)):
-        with pytest.raises(NotImplementedError, match="native: alpha as an array is served by the generic"):
-            call()
-
-
 def test_second_derivatives_of_statistics():
     leaves = [x.requires_grad_() for x in qkv()]
     found = []
