@@ -69,6 +69,7 @@ def test_times_of_different_machines_are_not_compared(grid):
     page = write_report(grid / "ends", grid / "middle").read_text()
     assert "Trained on 2 different machines, so the times are not comparable." in page
     assert " / another" in page
+    assert "1 / 4 threads of " in page
     line = read_studies([grid / "ends", grid / "middle"], RECIPE).by_name("relu-alpha0.5-gate")
     assert line.core_hours() == pytest.approx(4 * line.first["steady_seconds"] / 3600)
 

@@ -55,10 +55,10 @@ def progress(items: Sequence[T], label: str) -> Iterator[T]:
             update(index + 1)
 
 
-def many(n: int, noun: str) -> str:
-    """A count with its noun: 1 thread, 2 threads, 2 processes."""
+def many(n: int | str, noun: str) -> str:
+    """A count with its noun: 1 thread, 2 threads, 2 processes; of several machines that differ, "1 / 4" threads."""
     ending = "es" if noun.endswith("s") else "s"
-    return f"{n:,} {noun}{'' if n == 1 else ending}"
+    return f"{n if isinstance(n, str) else f'{n:,}'} {noun}{'' if n == 1 else ending}"
 
 
 def say(text: str) -> None:
