@@ -97,7 +97,7 @@ def draw_in_words(figure: Figure, file: Any, **how: Any) -> None:
 
 def described(figure: Figure) -> str:
     """A line for the figure, for each of its axes, and for everything that is drawn there."""
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     rows = [f"figure of {_numbers(figure.get_size_inches())} inches"]
     for axes in figure.axes:
         rows += _axes(axes)
