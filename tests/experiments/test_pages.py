@@ -64,10 +64,10 @@ class Example(NamedTuple):
 
 
 LANGUAGE = ("steps=4", "tokens=64", "checkpoint_every=2", "evaluate_every=2", "tested=4", "alphas=0,1")
+PROBES = ("fewshot=digits", "shots=1")
 EXAMPLES = {
-    "000-fig1": Example("digits", (*IMAGES, "fewshot=digits", "shots=1", "points=d64/4,d64/8")),
     "000-fig2": Example("digits", (*IMAGES, "activations=relu", "alphas=0,1"), (0, 1)),
-    "000-learned": Example("digits", (*IMAGES, "alphas=1", "kinds=gain-head,alpha-layer")),
+    "000-learned": Example("digits", (*IMAGES, "alphas=1", "kinds=gain-head", "points=d64/4,d64/8", *PROBES)),
     "000-lengths": Example("text", (*LANGUAGE, "lengths=8,16", "exact_at=64")),
     "001-fig3": Example("pairs", (*TRANSLATION, "sizes=24,32", "memories=relu,softmax"), change=without_some),
     "001-table4": Example("pairs", (*TRANSLATION, "methods=vanilla,reluformer,linear"), change=diverged),
