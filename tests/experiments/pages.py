@@ -16,7 +16,7 @@ from matplotlib.axis import Axis
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 CHOSEN = {"alpha"}  # numbers of a result that were not measured
 COUNTED = {"bytes"}  # those that were, and are whole
@@ -62,7 +62,8 @@ def _settled(value: Any, place: str) -> Any:
 
 def _settle_maps(path: Path, name: str) -> None:
     with safe_open(path, framework="np") as stored:
-        metadata, arrays = stored.metadata(), {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
+        metadata = stored.metadata()
+    arrays = load_file(path)
     for key, array in arrays.items():
         if array.dtype.kind == "f":
             rng = np.random.default_rng(zlib.crc32(f"{name}/{key}".encode()))
@@ -101,9 +102,8 @@ def described(figure: Figure) -> str:
     rows = [f"figure of {_numbers(figure.get_size_inches())} inches"]
     for axes in figure.axes:
         rows += _axes(axes)
-        rows += [
-            f"  {words}" for artist in axes.get_children() if artist is not axes.patch and (words := _words(artist))
-        ]
+        children = [artist for artist in axes.get_children() if artist is not axes.patch]
+        rows += [f"  {words}" for artist in children if (words := _words(artist))]
     return "".join(f"{row}\n" for row in rows)
 
 
@@ -132,8 +132,7 @@ def _axis(axis: Axis) -> str:
 
 
 def _words(artist: Artist) -> str:
-    hidden = not artist.get_visible() or isinstance(artist, spines.Spine)
-    if hidden or (artist.axes and artist is artist.axes.patch):
+    if not artist.get_visible() or isinstance(artist, spines.Spine):
         return ""
     for kind, describe in KINDS.items():
         if isinstance(artist, kind):

@@ -224,6 +224,8 @@ def test_a_run_that_is_too_small_decides_nothing(tmp_path):
     assert found.verdict is OPEN
     assert found.findings
     assert answer(claim, []).too_small == ""
+    made(tmp_path / "changed", values, recipe="001-table6", key="bleu", changed="limits=512")
+    assert answer(claim, read_runs(tmp_path / "changed")).verdict is YES
     paper = type(PAPERS[0])("p", "Title", "source", (claim,), ())
     text = paper_page.render(paper, read_runs(tmp_path))["p.md"]
     why = RECIPES["001-table6"].presets["cpu"].too_small

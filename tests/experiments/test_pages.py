@@ -102,7 +102,9 @@ def compare(words: str, name: str) -> None:
 def test_a_study(recipe, places, tmp_path, monkeypatch, in_words):
     data, settings, seeds, change = EXAMPLES[recipe]
     monkeypatch.setattr(
-        claims, "measure", lambda: {"lengths": list(claims.LENGTHS), "variance_slope": 1.0} | {
+        claims, "measure", lambda: {
+            "lengths": list(claims.LENGTHS),
+            "variance_slope": 1.0,
             "weights": claims.weight_scaling(pairs=1 << 12),
             "softmax": claims.softmax_scaling(pairs=1 << 12),
             "variance": claims.output_variance(pairs=1 << 12),

@@ -61,9 +61,13 @@ def test_documents_are_joined_for_every_limit(corpus, tmp_path):
         json.loads((out / "cells" / f"vanilla-{n}-seed0" / "config.json").read_text())["data"] for n in (24, 60)
     ]
     assert checksums[0] != checksums[1]
-    page = write_report(out).read_text()
+    page, told = write_report(out).read_text(), "<b>Too small to say anything: documents of up to 128 tokens"
     assert "60 tokens" in page
-    assert page.index("<b>Too small to say anything: documents of up to 128 tokens") < page.index("<h2>")
+    assert told not in page, "settings were changed"
+    about = json.loads((out / "study.json").read_text())
+    (out / "study.json").write_text(json.dumps(about | {"settings": []}))
+    page = write_report(out).read_text()
+    assert page.index(told) < page.index("<h2>")
 
 
 def test_the_last_checkpoints_are_averaged(corpus, tmp_path):

@@ -8,7 +8,6 @@ import pytest
 import attnkit
 
 torch = pytest.importorskip("torch")
-torch_native = pytest.importorskip("attnkit.backends.torch.native")
 pytestmark = pytest.mark.usefixtures("library")
 OPS = [attnkit.softmax_attention, attnkit.pointwise_attention, attnkit.sigmoid_attention, attnkit.gaussian_attention]
 BY_NAME = pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
@@ -110,11 +109,13 @@ def test_seeds_of_64_bits(seed):
 
 
 def test_small_calls_of_softmax_are_torchs():
-    keys = torch_native.SDPA_UNTIL // 32
+    from attnkit.backends.torch.native import SDPA_UNTIL, is_faster
+
+    keys = SDPA_UNTIL // 32
     for count, ours in ((keys - 1, False), (keys, True)):
         q, k = tokens(1, 2, 16, 8), tokens(1, 2, count, 8)
-        assert torch_native.is_faster(attnkit.softmax_attention.__name__, q, k, k) == ours
-        assert torch_native.is_faster(attnkit.pointwise_attention.__name__, q, k, k)
+        assert is_faster(attnkit.softmax_attention.__name__, q, k, k) == ours
+        assert is_faster(attnkit.pointwise_attention.__name__, q, k, k)
 
 
 def test_strides_of_any_kind():
@@ -196,7 +197,7 @@ def test_outputs_without_data_have_the_dtypes_of_those_with():
     from torch._subclasses import FakeTensorMode
 
     q, k, v = (x.bfloat16() for x in qkv())
-    call = lambda *x: attnkit.softmax_attention(*x, return_lse=True, enable_gqa=True, impl="native")  # noqa: E731
+    call = native(attnkit.softmax_attention, return_lse=True)
     with FakeTensorMode() as mode:
         fake = call(*(mode.from_tensor(x) for x in (q, k, v)))
     assert [x.dtype for x in fake] == [x.dtype for x in call(q, k, v)] == [torch.bfloat16, torch.float32]

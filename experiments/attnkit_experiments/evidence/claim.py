@@ -46,7 +46,8 @@ def answer(claim: Claim, runs: Sequence[Run]) -> Answer:
     findings = [finding for check in claim.checks for finding in _best(check, ours)]
     verdict = together([finding.verdict for finding in findings])
     findings = [finding for finding in findings if finding.verdict is not Verdict.ABSENT]
-    too_small = next((run.too_small for run in ours if run.too_small), "") if findings else ""
+    asked = {finding.run for finding in findings}
+    too_small = next((run.too_small for run in ours if run.name in asked and run.too_small), "")
     return Answer(claim, Verdict.UNDECIDED if too_small else verdict, tuple(findings), too_small)
 
 

@@ -40,9 +40,9 @@ class Run:
 
     @property
     def too_small(self) -> str:
-        """Why a run at its preset decides nothing, "" if it may."""
+        """Why it decides nothing, "" if it may."""
         recipe = RECIPES.get(self.recipe)
-        return recipe.presets[self.preset].too_small if recipe else ""
+        return recipe.too_small(self.preset, self.results[0]["changed"]) if recipe else ""
 
     @property
     def busy(self) -> bool:

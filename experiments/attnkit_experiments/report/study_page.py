@@ -159,7 +159,7 @@ def _head(study: StudyResults, recipe: Recipe) -> str:
 
 def conclusions(study: StudyResults, recipe: Recipe) -> str:
     """`conclusion` of the number that the recipe is about, and of its domain's; or that there is none."""
-    if too_small := recipe.presets[study.preset].too_small:
+    if too_small := recipe.too_small(study.preset, study.about["settings"]):
         return f"Too small to say anything: {too_small}."
     own = conclusion(tables.with_numbers(study.inspected()), recipe.about) if recipe.about else ""
     return f"{own} {conclusion(study, recipe.domain.measure)}".strip()

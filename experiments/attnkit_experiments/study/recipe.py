@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -279,6 +279,10 @@ class Recipe:
     claims: bool = False  # whether the exact statements belong to it
     published: tuple[Published, ...] = ()
     about: Measure | None = None  # the number of cells.csv that it compares, where that is not its domain's
+
+    def too_small(self, preset: str, changes: Sequence[str]) -> str:
+        """Why a run at a preset as it is decides nothing; "" if it may, or if settings were changed."""
+        return "" if changes else self.presets[preset].too_small
 
 
 def softmax_variant(**changes: Any) -> Variant:
