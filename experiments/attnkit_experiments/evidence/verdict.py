@@ -14,7 +14,7 @@ class Verdict(StrEnum):
     CONTRADICTED = "contradicted at this size"
     UNDECIDED = "not decided"
     ABSENT = "not run here"
-    SHOWN = "nothing to decide"
+    SHOWN = "for the eye alone"
 
 
 @dataclass(frozen=True)
