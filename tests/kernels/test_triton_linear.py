@@ -64,6 +64,11 @@ def null_without_keys(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr
     return linear_tokens.live_queries(i, bounds, limits, stateless, item, head, CAUSAL)
 
 
+@triton.jit
+def nothing(x, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    return x * 0.0
+
+
 class Segmented(Interpreted):
     def __init__(self):
         super().__init__()
@@ -128,6 +133,18 @@ def test_a_planted_bug_is_found(
     assert result.checks & checks, result.message
 
 
+@pytest.mark.emulated
+def test_sums_that_nothing_divides_have_two_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    farthest = []
+    for adapter in (worker(tmp_path, monkeypatch), worker(tmp_path, monkeypatch, "left_over", "nothing")):
+        results = list(judge([adapter], "quick", "pair and normalize=False", ("bfloat16", "float16"), ops=(OP,)))
+        adapter.close()
+        assert {result.status for result in results} <= {"pass", "unsupported"}
+        farthest.append({dtype: max(r.ratio for r in results if r.dtype == dtype) for dtype in adapter.dtypes[-2:]})
+    two, one = farthest
+    assert all(two[dtype] < one[dtype] for dtype in one)
+
+
 def launches(
     q: torch.Tensor,
     k: torch.Tensor | None = None,
@@ -188,6 +205,18 @@ def test_no_spills_enough_memory_and_tensor_cores(dtype: torch.dtype, d: int, ca
         made = launches(torch.empty(2, 8, 2048, d, dtype=dtype), causal=causal)
     assert len(made) == 8
     gate(made, capability)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("d", [32, 64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("capability", [80, 90])
+def test_products_of_two_digits_do_not_spill(dtype: torch.dtype, d: int, capability: int) -> None:
+    q = torch.empty(2, 8, 2048, d, dtype=dtype)
+    with device_of(capability):
+        setting = linear_launch.setting(q, q, q, causal=True, normalize=False, feature_map="identity")
+        made = {launch.kernel.fn.__name__: launch for launch in linear_launch.Call(q, q, q, setting).forward(q, None)}
+    gate({"outputs": made["outputs"]}, capability)
 
 
 def test_causal_heads_that_fill_a_gpu_take_one_pass() -> None:

@@ -45,6 +45,7 @@ from attnkit.kernels.triton.linear_tokens import (
     alone,
     beside,
     fades,
+    left_over,
     level_at,
     live_queries,
     load_cotangents,
@@ -243,8 +244,10 @@ def outputs(
 ):  # fmt: skip
     """BLOCK columns of o for a segment of queries; or, with do, 1/den and its part of do·num into `rows`.
 
-    With FLOOR den = max(raw, 0) + eps, whose slope is 0 where raw ≤ 0: do·num is 0 there.
+    With FLOOR den = max(raw, 0) + eps, whose slope is 0 where raw ≤ 0: do·num is 0 there. Without a denominator, which
+    would be rounded alike, φ(q) has twice the digits of OPERAND beside the state, and so have the pairs of a chunk.
     """
+    TWICE: tl.constexpr = not NORMALIZE and (tl.float32 != OPERAND or PRECISION == "tf32")
     rows, masks = rows[:], masks[:]
     block, segment, head, items, positions, limits = place(blocks, span, limits, heads[0], CAUSAL)
     item, key_item, begin = items[0], items[1], positions[0]
@@ -257,7 +260,8 @@ def outputs(
         i = i0 + token
         inside, live = (i >= 0) & (i < limits[0]), live_queries(i, bounds, limits, masks, item, head, CAUSAL)
         x = load_features(q, item, head, i0, live, 0, d, PHI, D, CHUNK)
-        num, raw = product(x, S, None, OPERAND, PRECISION), row_products(x, z, OPERAND, PRECISION)
+        num = product(left_over(x, OPERAND, PRECISION), S, None, OPERAND, PRECISION) if TWICE else None
+        num, raw = product(x, S, num, OPERAND, PRECISION), row_products(x, z, OPERAND, PRECISION)
         if masks[5] is not None:
             levels = level_at(masks[5], key_item, shared, p0 + token, limits[1])
             before, last = (
@@ -275,6 +279,8 @@ def outputs(
                 pairs *= fades(levels[None, :], levels[:, None])
             pairs = tl.where(token[:, None] >= token[None, :], pairs, 0.0)
             num, raw = product(pairs, c, num, OPERAND, PRECISION), add_row_sums(raw, pairs, OPERAND, PRECISION)
+            if TWICE:
+                num = product(left_over(pairs, OPERAND, PRECISION), c, num, OPERAND, PRECISION)
             if masks[5] is not None:
                 y, S, z = y * fades(levels, last)[:, None], S * fades(before, last), z * fades(before, last)
             S, z = product(tl.trans(y), c, S, OPERAND, PRECISION), add_tokens(z, y, OPERAND, PRECISION)

@@ -200,13 +200,19 @@ def alone(x, OPERAND: tl.constexpr):
 
 
 @triton.jit
+def left_over(x, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """What a product of x with operands in OPERAND drops: its next digits."""
+    return x - nearest(x.to(OPERAND), PRECISION).to(tl.float32)
+
+
+@triton.jit
 def row_products(x, z, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     """x·z of every row of x, z having twice the digits of OPERAND."""
     if tl.float32 == OPERAND:
         result = tl.sum(x * z[None, :], 1)
     else:
         result = product(x, z, None, OPERAND, PRECISION)
-        result = product(x, z - z.to(OPERAND).to(tl.float32), result, OPERAND, PRECISION)
+        result = product(x, left_over(z, OPERAND, PRECISION), result, OPERAND, PRECISION)
     return result
 
 
