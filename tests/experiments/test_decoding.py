@@ -222,13 +222,6 @@ def test_a_model_without_numbers_is_refused(search):
         SEARCHES[search](model, whole.source, whole.mask)
 
 
-def test_mistakes_are_named():
-    with pytest.raises(ValueError, match="beam must be at least 1; got 0"):
-        DecodeConfig(beam=0)
-    with pytest.raises(ValueError, match="a and b must not be negative; got -1 and 10"):
-        DecodeConfig(a=-1)
-
-
 def test_hypotheses_are_chosen_on_the_device_of_the_tokens():
     """On a device without storage: an index that is made on the CPU would be refused there."""
     items, beams = 3, 2

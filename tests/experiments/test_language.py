@@ -241,7 +241,7 @@ def test_recipes_of_other_tasks_report_quality_by_seconds(recipe, data, tmp_path
     ("words", "text"),
     [
         (["task=copying", "length=9"], "length must be even and at least 4 for copying, got 9"),
-        (["length=1"], "length must be at least 2 bytes, got 1"),
+        (["length=1"], "length must be at least 2, got 1"),
         (["length=64", "tokens=32"], "tokens must hold a window of 64 bytes, got 32"),
         (["length=60000", "tokens=60000"], "length 60,000 does not fit into the 46,611 test bytes of pydoc"),
         (["tested=-1"], "tested must be at least 0"),

@@ -86,7 +86,10 @@ def choose(request: Request) -> tuple[Recipe, Any]:
         study = dataclasses.replace(study, seeds=request.seeds)
     if not study.seeds or len(set(study.seeds)) < len(study.seeds) or min(study.seeds) < 0:
         raise UserError(f"seeds: expected different whole numbers from 0, got {study.seeds}")
-    recipe.variants(study)  # a bad activation or point is reported before any data is read
+    try:
+        recipe.variants(study)  # a bad activation or point is reported before any data is read
+    except ValueError as error:
+        raise UserError(f"{recipe.id}: {error}") from None
     return recipe, study
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from attnkit.nn import KeyValueMemory
 from attnkit_experiments.engine.adafactor import Adafactor
+from attnkit_experiments.engine.errors import require_in
 
 
 @dataclass(frozen=True)
@@ -52,19 +53,14 @@ class TrainConfig:
     average: int = 1
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
-        if self.warmup < 0 or self.lr <= 0 or self.clip <= 0:
-            raise ValueError("warmup must be at least 0, lr and clip above 0")
-        for name in ("accumulate", "average"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        require_in("[1, inf)", steps=self.steps, accumulate=self.accumulate, average=self.average)
+        require_in("[0, inf)", warmup=self.warmup)
+        require_in("(0, inf)", lr=self.lr, clip=self.clip)
+        require_in("[0, 1)", ema=self.ema)
         if self.fsdp_parameters != "float32" and self.precision != self.fsdp_parameters:
             raise ValueError(
                 f"fsdp_parameters={self.fsdp_parameters} needs the same precision, got precision={self.precision}"
             )
-        if not 0 <= self.ema < 1:
-            raise ValueError(f"ema must lie in [0, 1), got {self.ema:g}")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}; got {self.schedule!r}")
         if self.optimizer not in OPTIMIZERS:

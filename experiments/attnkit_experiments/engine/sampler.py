@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from attnkit_experiments.engine.errors import require_in
+
 M = TypeVar("M", bound=nn.Module)
 
 Permutation = Callable[[int, int, int], np.ndarray]
@@ -34,8 +36,7 @@ class ShuffledShards:
     """
 
     def __init__(self, shards: np.ndarray, window: int) -> None:
-        if window < 1:
-            raise ValueError(f"window must be at least 1, got {window}")
+        require_in("[1, inf)", window=window)
         _, self._shard = np.unique(shards, return_inverse=True)
         self._window = window
         self._order = lru_cache(maxsize=2)(self._new)

@@ -13,7 +13,7 @@ from attnkit_experiments.data.images.dataset import ImageData
 from attnkit_experiments.data.images.lazy import LazyImages
 from attnkit_experiments.data.images.loading import ImageRequest, load_images
 from attnkit_experiments.data.text.lines import read_lines
-from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.errors import UserError, require_in
 from attnkit_experiments.engine.files import fingerprint
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.images import inspection
@@ -50,6 +50,9 @@ class ImageStudy(ImageSettings):
     judged: str = ""
     fewshot: tuple[str, ...] = ()
     shots: tuple[int, ...] = SHOTS
+
+    def __post_init__(self) -> None:
+        require_in("[1, inf)", shots=self.shots)
 
 
 @dataclass(frozen=True)
@@ -134,8 +137,6 @@ def sections(study: Any, show_images: bool) -> list[Section]:
 def load(source: Source) -> ImageSets:
     """The images, and the probe sets in their size; UserError if those cannot be read or do not fit."""
     study, main = source.study, read_images(source)
-    if study.fewshot and (not study.shots or min(study.shots) < 1):
-        raise UserError(f"--set shots: expected numbers from 1, got {study.shots}")
     probes = tuple(
         load_images(place, ImageRequest(main.size), cache=source.cache, skip_unreadable=source.skip_unreadable)
         for place in study.fewshot

@@ -15,6 +15,7 @@ from attnkit_experiments.data.images import augment, randaugment
 from attnkit_experiments.data.images.dataset import ImageData
 from attnkit_experiments.data.images.lazy import LazyImages
 from attnkit_experiments.data.images.pixels import open_pixels
+from attnkit_experiments.engine.errors import require_in
 from attnkit_experiments.engine.sampler import build_seeded, generator, sample_ids
 from attnkit_experiments.engine.transfer import upload
 from attnkit_experiments.engine.world import ALONE, World
@@ -45,10 +46,10 @@ class AugmentConfig:
     def __post_init__(self) -> None:
         if self.randaug:
             randaugment.named(self.randaug)
-        if self.cutmix < 0 or not 0 <= self.erase <= 1:
-            raise ValueError("cutmix must be at least 0, erase in [0, 1]")
-        if self.mixup < 0 or not 0 <= self.smoothing < 1 or not 0 < self.smallest_crop <= 1:
-            raise ValueError("mixup must be at least 0, smoothing in [0, 1), smallest_crop in (0, 1]")
+        require_in("[0, inf)", mixup=self.mixup, cutmix=self.cutmix)
+        require_in("[0, 1]", erase=self.erase)
+        require_in("[0, 1)", smoothing=self.smoothing)
+        require_in("(0, 1]", smallest_crop=self.smallest_crop)
 
 
 def softmax_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -71,8 +72,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {"softmax": softmax_loss, "sigmoid": 
 
 def require_fit(data: ImageData | LazyImages, augmentation: AugmentConfig, batch: int) -> None:
     """ValueError for an impossible ImageTask, before it is built."""
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1, got {batch}")
+    require_in("[1, inf)", batch=batch)
     if augmentation.randaug and data.channels != 3:
         raise ValueError(f"randaug needs images of 3 channels, got {data.channels}")
 

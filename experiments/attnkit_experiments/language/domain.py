@@ -10,7 +10,7 @@ import torch
 import attnkit
 from attnkit_experiments.data.text.bytes import PYDOC, TextData, load_text
 from attnkit_experiments.data.text.symbols import generate
-from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.errors import UserError, require_in
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.language.inspection import inspect
 from attnkit_experiments.language.model import LanguageConfig, forward_flops
@@ -54,8 +54,9 @@ class LanguageStudy(Training):
     qk_norm: bool = True
 
     def __post_init__(self) -> None:
-        if self.tested < 0 or any(length < 2 for length in self.exact_at):
-            raise ValueError("tested must be at least 0, exact_at lengths from 2")
+        require_in("[0, inf)", tested=self.tested)
+        if self.exact_at:
+            require_in("[2, inf)", exact_at=self.exact_at)
         if self.task == "copying" and (self.length < 4 or self.length % 2):
             raise ValueError(f"length must be even and at least 4 for copying, got {self.length}")
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import attnkit
 from attnkit import RowStatistics
-from attnkit_experiments.engine.errors import unknown
+from attnkit_experiments.engine.errors import require_in, unknown
 from attnkit_experiments.images.model import LAYERNORM_EPS, SIZES, Block, tiny_biases
 
 BYTES = 256
@@ -37,8 +37,7 @@ class LanguageConfig:
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise unknown("model size", self.size, SIZES)
-        if self.length < 2:
-            raise ValueError(f"length must be at least 2 bytes, got {self.length}")
+        require_in("[2, inf)", length=self.length)
 
 
 class LanguageModel(nn.Module):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnkit_experiments.data.text.bytes import TextData
+from attnkit_experiments.engine.errors import require_in
 from attnkit_experiments.engine.losses import nats
 from attnkit_experiments.engine.sampler import build_seeded, generator, sample_ids
 from attnkit_experiments.engine.transfer import upload
@@ -110,8 +111,7 @@ def windows(count: int, length: int) -> int:
 
 def require_fit(data: TextData, model: LanguageConfig, batch: int) -> None:
     """ValueError for an impossible LanguageTask, before it is built."""
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1, got {batch}")
+    require_in("[1, inf)", batch=batch)
     for name, part in (("train", data.train), ("test", data.test)):
         if not windows(len(part), model.length):
             raise ValueError(f"length {model.length:,} does not fit into the {len(part):,} {name} bytes of {data.name}")

@@ -10,7 +10,7 @@ import torch
 from attnkit_experiments.data.sequences.dataset import SequenceData
 from attnkit_experiments.data.sequences.listops import ListOpsRules
 from attnkit_experiments.data.sequences.lra import GENERATED, TASKS, SequenceRequest, load_sequences
-from attnkit_experiments.engine.errors import UserError, unknown
+from attnkit_experiments.engine.errors import UserError, require_in, require_names, unknown
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.sequences.inspection import inspect
 from attnkit_experiments.sequences.methods import METHODS
@@ -83,13 +83,10 @@ class SequenceStudy(Training):
             raise unknown("task", self.task, TASKS)
         if self.pool not in POOLINGS:
             raise unknown("pooling", self.pool, POOLINGS)
-        if not self.methods:
-            raise UserError("--set methods: expected at least one method")
-        for method in self.methods:
-            if method not in METHODS:
-                raise unknown("method", method, METHODS)
-        if self.hold_out < 0 or self.hold_out == 1 or self.length < 0 or self.clip < 0:
-            raise ValueError("hold_out must be 0 or at least 2, length and clip at least 0")
+        require_names("methods", "method", self.methods, METHODS)
+        require_in("[0, inf)", length=self.length, clip=self.clip)
+        if self.hold_out < 0 or self.hold_out == 1:
+            raise ValueError(f"hold_out must be 0 or at least 2, got {self.hold_out}")
 
 
 def source() -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attnkit_experiments.data.sequences.dataset import PADDING
-from attnkit_experiments.engine.errors import unknown
+from attnkit_experiments.engine.errors import require_in, unknown
 from attnkit_experiments.sequences.methods import METHODS
 
 EMBEDDING_STD = 0.02
@@ -55,8 +55,9 @@ class ClassifierConfig:
             raise unknown("pooling", self.pool, POOLINGS)
         if self.towers not in (1, 2):
             raise ValueError(f"towers must be 1 or 2, got {self.towers}")
-        if min(self.vocabulary - 1, self.classes, self.length, self.width, self.hidden) < 1 or self.depth < 0:
-            raise ValueError("vocabulary must be at least 2; classes, length, width and hidden at least 1; depth 0")
+        require_in("[2, inf)", vocabulary=self.vocabulary)
+        require_in("[1, inf)", classes=self.classes, length=self.length, width=self.width, hidden=self.hidden)
+        require_in("[0, inf)", depth=self.depth)
 
 
 # ---------------------------------------------------------------------------------------------- pooling

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnkit_experiments.data.sequences.dataset import PADDING, SequenceData, Split
+from attnkit_experiments.engine.errors import require_in
 from attnkit_experiments.engine.losses import nats
 from attnkit_experiments.engine.sampler import build_seeded, sample_ids, seeded
 from attnkit_experiments.engine.transfer import upload
@@ -116,8 +117,8 @@ class SequenceTask:
 
 def require_fit(data: SequenceData, model: ClassifierConfig, batch: int, pad_to_multiple: int) -> None:
     """ValueError for an impossible SequenceTask, before it is built."""
-    if batch < 1 or pad_to_multiple < 0:
-        raise ValueError(f"batch must be at least 1 and pad_to_multiple at least 0, got {batch} and {pad_to_multiple}")
+    require_in("[1, inf)", batch=batch)
+    require_in("[0, inf)", pad_to_multiple=pad_to_multiple)
     for name, expected in (("vocabulary", data.vocabulary), ("classes", len(data.classes)), ("towers", data.towers)):
         if getattr(model, name) != expected:
             raise ValueError(f"{name} of the model must be {expected} for {data.name}, got {getattr(model, name)}")

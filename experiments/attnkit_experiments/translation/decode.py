@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attnkit_experiments.data.text.pairs import BOS, EOS, PAD
-from attnkit_experiments.engine.errors import Diverged
+from attnkit_experiments.engine.errors import Diverged, require_in
 from attnkit_experiments.engine.losses import log_probabilities
 from attnkit_experiments.translation.model import DecoderState, Translator
 
@@ -34,10 +34,8 @@ class DecodeConfig:
     b: int = 10
 
     def __post_init__(self) -> None:
-        if self.beam < 1:
-            raise ValueError(f"DecodeConfig: beam must be at least 1; got {self.beam}")
-        if self.a < 0 or self.b < 0:
-            raise ValueError(f"DecodeConfig: a and b must not be negative; got {self.a} and {self.b}")
+        require_in("[1, inf)", beam=self.beam)
+        require_in("[0, inf)", a=self.a, b=self.b)
 
 
 class Translations(NamedTuple):

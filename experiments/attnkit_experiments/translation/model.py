@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from attnkit import RowStatistics
 from attnkit.nn import KeyValueCache, KeyValueMemory, MultiHeadAttention
 from attnkit_experiments.data.text.pairs import PAD
-from attnkit_experiments.engine.errors import unknown
+from attnkit_experiments.engine.errors import require_in, unknown
 from attnkit_experiments.translation.methods import VANILLA, Method
 
 MEMORIES: dict[str, dict[str, Any]] = {
@@ -66,9 +66,8 @@ class TranslationConfig:
             raise unknown("norm", self.norm, JOINS)
         if self.dim % 2:
             raise ValueError(f"TranslationConfig: dim must be even for sinusoidal positions; got {self.dim}")
-        for name in ("vocabulary", "encoder_layers", "decoder_layers", "max_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"TranslationConfig: {name} must be at least 1; got {getattr(self, name)}")
+        layers = {"encoder_layers": self.encoder_layers, "decoder_layers": self.decoder_layers}
+        require_in("[1, inf)", vocabulary=self.vocabulary, max_length=self.max_length, **layers)
 
 
 def sinusoids(length: int, dim: int) -> Tensor:

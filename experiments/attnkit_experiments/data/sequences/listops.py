@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attnkit_experiments.data.sequences.dataset import SequenceData, flat, single
-from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.errors import UserError, require_in
 from attnkit_experiments.engine.files import fingerprint, written_aside
 from attnkit_experiments.engine.progress import meter
 
@@ -49,8 +49,9 @@ class ListOpsRules:
         if not 0 <= self.longer_than < self.shorter_than - 1:
             lengths = f"{self.longer_than} and {self.shorter_than}"
             raise ValueError(f"longer_than must be at least 0 and below shorter_than - 1, got {lengths}")
-        if self.depth < 1 or self.arguments < 2 or not 0 < self.operator_share < 1:
-            raise ValueError("depth must be at least 1, arguments at least 2, operator_share in (0, 1)")
+        require_in("[1, inf)", depth=self.depth)
+        require_in("[2, inf)", arguments=self.arguments)
+        require_in("(0, 1)", operator_share=self.operator_share)
 
 
 def load(rules: ListOpsRules, *, train: int, valid: int, test: int, seed: int, cache: Path) -> SequenceData:

@@ -11,7 +11,7 @@ from attnkit_experiments.data.sequences.dataset import SequenceData
 from attnkit_experiments.data.sequences.listops import ListOpsRules
 from attnkit_experiments.data.sequences.pictures import load_grey_images, load_pathfinder
 from attnkit_experiments.data.sequences.text import load_halves, load_retrieval, load_reviews
-from attnkit_experiments.engine.errors import UserError, unknown
+from attnkit_experiments.engine.errors import UserError, require_in, unknown
 
 GENERATED = "generated"  # instead of a path for generated data
 
@@ -48,8 +48,7 @@ class SequenceRequest:
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise unknown("task", self.task, TASKS)
-        if min(self.train, self.valid, self.test) < 0:
-            raise ValueError(f"train, valid and test must be at least 0, got {self.train}, {self.valid}, {self.test}")
+        require_in("[0, inf)", train=self.train, valid=self.valid, test=self.test)
 
 
 def load_sequences(source: str, request: SequenceRequest, *, cache: Path) -> SequenceData:

@@ -21,7 +21,7 @@ import numpy as np
 from attnkit_experiments.data.text import bpe
 from attnkit_experiments.data.text.documents import concatenation
 from attnkit_experiments.data.text.lines import Lines, read_pair
-from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.errors import UserError, require_in
 from attnkit_experiments.engine.files import read_json
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
@@ -143,9 +143,7 @@ class PairRequest:
         if len(languages) != 2 or not all(languages) or languages[0] == languages[1]:
             raise ValueError(f"direction must be two languages like de-en, got {self.direction!r}")
         numbers = ("max_length", "document_tokens", "train_pairs", "valid_pairs", "test_pairs")
-        for name in numbers:
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        require_in("[0, inf)", **{name: getattr(self, name) for name in numbers})
         if self.max_ratio and self.max_ratio < 1:
             raise ValueError(f"max_ratio must be 0 or at least 1, got {self.max_ratio}")
         if self.document_tokens and (self.max_length or self.max_ratio):

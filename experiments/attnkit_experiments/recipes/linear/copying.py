@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import attnkit
-from attnkit_experiments.engine.errors import UserError, unknown
+from attnkit_experiments.engine.errors import require_names
 from attnkit_experiments.language.domain import DOMAIN, LanguageStudy
 from attnkit_experiments.recipes.relu_vit.language import CPU, SMALL, SMOKE
 from attnkit_experiments.study.recipe import Recipe, Scale, Variant, presets
@@ -40,11 +40,7 @@ class Study(LanguageStudy):
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
-    if not study.methods:
-        raise UserError("--set methods: expected at least one method")
-    for method in study.methods:
-        if method not in METHODS:
-            raise unknown("method", method, METHODS)
+    require_names("methods", "method", study.methods, METHODS)
     plain = (Variant(method, method, *METHODS[method]) for method in study.methods)
     return tuple(dataclasses.replace(each, baseline="softmax" * (each.name != "softmax")) for each in plain)
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import attnkit
 from attnkit.nn import KeyValueCache
-from attnkit_experiments.engine.errors import unknown
+from attnkit_experiments.engine.errors import require_in, require_names
 from attnkit_experiments.report.html import card
 from attnkit_experiments.study.measurement import Column, Measurement, Row
 from attnkit_experiments.study.recipe import Preset, Section
@@ -47,13 +47,9 @@ class Study:
     tokens: int = 200
 
     def __post_init__(self) -> None:
-        for method in self.methods:
-            if method not in METHODS:
-                raise unknown("method", method, METHODS)
-        if not self.methods or not self.lengths:
-            raise ValueError("methods and lengths must not be empty")
-        if min(*self.lengths, self.heads, self.head_dim, self.features, self.tokens) < 1:
-            raise ValueError("lengths, heads, head_dim, features and tokens must be at least 1")
+        require_names("methods", "method", self.methods, METHODS)
+        require_in("[1, inf)", lengths=self.lengths, heads=self.heads, head_dim=self.head_dim)
+        require_in("[1, inf)", features=self.features, tokens=self.tokens)
 
 
 def cache(op: Callable[..., Tensor], k: Tensor, v: Tensor, study: Study) -> tuple[Step, int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.errors import require_in
 from attnkit_experiments.images.domain import DOMAIN
 from attnkit_experiments.recipes.relu_vit.big_vision import FIGURE_POINTS, augmented, paper_presets
 from attnkit_experiments.recipes.relu_vit.presets import DEVIATIONS, SCALES, GridStudy, at_points, pointwise_grid
@@ -28,8 +28,7 @@ class Study(GridStudy):
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
-    if any(factor <= 0 for factor in study.lr_factors) or not study.lr_factors:
-        raise UserError("--set lr_factors: expected numbers above 0")
+    require_in("(0, inf)", lr_factors=study.lr_factors)
     every = []
     for factor in study.lr_factors:
         for on in (True, False):

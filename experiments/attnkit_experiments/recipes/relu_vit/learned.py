@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from attnkit_experiments.engine.errors import unknown
+from attnkit_experiments.engine.errors import require_names
 from attnkit_experiments.images.domain import DOMAIN
 from attnkit_experiments.images.learned_scale import KINDS
 from attnkit_experiments.recipes.relu_vit.big_vision import FIGURE_POINTS, augmented, paper_presets
@@ -31,9 +31,7 @@ class Study(GridStudy):
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
-    for kind in study.kinds:
-        if kind not in KINDS:
-            raise unknown("learned scale", kind, KINDS)
+    require_names("kinds", "learned scale", study.kinds, KINDS)
     every = [softmax_variant()]
     for each in pointwise_grid(study.activations, study.alphas):
         every.append(dataclasses.replace(each, series=f"{each.series}, fixed"))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.errors import require_in
 from attnkit_experiments.language.domain import DOMAIN, LanguageStudy
 from attnkit_experiments.recipes.relu_vit.language import DEVIATIONS, SCALES
 from attnkit_experiments.recipes.relu_vit.presets import beside_softmax, pointwise_grid
@@ -33,8 +33,8 @@ class Study(LanguageStudy):
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
-    if any(length < 2 for length in study.lengths):
-        raise UserError(f"--set lengths: expected numbers from 2, got {','.join(map(str, study.lengths))}")
+    if study.lengths:
+        require_in("[2, inf)", lengths=study.lengths)
     grid = beside_softmax(pointwise_grid(study.activations, study.alphas))
     points = [each.at(f"L = {n:,}", f"L{n}-{{}}", length=n) for n in study.lengths for each in grid]
     return tuple(points) if points else grid

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import attnkit
-from attnkit_experiments.engine.errors import UserError, unknown
+from attnkit_experiments.engine.errors import UserError, require_in, require_names, unknown
 from attnkit_experiments.images.domain import ImageStudy
 from attnkit_experiments.images.model import SIZES
 from attnkit_experiments.study.recipe import Scale, Variant, pointwise_variant, softmax_variant
@@ -100,18 +100,13 @@ DEVIATIONS = (
 
 
 def require_activations(names: tuple[str, ...]) -> None:
-    if not names:
-        raise UserError("--set activations: expected at least one activation")
-    for name in names:
-        if name not in attnkit.ACTIVATIONS:
-            raise unknown("activation", name, attnkit.ACTIVATIONS)
+    require_names("activations", "activation", names, attnkit.ACTIVATIONS)
 
 
 def pointwise_grid(activations: tuple[str, ...], alphas: tuple[float, ...]) -> tuple[Variant, ...]:
     """L^-alpha·h for every h and alpha."""
     require_activations(activations)
-    if not alphas:
-        raise UserError("--set alphas: expected at least one number")
+    require_in("(-inf, inf)", alphas=alphas)
     return tuple(pointwise_variant(activation, alpha) for activation in activations for alpha in alphas)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from attnkit_experiments.engine.errors import UserError, unknown
+from attnkit_experiments.engine.errors import require_names
 from attnkit_experiments.study.recipe import Scale, Variant
 from attnkit_experiments.translation.domain import TranslationStudy
 from attnkit_experiments.translation.methods import METHODS
@@ -217,11 +217,7 @@ LABELS = {
 def by_method(study: MethodStudy, labels: Mapping[str, str] = MappingProxyType({})) -> tuple[Variant, ...]:
     """A variant for each of METHODS by name; its difference is to the first."""
     names = study.methods
-    if not names:
-        raise UserError(f"--set methods: expected one or more of {', '.join(METHODS)}")
-    for name in names:
-        if name not in METHODS:
-            raise unknown("method", name, METHODS)
+    require_names("methods", "method", names, METHODS)
     return tuple(
         Variant(
             name=name,
@@ -237,9 +233,7 @@ def by_method(study: MethodStudy, labels: Mapping[str, str] = MappingProxyType({
 
 def by_memory(study: MemoryStudy) -> tuple[Variant, ...]:
     """A variant for each of MEMORIES by name at every size; its difference is to the first of its size."""
-    for name in study.memories:
-        if name not in MEMORIES:
-            raise unknown("memory", name, MEMORIES)
+    require_names("memories", "memory", study.memories, MEMORIES)
     every = tuple(
         Variant(
             name=name,

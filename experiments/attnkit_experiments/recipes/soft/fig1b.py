@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from attnkit.nn import MultiHeadAttention, SoftAttention2d
-from attnkit_experiments.engine.errors import unknown
+from attnkit_experiments.engine.errors import require_in, require_names
 from attnkit_experiments.engine.memory import peak_bytes
 from attnkit_experiments.report.html import card, table
 from attnkit_experiments.soft.attention import Soft, Tokens
@@ -76,11 +76,8 @@ class Study:
     limit_gb: float = 16.0
 
     def __post_init__(self) -> None:
-        for method in self.methods:
-            if method not in METHODS:
-                raise unknown("method", method, METHODS)
-        if not self.methods or not self.multiples or min(self.multiples) < 1 or self.layers < 1:
-            raise ValueError("methods and multiples must not be empty, multiples and layers at least 1")
+        require_names("methods", "method", self.methods, METHODS)
+        require_in("[1, inf)", multiples=self.multiples, layers=self.layers)
         if self.unit % HEIGHT:
             raise ValueError(f"unit must be a multiple of {HEIGHT}, the height of a picture; got {self.unit}")
 

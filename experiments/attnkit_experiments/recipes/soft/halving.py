@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 import attnkit
+from attnkit_experiments.engine.errors import require_in
 from attnkit_experiments.study.measurement import Column, Measurement, Row
 from attnkit_experiments.study.recipe import Preset, Section
 
@@ -41,8 +42,9 @@ class Study:
     most: int = 20
 
     def __post_init__(self) -> None:
-        if not self.spreads or not self.landmarks or min(self.spreads) <= 0 or min(self.landmarks) < 1 or self.most < 0:
-            raise ValueError("spreads and landmarks must not be empty and positive, most at least 0")
+        require_in("(0, inf)", spreads=self.spreads)
+        require_in("[1, inf)", landmarks=self.landmarks)
+        require_in("[0, inf)", most=self.most)
 
 
 def items(study: Study) -> list[Row]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attnkit_experiments.engine.errors import UserError, unknown
+from attnkit_experiments.engine.errors import require_names
 from attnkit_experiments.soft.domain import SoftStudy
 from attnkit_experiments.soft.methods import METHODS
 from attnkit_experiments.study.recipe import Scale, Variant
@@ -92,11 +92,7 @@ class MethodStudy(SoftStudy):
 
 
 def by_method(study: MethodStudy) -> tuple[Variant, ...]:
-    if not study.methods:
-        raise UserError("--set methods: expected at least one method")
-    for name in study.methods:
-        if name not in METHODS:
-            raise unknown("method", name, METHODS)
+    require_names("methods", "method", study.methods, METHODS)
     return tuple(
         Variant(name=name, series=name, op=name, baseline="transformer" if name != "transformer" else "")
         for name in study.methods

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from attnkit_experiments.engine.errors import require_names
 from attnkit_experiments.soft.domain import cost
 from attnkit_experiments.soft.model import OPTIONS, SIZES, SoftConfig
 from attnkit_experiments.study.measurement import Column, Measurement, Row
@@ -83,11 +84,8 @@ class Study:
     options: str = "official"
 
     def __post_init__(self) -> None:
-        for size in self.sizes:
-            if size not in OWN:
-                raise ValueError(f"sizes must be of {', '.join(OWN)}, got {size}")
-        if self.options not in OPTIONS:
-            raise ValueError(f"options must be one of {', '.join(OPTIONS)}, got {self.options}")
+        require_names("sizes", "size", self.sizes, OWN)
+        require_names("options", "options", (self.options,), OPTIONS)
 
 
 def items(study: Study) -> list[Row]:
