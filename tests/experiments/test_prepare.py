@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from attnkit_experiments.__main__ import main
 from attnkit_experiments.data import archives
 from attnkit_experiments.data.prepare import PREPARE, europarl7, iwslt14, wmt14
 from attnkit_experiments.data.prepare.cleaning import clean, count_words
@@ -110,6 +111,24 @@ def test_the_manifest_says_what_was_read_kept_and_written(prepared):
     for name, file in manifest["files"].items():
         assert file == {"lines": len(read_lines(out / name)), "sha256": sha256(out / name)}
     assert len(manifest["read"]) == 12
+
+
+def test_the_command_says_what_it_has_written(tmp_path, capsys):
+    archive = pack(tmp_path / "de-en.tgz", iwslt_files())
+    words = ["prepare", "iwslt14", str(archive), str(tmp_path / "out")]
+    assert main(words) == 2
+    assert capsys.readouterr().err.endswith("--any-count prepares it as it is\n")
+    assert main([*words, "--any-count"]) == 0
+    *files, last = capsys.readouterr().out.splitlines()
+    written = sorted((tmp_path / "out").glob("*.gz"))
+    assert sorted(files) == [f"{path.name}: {len(read_lines(path))} lines" for path in written]
+    assert f"train.de.gz: {IWSLT_EXPECTED['train'] - 2} lines" in files
+    assert last == f"written: {tmp_path / 'out'}"
+
+
+def test_an_unknown_set_is_answered_with_the_closest(tmp_path, capsys):
+    assert main(["prepare", "iwslt41", str(tmp_path), str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.startswith("error: unknown data set 'iwslt41'; did you mean 'iwslt14'?")
 
 
 def test_markup_is_counted_in_the_source(tmp_path):

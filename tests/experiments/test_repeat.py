@@ -3,7 +3,9 @@
 import pytest
 
 from attnkit_experiments.__main__ import main
+from attnkit_experiments.commands.repeat import Comparison, Published
 from attnkit_experiments.commands.report import write_report
+from attnkit_experiments.recipes import RECIPES
 from attnkit_experiments.report.results import as_csv, read_csv
 
 CELL = "relu-alpha1-gate-seed0"
@@ -95,3 +97,33 @@ def test_an_unknown_cell_is_named_with_the_nearest(report, tmp_path, capsys):
 def test_a_folder_without_a_report_is_refused(tmp_path, capsys):
     assert repeat(tmp_path, tmp_path) == 2
     assert "holds no report of trained cells" in capsys.readouterr().err
+
+
+def test_a_recipe_that_does_not_exist_is_named(report, tmp_path, capsys):
+    folder = changed(report, tmp_path, "steps", str)
+    text = (folder / "results.csv").read_text()
+    (folder / "results.csv").write_text(text.replace("000-fig4", "000-fig44"))
+    assert repeat(folder, tmp_path) == 2
+    assert capsys.readouterr().err.startswith("error: unknown recipe '000-fig44'; did you mean '000-fig4'?")
+
+
+def test_what_differs_is_listed_up_to_ten():
+    study = {"recipe": "000-fig2", "device": "one CPU", "torch": "2.0"}
+    cell = {"variant": "softmax", "seed": "0", "accuracy": "0.5"} | {f"x{n}": "1" for n in range(12)}
+    again = cell | {f"x{n}": "2" for n in range(12)}
+    published = Published("fig2", study, [cell], cell)
+    elsewhere = Comparison(published, again, RECIPES["000-fig2"].domain.measure, study | {"torch": "2.1"})
+    assert elsewhere.text().splitlines() == [
+        "fig2: softmax-seed0: 3 of 15 numbers are equal, bit for bit; published from one CPU, torch 2.0, repeated on "
+        "one CPU, torch 2.1",
+        *(f"    x{n}: 1 published, 2" for n in range(10)),
+        "    and 2 more",
+        "    accuracy: within two standard deviations of the seeds, 50.0",
+    ]
+    other = Comparison(published, again | {"accuracy": "0.4"}, elsewhere.measure, study)
+    assert other.within is None
+    assert (
+        other.text().splitlines()[0]
+        == "fig2: softmax-seed0: 2 of 15 numbers are equal, bit for bit; both on one CPU, torch 2.0"
+    )
+    assert other.text().endswith("accuracy: one seed has no two standard deviations of the seeds, 50.0")
