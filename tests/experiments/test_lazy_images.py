@@ -503,6 +503,33 @@ def empty(root: Path) -> str:
     return str(root)
 
 
+def two_images(root: Path) -> str:
+    return str(shard(root / "train-0.tar", {"a/x.png": b"-", "a/x.jpg": b"-"}).parent)
+
+
+def without_class(root: Path) -> str:
+    return str(shard(root / "train-0.tar", {"x.png": b"-"}).parent)
+
+
+def more_classes_than_names(root: Path) -> str:
+    for split in ("train", "val"):
+        shard(root / f"{split}-0.tar", {"x.png": b"-", "x.cls": b"1"})
+    (root / "classes.txt").write_text("ant\n")
+    return str(root)
+
+
+def a_text(root: Path) -> str:
+    root.write_text("text")
+    return str(root)
+
+
+def packed_otherwise(root: Path) -> str:
+    root.mkdir()
+    with zipfile.ZipFile(root / "train.zip", "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("a/x.png", b"-")
+    return str(root)
+
+
 def foreign_class(root: Path) -> str:
     shard(root / "train-0.tar", {"a/x.png": b"-"})
     return str(shard(root / "val-0.tar", {"b/x.png": b"-"}).parent)
@@ -517,6 +544,11 @@ def foreign_class(root: Path) -> str:
         (some_without_class, "some images have a .cls and some have none"),
         (no_tar, "train.tar cannot be read as an archive"),
         (foreign_class, "class 'b' has test images but no train images"),
+        (two_images, "train-0.tar: sample a/x has two images"),
+        (without_class, "train-0.tar: x.png has neither a .cls nor a folder that is its class"),
+        (more_classes_than_names, "classes.txt names classes 0 to 0, a .cls says 1"),
+        (a_text, "neither a directory nor a zip or tar; expected train/CLASS/image"),
+        (packed_otherwise, "a/x.png is encrypted or packed otherwise than stored or deflated"),
         (lambda root: str(root / "a-{00..02}.tar"), "no such file or directory"),
     ],
 )
@@ -527,6 +559,17 @@ def test_what_a_person_reads_when_the_data_is_wrong(make, text, tmp_path, capsys
     assert said.startswith("error: ")
     assert text in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_classes_are_named_by_the_lines_of_a_file(end: str, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        files = {f"{label}.{kind}": b"%d" % label for label in (0, 1) for kind in ("png", "cls")}
+        shard(tmp_path / f"{split}-0.tar", files | {"notes/read.me": b"no image"})
+    (tmp_path / "classes.txt").write_text(f"ant\nbee{end}")
+    index = build_index(str(tmp_path))
+    assert list(index.classes) == ["ant", "bee"]
+    assert index.labels.tolist() == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(

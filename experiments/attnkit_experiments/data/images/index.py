@@ -342,9 +342,9 @@ def _classes(
         raise UserError(f"--data {data}: some images have a .cls and some have none")
     if not (root / CLASSES).exists():
         return [str(number) for number in range(numbers.max() + 1)], numbers
-    names = (root / CLASSES).read_text(encoding="utf-8").split("\n")[:-1]
+    names = (root / CLASSES).read_text(encoding="utf-8").removesuffix("\n").split("\n")
     if numbers.max() >= len(names):
-        raise UserError(f"--data {data}: {CLASSES} names {len(names)} classes, a .cls says {numbers.max()}")
+        raise UserError(f"--data {data}: {CLASSES} names classes 0 to {len(names) - 1}, a .cls says {numbers.max()}")
     return names, numbers
 
 
