@@ -57,9 +57,10 @@ def alpha_text(study: StudyResults) -> str:
     seeds = len(study.about["study"]["seeds"])
     if seeds == 1:
         return "One seed: there is no spread to judge differences by."
+    band = ", the grey band is softmax ± one standard deviation" if plots.has_softmax(study) else ""
     return (
-        f"Mean and standard deviation over {seeds} seeds; dots are single seeds, the grey band is softmax ± one "
-        "standard deviation. Points whose bars overlap are not told apart by this study."
+        f"Mean and standard deviation over {seeds} seeds; dots are single seeds{band}. Points whose bars overlap are "
+        "not told apart by this study."
     )
 
 

@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter, ScalarFormatter
 
 from attnkit_experiments.report.results import Line, Spread, StudyResults
 from attnkit_experiments.study.measurement import Row
@@ -102,6 +102,11 @@ class Axis:
 ACCURACY = Axis("accuracy", "test accuracy")
 
 
+def has_softmax(study: StudyResults) -> bool:
+    """Whether softmax was trained beside the variants, as a level in figures."""
+    return any(line.variant["series"] == "softmax" for line in trained(study))
+
+
 def against_alpha(study: StudyResults, point: str, axis: Axis = ACCURACY) -> str | None:
     """`axis` against alpha, a line per series with its standard deviation, softmax as a level, at one point."""
     here_alone = [line for line in trained(study) if line.variant["point"] == point]
@@ -136,7 +141,8 @@ def against_alpha(study: StudyResults, point: str, axis: Axis = ACCURACY) -> str
             axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if _wide(axes) else 1))
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
         stamp(axes, study)
-        return svg(figure, f"{axis.name} against alpha, softmax as a line")
+        beside = ", softmax as a line" if has_softmax(study) else ""
+        return svg(figure, f"{axis.name} against alpha{beside}")
 
 
 def against_seconds(study: StudyResults, axis: Axis) -> str:
@@ -198,7 +204,7 @@ def against_compute(study: StudyResults, key: str = "accuracy", name: str = "tes
     with mpl.rc_context(STYLE):
         figure, both = plt.subplots(1, 2, figsize=(10.2, 3.9), sharey=True)
         for axes, place, label in (
-            (both[0], lambda line: line.first["training_flops"], "training FLOPs (counted, matrix products)"),
+            (both[0], lambda line: line.first["training_flops"], "training FLOPs (counted)"),
             (both[1], Line.core_hours, "core hours (cores × steps × median step)"),
         ):
             for series in dict.fromkeys(line.variant["series"] for line in trained(study)):
@@ -223,11 +229,21 @@ def against_compute(study: StudyResults, key: str = "accuracy", name: str = "tes
                             note, at, xytext=(6, -3), textcoords="offset points", fontsize=8.5, color=colour[series]
                         )
             axes.set(xlabel=label, xscale="log")
+            round_ticks(axes)
             stamp(axes, study)
         both[0].set_ylabel(name)
         both[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if _wide(both[0]) else 1))
         both[1].legend(loc="upper left", bbox_to_anchor=(1.09, 1))
         return svg(figure, f"{name} against floating-point operations and core hours")
+
+
+def round_ticks(axes: Axes) -> None:
+    """A logarithmic axis of x that spans no decade has a few round numbers, where it would have nine a decade."""
+    low, high = axes.get_xlim()
+    if high < 10 * low:
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.xaxis.set_major_formatter(ScalarFormatter(useMathText=True))
+        axes.xaxis.set_minor_locator(NullLocator())
 
 
 def against_tokens(
