@@ -180,10 +180,10 @@ def broadcast(op: str, what: str, *shapes: Shape) -> Shape:
 
 def _leading(op: str, q: Array, k: Array, v: Array | None, enable_gqa: bool) -> Shape:
     """The leading axes of the output: those of q, k and v broadcast; with the heads of q under GQA."""
-    shapes = [tuple(x.shape[:-2]) for x in (q, k, v) if x is not None]
+    whole = [tuple(x.shape) for x in (q, k, v) if x is not None]
     if not enable_gqa:
         try:
-            return broadcast(op, "the leading axes of q, k and v", *shapes)
+            return broadcast(op, "the leading axes of q, k and v", *(shape[:-2] for shape in whole))
         except ValueError as error:
             hint = ""
             if q.ndim >= 3 and k.ndim >= 3 and q.shape[-3] != k.shape[-3]:
@@ -191,14 +191,14 @@ def _leading(op: str, q: Array, k: Array, v: Array | None, enable_gqa: bool) -> 
             raise ValueError(f"{error}{hint}") from None
     if q.ndim < 3 or k.ndim < 3 or (v is not None and v.ndim < 3):
         raise ValueError(
-            f"{op}: enable_gqa=True needs a head axis (-3) on q, k and v; got {', '.join(map(str, shapes))}"
+            f"{op}: enable_gqa=True needs a head axis (-3) on q, k and v; got {', '.join(map(str, whole))}"
         )
     heads, shared = q.shape[-3], k.shape[-3]
     if v is not None and v.shape[-3] != shared:
         raise ValueError(f"{op}: k and v must have the same number of heads; got {shared} and {v.shape[-3]}")
     if shared == 0 or heads % shared:
         raise ValueError(f"{op}: enable_gqa=True needs heads of q divisible by heads of k; got {heads} and {shared}")
-    return (*broadcast(op, "the leading axes of q, k and v", *(shape[:-1] for shape in shapes)), heads)
+    return (*broadcast(op, "the leading axes of q, k and v", *(shape[:-3] for shape in whole)), heads)
 
 
 def attention_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> Context:

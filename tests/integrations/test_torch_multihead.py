@@ -220,3 +220,8 @@ def test_what_is_refused_when_it_is_made():
     x = torch.nested.nested_tensor([torch.ones(2, E), torch.ones(3, E)], dtype=torch.float64)
     with pytest.raises(NotImplementedError, match="nested tensors of strided layout"):
         module(x, x, x, PADDING)
+
+
+def test_the_text_of_a_module_has_the_op_and_its_options():
+    ours = MultiheadAttention(E, HEADS, op="relu", alpha=0.5, dropout=0.1)
+    assert ours.extra_repr() == f"{E}, {HEADS}, op=pointwise_attention, activation='relu', alpha=0.5, dropout=0.1"

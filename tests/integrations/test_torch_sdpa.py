@@ -183,6 +183,12 @@ def test_what_is_not_served_is_an_error(given, error, text):
         scaled_dot_product_attention(*qkv(2, HEADS), **given)
 
 
+def test_nested_tensors_are_refused():
+    nested = torch.nested.nested_tensor([torch.ones(2, 3, 4), torch.ones(2, 5, 4)], layout=torch.jagged)
+    with pytest.raises(NotImplementedError, match="does not serve nested tensors; pad them and pass attn_mask"):
+        scaled_dot_product_attention(nested, nested, nested)
+
+
 # ------------------------------------------------------------------------------------- models that call torch's
 
 

@@ -189,3 +189,138 @@ def test_layernorm_says_what_is_wrong():
         attnkit.qk_layernorm(Q, K, np.ones(8), np.ones(7))
     with pytest.raises(ValueError, match=r"eps must be greater than 0"):
         attnkit.qk_layernorm(Q, K, np.ones(8), np.ones(8), eps=0.0)
+
+
+S, Z = np.zeros((2, 3, 8, 6)), np.zeros((2, 3, 8))
+GQA = {"k": K[:, :1], "v": V[:, :1], "enable_gqa": True}
+TOKEN = {"q_t": Q[:, :, 0], "k_t": K[:, :, 0], "v_t": V[:, :, 0], "state": (S, Z)}
+GATED = {
+    "x": np.ones((5, 4)),
+    "w_u": np.ones((4, 6)),
+    "w_v": np.ones((4, 6)),
+    "w_z": np.ones((4, 3)),
+    "w_o": np.ones((6, 4)),
+    **dict.fromkeys(("gamma_q", "beta_q", "gamma_k", "beta_k"), np.ones(3)),
+}
+
+ANY = {
+    "no head axis": (
+        "softmax_attention", {"q": Q[0, 0], "k": K[0, 0], "v": V[0, 0], "enable_gqa": True}, ValueError,
+        r"softmax_attention: enable_gqa=True needs a head axis \(-3\) on q, k and v; got \(5, 8\), \(7, 8\), \(7, 6\)",
+    ),
+    "no pair": (
+        "softmax_attention", {"q": Q, "k": K, "v": V, "dropout": 0.1}, ValueError,
+        r"softmax_attention: dropout must be \(p, seed\); got 0\.1",
+    ),
+    "a cotangent of a norm": (
+        "qk_layernorm_vjp",
+        {"q": Q, "k": K, "q_weight": np.ones(8), "k_weight": np.ones(8), "dq_normed": Q, "dk_normed": Q}, ValueError,
+        r"qk_layernorm_vjp: dk_normed has shape \(2, 3, 5, 8\); expected \(2, 3, 7, 8\), the shape of k",
+    ),
+    "map": (
+        "linear_attention", {"q": Q, "k": K, "v": V, "feature_map": "elu"}, ValueError,
+        r"linear_attention: feature_map must be one of 'elu_plus_one', 'relu', 'identity' or a callable; got 'elu'",
+    ),
+    "normalize": (
+        "linear_attention", {"q": Q, "k": K, "v": V, "normalize": 1}, TypeError,
+        r"linear_attention: normalize must be None, True or False; got 1",
+    ),
+    "normalize identity": (
+        "linear_attention", {"q": Q, "k": K, "v": V, "normalize": True, "feature_map": "identity"}, ValueError,
+        r"linear_attention: normalize must be None or False for identity, whose row sums can be 0; got True",
+    ),
+    "eps": (
+        "linear_attention", {"q": Q, "k": K, "v": V, "eps": -1e-3}, ValueError,
+        r"linear_attention: eps must not be negative; got -0\.001",
+    ),
+    "no state": (
+        "linear_attention", {"q": Q, "k": K, "v": V, "initial_state": S}, ValueError,
+        r"linear_attention: initial_state must be a tuple \(S, z\); got ndarray",
+    ),
+    "half a state": (
+        "linear_attention", {"q": Q, "k": K, "v": V, "initial_state": (S,)}, ValueError,
+        r"linear_attention: initial_state must be a tuple \(S, z\); got 1 parts",
+    ),
+    "a state of other features": (
+        "linear_attention", {"q": Q, "k": K, "v": V, "initial_state": (S[..., :5], Z)}, ValueError,
+        r"initial_state's S has shape \(2, 3, 8, 5\)",
+    ),
+    "a flat state": (
+        "linear_attention", {"q": Q, "k": K, "v": V, "initial_state": (S, Z[0, 0, :1])}, ValueError,
+        r"initial_state's z has shape \(1,\); expected \(2, 3, 8\) or what broadcasts to it",
+    ),
+    "a state and other keys": (
+        "linear_attention", {"q": Q, "k": K, "v": V, "initial_state": (S, Z), "causal": True}, ValueError,
+        r"linear_attention: initial_state with causal needs as many queries as keys; got 5 and 7",
+    ),
+    "a state of a group": (
+        "linear_attention", {"q": Q, **GQA, "mask": np.ones((2, 3, 1, 7), bool), "return_state": True}, ValueError,
+        r"linear_attention: mask and key_lengths must not have 3 heads with a state and enable_gqa",
+    ),
+    "no flag of a step": (
+        "linear_attention_step", {**TOKEN, "enable_gqa": 1}, TypeError,
+        r"linear_attention_step: enable_gqa must be True or False; got 1",
+    ),
+    "a step without features": (
+        "linear_attention_step", {**TOKEN, "q_t": Q[:, :, 0, :0], "k_t": K[:, :, 0, :0]}, ValueError,
+        r"linear_attention_step: q_t has shape \(2, 3, 0\); expected at least one feature",
+    ),
+    "a step of other features": (
+        "linear_attention_step", {**TOKEN, "k_t": K[:, :, 0, :4]}, ValueError,
+        r"linear_attention_step: k_t has shape \(2, 3, 4\); expected \(\.\.\., 8\) as q_t has 8 features",
+    ),
+    "a cotangent of a step": (
+        "linear_attention_step_vjp", {**TOKEN, "do_t": Q[:, :, 0]}, ValueError,
+        r"linear_attention_step_vjp: do_t has shape \(2, 3, 8\); expected \(2, 3, 6\), the shape of the output",
+    ),
+    "directions of other items": (
+        "performer_attention", {"q": Q, "k": K, "v": V, "projection": np.ones((3, 1, 4, 8))}, ValueError,
+        r"projection has shape \(3, 1, 4, 8\); expected leading axes that broadcast to \(2, 3\), those of q and k",
+    ),
+    "no landmarks": (
+        "soft_attention", {"q": Q[..., :0], "v": V[:, :, :5], "landmarks": Q[..., :2, :0]}, ValueError,
+        r"soft_attention: q has shape \(2, 3, 5, 0\); expected at least one feature",
+    ),
+    "nothing to hash": (
+        "lsh_attention", {"qk": Q[..., :0], "v": V, "rotations": np.ones((1, 1, 1)), "chunk_size": 2}, ValueError,
+        r"lsh_attention: qk has shape \(2, 3, 5, 0\); expected at least one feature",
+    ),
+    "nothing to remember": (
+        "key_value_memory", {"x": np.ones((5, 0)), "keys": np.ones((3, 0)), "values": np.ones((3, 2))}, ValueError,
+        r"key_value_memory: x has shape \(5, 0\); expected at least one feature",
+    ),
+    "a unit without features": (
+        "gated_attention_unit", {**GATED, "x": np.ones((5, 0))}, ValueError,
+        r"gated_attention_unit: x has shape \(5, 0\); expected at least one feature",
+    ),
+    "a unit without scores": (
+        "gated_attention_unit", {**GATED, "w_z": np.ones((4, 0))}, ValueError,
+        r"gated_attention_unit: w_z has shape \(4, 0\); expected \(4, s\) with s at least 1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANY)
+def test_what_other_ops_take_is_said_by_name(name):
+    op, arguments, error, text = ANY[name]
+    with pytest.raises(error, match=text):
+        getattr(attnkit, op)(**arguments)
+
+
+def test_cotangents_of_statistics_and_of_a_loss_have_their_shapes():
+    stats = attnkit.row_statistics("softmax_attention", Q, K)
+    wrong = attnkit.RowStatistics(*[None] * (len(stats) - 1), np.ones((2, 3, 7)))
+    name = stats._fields[-1]
+    with pytest.raises(
+        ValueError, match=rf"dstats\.{name} has shape \(2, 3, 7\); expected \(2, 3, 5\), the shape of the"
+    ):
+        attnkit.row_statistics_vjp("softmax_attention", Q, K, wrong)
+    with pytest.raises(ValueError, match=r"dsum_term has shape \(1,\); expected \(\), the shape of a loss"):
+        attnkit.attention_regulariser_vjp(stats, 1.0, np.ones(1))
+
+
+def test_indices_of_landmarks_are_arrays_of_whole_numbers():
+    with pytest.raises(TypeError, match=r"indices must be an array; got list"):
+        attnkit.landmarks.random(Q, [0, 1])
+    with pytest.raises(ValueError, match=r"indices has shape \(\); expected \(\.\.\., m\)"):
+        attnkit.landmarks.random(Q, np.array(0))

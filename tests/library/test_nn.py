@@ -189,6 +189,8 @@ def test_half_precision_and_gradients():
 def test_the_text_of_a_module_has_what_is_not_usual():
     assert module().extra_repr() == "op=softmax_attention(), num_heads=4, head_dim=6"
     assert module(num_kv_heads=2, causal=True).extra_repr().endswith("head_dim=6, num_kv_heads=2, causal=True")
+    operands = module(op=attnkit.performer_attention, options={"num_features": 5}).operands
+    assert operands.extra_repr() == "projection=(5, 6)"
 
 
 def test_an_op_may_be_given_as_a_function():
