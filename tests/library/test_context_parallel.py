@@ -17,7 +17,7 @@ from torch.multiprocessing import ProcessRaisedException, spawn
 import attnkit
 from attnkit.nn import GatedAttentionUnit, MultiHeadAttention, capture, context_parallel, count_traffic, parallelize
 from attnkit.nn.context_parallel import SERVED, softmax
-from attnkit.nn.context_parallel.shards import Shards, Visibility, visible_counts
+from attnkit.nn.context_parallel.shards import Shards, Visibility, between, visible_counts
 from tests.library.arrays import LAYER, assert_close, qkv
 from tests.library.context_parallel_cases import (
     LENGTHS,
@@ -372,3 +372,20 @@ def test_modules_that_are_not_served_are_refused():
 def test_the_error_of_a_process_is_raised_here(tmp_path):
     with pytest.raises(ProcessRaisedException, match="this process has had enough"):
         spawn(fail, (tmp_path,), nprocs=2)
+
+
+@pytest.mark.parametrize("window", [None, (1, None), (0, 2)])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("keys", [range(4), range(2, 6), range(3, 5), range(5, 9)])
+def test_some_queries_and_keys_see_what_they_see_in_the_whole(keys: range, causal: bool, window: Any) -> None:
+    queries, valid = range(3, 7), torch.tensor([True, False, *[True] * (len(keys) - 2)])
+    options = between(queries, keys, valid, Visibility(causal, window, None, None), torch.device("cpu"))
+    i, j = torch.arange(10)[:, None], torch.arange(10)
+    left, right = window or (None, None)
+    seen = torch.ones(10, 10, dtype=torch.bool)
+    seen &= True if left is None else j >= i - left
+    seen &= j <= i if causal else True if right is None else j <= i + right
+    part = seen[queries.start : queries.stop, keys.start : keys.stop] & valid
+    own = torch.arange(len(queries))[:, None] >= torch.arange(len(keys)) if "causal" in options else torch.tensor(True)
+    assert torch.equal((options["mask"] & own).expand_as(part), part)
+    assert ("causal" in options) == (causal and window is None and keys.start == queries.start)

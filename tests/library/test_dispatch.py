@@ -141,6 +141,9 @@ def test_sdpa_serves_what_it_says_and_nothing_else(tensors):
         attnkit.softmax_attention(q[:, :, :3], k, v, impl="sdpa", causal=True)
     with pytest.raises(NotImplementedError, match="as many heads"):
         attnkit.softmax_attention(q, k[:, :1], v[:, :1], impl="sdpa")
+    for parts in ((q[0], k[0], v[0]), (q, k[:1], v[:1]), (q, k, v[:1])):
+        with pytest.raises(NotImplementedError, match=r"shape \(B, H, tokens, features\) with one B"):
+            attnkit.softmax_attention(*parts, impl="sdpa")
     for queries, keys in ((0, 5), (5, 0)):
         with pytest.raises(NotImplementedError, match="no queries or no keys"):
             attnkit.softmax_attention(q[:, :, :queries], k[:, :, :keys], v[:, :, :keys], impl="sdpa")

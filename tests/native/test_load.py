@@ -62,6 +62,16 @@ def elsewhere(tmp_path, monkeypatch):
     load.load.cache_clear()
 
 
+@pytest.mark.parametrize(("machine", "level"), [(1, "low"), (2, "high"), (3, "high")])
+def test_of_several_levels_the_highest_that_the_machine_has_is_taken(machine, level, elsewhere, monkeypatch):
+    monkeypatch.delenv("ATTNKIT_CPU_LEVEL", raising=False)
+    monkeypatch.setattr(build, "levels", lambda: {"high": (2, ("-a",)), "low": (1, ("-b",)), "higher": (4, ("-c",))})
+    monkeypatch.setattr(build, "machine_level", lambda: machine)
+    for name in (build.DETECTOR, "low", "high", "higher"):
+        build.library(name).touch()
+    assert load._level() == level
+
+
 def test_a_level_that_is_asked_for_is_the_one_compiled(monkeypatch):
     for level in build.levels():
         monkeypatch.setenv("ATTNKIT_CPU_LEVEL", level)

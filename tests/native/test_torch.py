@@ -3,6 +3,7 @@
 import os
 import warnings
 
+import numpy as np
 import pytest
 
 import attnkit
@@ -261,6 +262,17 @@ def test_opcheck(op):
         {"q": q, "k": k, "v": v, "enable_gqa": True, "dropout": (0.3, 5), "outputs": "o"}
     )
     torch.library.opcheck(native.CUSTOM.forward, (name, tensors, names, text))
+
+
+def test_numbers_of_numpys_are_written_as_pythons():
+    from attnkit.backends.torch import custom
+
+    options = {"window": (np.int64(3), 2), "scale": np.float32(0.5), "causal": True, "length": "all", "bias": None}
+    names, tensors, text = custom.encoded({"q": torch.ones(1), **options})
+    assert (names, text) == ("q", "window=(3, 2);scale=0.5;causal=True;length='all'")
+    again = custom.decoded(tensors, names, text)
+    assert again.pop("q") is tensors[0]
+    assert again == {name: value for name, value in options.items() if value is not None}
 
 
 # ---------------------------------------------------------------------------------------------- threads and processes
