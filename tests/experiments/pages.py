@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 CHOSEN = {"alpha"}  # numbers of a result that were not measured
 COUNTED = {"bytes"}  # those that were, and are whole
-MACHINE = ("python", "torch", "numpy", "attnkit", "commit", "device", "system")
+MACHINE = ("python", "torch", "numpy", "attnkit", "native", "commit", "device", "system")
 FEW = 12  # points of a curve that are written out
 CURVES = 4  # records of training losses that are written out
 

@@ -193,7 +193,10 @@ def wmt_folder(folder: Path) -> Path:
         pack(folder / Path(url).name, files)
     for part, (url, english, german) in wmt14.SETS.items():
         root = Path(url).stem
-        texts = {name: segments([f"{name[:12]} {n}" for n in range(WMT_EXPECTED[part])]) for name in (english, german)}
+        texts = {
+            name: segments([f"{part} {language} {n}" for n in range(WMT_EXPECTED[part])])
+            for name, language in ((english, "en"), (german, "de"))
+        }
         pack(folder / Path(url).name, {f"{root}/{name}": text for name, text in texts.items()})
     return folder
 
@@ -205,8 +208,10 @@ def test_wmt_parts_are_joined_in_order(tmp_path):
         *(f"commoncrawl de {n}" for n in range(2)),
         "news-commentary-v9 de 0",
     ]
-    assert read_lines(tmp_path / "out" / "valid.en.gz") == ["newstest2013 0", "newstest2013 1"]
-    assert len(read_lines(tmp_path / "out" / "test.de.gz")) == 3
+    for language in ("en", "de"):
+        for split, part in (("valid", "newstest2013"), ("test", "newstest2014")):
+            lines = [f"{part} {language} {n}" for n in range(WMT_EXPECTED[part])]
+            assert read_lines(tmp_path / "out" / f"{split}.{language}.gz") == lines
     assert manifest["lines"] == WMT_EXPECTED
 
 

@@ -120,6 +120,9 @@ def test_what_differs_is_listed_up_to_ten():
         "    and 2 more",
         "    accuracy: within two standard deviations of the seeds, 50.0",
     ]
+    native = Comparison(published, again, elsewhere.measure, study | {"native": "x86-64-v4"})
+    assert native.record()["published_on"] == "one CPU, torch 2.0"
+    assert native.record()["repeated_on"] == "one CPU, torch 2.0, CPU library x86-64-v4"
     other = Comparison(published, again | {"accuracy": "0.4"}, elsewhere.measure, study)
     assert other.within is None
     assert (

@@ -59,6 +59,8 @@ def settle(recipe: str, setting: str) -> None:
         ("003-copying", "tested=-1", "--set tested=-1: tested must be at least 0, got -1"),
         ("003-copying", "methods=linera", "unknown method 'linera'; did you mean 'linear'?"),
         ("003-decoding", "heads=0", "--set heads=0: heads must be at least 1, got 0"),
+        ("003-decoding", "head_dim=0", "--set head_dim=0: head_dim must be at least 1, got 0"),
+        ("003-decoding", "tokens=0", "--set tokens=0: tokens must be at least 1, got 0"),
         ("003-decoding", "features=0", "--set features=0: features must be at least 1, got 0"),
         ("003-decoding", "lengths=", "--set lengths=: lengths must have one or more numbers, got none"),
     ],

@@ -17,6 +17,7 @@ from attnkit_experiments.engine.progress import say
 from attnkit_experiments.engine.train import reproducible
 from attnkit_experiments.engine.world import ALONE
 from attnkit_experiments.recipes import RECIPES
+from attnkit_experiments.report.html import library_text
 from attnkit_experiments.report.results import Spread, as_csv, read_csv
 from attnkit_experiments.report.tables import concentration, numbers
 from attnkit_experiments.study.recipe import Measure
@@ -122,7 +123,7 @@ class Comparison:
 
 
 def place(environment: Mapping[str, Any]) -> str:
-    return f"{environment['device']}, torch {environment['torch']}"
+    return f"{environment['device']}, torch {environment['torch']}{library_text(environment)}"
 
 
 def name_of(cell: Mapping[str, str]) -> str:

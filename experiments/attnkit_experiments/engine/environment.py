@@ -37,12 +37,15 @@ def choose_device(name: str) -> torch.device:
 
 
 def describe(device: torch.device, threads: int) -> dict[str, Any]:
-    """Facts stored with every result; no names of persons or paths."""
+    """Facts stored with every result; no names of persons or paths. `native`: the level of attnkit's library for CPUs,
+    whose sums torch's kernels do not have to the last bit.
+    """
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "attnkit": attnkit.__version__,
+        "native": attnkit.native_status().level or "none",
         "commit": _commit(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "cores": os.cpu_count(),

@@ -89,12 +89,18 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return card(f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>")
 
 
+def library_text(environment: Mapping[str, Any]) -> str:
+    """The level of attnkit's library for CPUs, where it is recorded."""
+    native = environment.get("native")
+    return f", CPU library {native}" if native else ""
+
+
 def origin_section(about: Mapping[str, Any], device: str, more: Mapping[str, str]) -> str:
     """The origin of a study, from its study.json: versions, `device` with its machine, `more` facts, the commands."""
     environment = about["environment"]
     facts = {
         "versions": f"attnkit {environment['attnkit']}, torch {environment['torch']}, numpy {environment['numpy']}, "
-        f"Python {environment['python']}",
+        f"Python {environment['python']}" + library_text(environment),
         "commit": environment["commit"] or "unknown (no git)",
         "device": f"{device}, {environment['system']}",
         **more,

@@ -34,6 +34,7 @@ def provenance(about: Mapping[str, Any]) -> dict[str, Any]:
         "changed": " ".join(about["settings"]),
         "is_result": about["preset"] != "smoke",
         **{key: about["environment"][key] for key in ("commit", "torch", "device", "threads")},
+        "native": about["environment"].get("native"),
     }
 
 

@@ -42,7 +42,7 @@ def read_studies(folders: Sequence[Path], recipe: Recipe) -> StudyResults:
         "settings": words,
         "study": settings,
         "cells": cells,
-        "environment": {key: _one([each[key] for each in environments]) for key in environments[0]},
+        "environment": {key: _one([each.get(key, "") for each in environments]) for key in environments[0]},
     }
     claims = next((study.claims for study in studies if study.claims), None)
     missing = tuple(name for name in cells if name not in found)

@@ -68,6 +68,7 @@ def record(study: StudyResults, line: Line, measure: Measure) -> dict[str, Any]:
         "diverged": len(line.diverged),
         "load": study.load(),
         **{key: environment[key] for key in ("commit", "torch", "device", "cores", "threads", "processes")},
+        "native": environment.get("native"),  # older studies do not say
         "data_checksum": about["data"]["checksum"],
     }
 
