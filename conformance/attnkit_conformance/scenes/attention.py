@@ -313,11 +313,14 @@ STATISTICS_SCENES = (
 
 
 def statistics_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """The same for statistics of every attention op; the quick profile gives each op one scene."""
+    """The same for statistics of every attention op; the quick profile gives each op one scene, and one to its signed
+    weights, which have no entropy and are summed apart.
+    """
     for n, subject in enumerate(op.subjects):
         left_out = () if "v" in op.arguments else subject.outside
         every = [subject.statistics_variant(variant, left_out) for variant in subject.variants]
         variants = tuple(v for m, v in enumerate(every) if v not in every[:m])
+        signed = next((v for v in variants if "fields" in v), None)
         scenes = tuple(s for s in FULL if s.name in STATISTICS_SCENES and subject.serves(s.options))
         extra = [(scene, subject.statistics_variant(variant, left_out)) for scene, variant in subject.extra]
         extra += [(scene, variants[0]) for scene in LEARNED_SCALES if subject.group == "a"]
@@ -325,8 +328,8 @@ def statistics_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
         for scene, variant in fitting(op, pairs, subject.name):
             if "integers" in scene.options and subject.group != "a":
                 continue  # not for features of integers: rounding decides which of equal keys has the maximum
-            quick = scene.name == QUICK[n % len(QUICK)].name and variant == variants[n % len(variants)]
-            if profile == "full" or quick:
+            quick = (QUICK[n % len(QUICK)].name, variants[n % len(variants)]), (QUICK[0].name, signed)
+            if profile == "full" or (scene.name, variant) in quick:
                 label = ".".join(filter(None, (subject.name, variant_label(variant))))
                 yield scene_sample(op, scene, {"op": subject.name, **variant}, dtype, label)
 
