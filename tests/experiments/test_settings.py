@@ -1,6 +1,7 @@
 """Numbers out of their range and unknown names are answered by name; the last number in the range is taken."""
 
 import dataclasses
+import math
 import re
 
 import numpy as np
@@ -138,6 +139,12 @@ def test_open_ends_do_not_belong_to_a_range(configuration: object, change: dict[
 def test_closed_ends_belong_to_a_range() -> None:
     AugmentConfig(erase=1.0, smallest_crop=1.0)
     require_in("[0, 1]", x=(0, 0.5, 1))
+
+
+def test_a_range_without_an_upper_end_has_infinity_and_no_nan() -> None:
+    assert TrainConfig(1, clip=math.inf).clip == math.inf
+    with pytest.raises(ValueError, match=r"^clip must be above 0, got nan$"):
+        TrainConfig(1, clip=math.nan)
 
 
 def test_a_window_has_one_shard_at_least() -> None:

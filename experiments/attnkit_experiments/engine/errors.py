@@ -33,7 +33,9 @@ def require_names(setting: str, kind: str, names: Collection[str], known: Collec
 
 
 def require_in(interval: str, **settings: float | Collection[float]) -> None:
-    """ValueError unless settings, one number or several, are in an interval such as "[0, 1)" or "(0, inf)"."""
+    """ValueError unless settings, one number or several, are in an interval such as "[0, 1)" or "(0, inf)", which has
+    no upper end: inf is in it.
+    """
     low, high = (float(end) for end in interval[1:-1].split(","))
     expected = f"lie in {interval}"
     if math.isinf(high):
@@ -44,6 +46,6 @@ def require_in(interval: str, **settings: float | Collection[float]) -> None:
             raise ValueError(f"{name} must have one or more numbers, got none")
         for number in numbers:
             above = number >= low if interval.startswith("[") else number > low
-            below = number <= high if interval.endswith("]") else number < high
+            below = math.isinf(high) or (number <= high if interval.endswith("]") else number < high)
             if not (above and below):
                 raise ValueError(f"{name} must {expected}, got {number:g}")
