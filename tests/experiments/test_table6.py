@@ -213,7 +213,7 @@ def test_published_numbers_belong_to_rows_and_tasks():
         (["task=lisstops"], "unknown task 'lisstops'; did you mean 'listops'?"),
         (["methods=transformer,reformr"], "unknown method 'reformr'; did you mean 'reformer'?"),
         (["pool=mean"], "unknown pooling 'mean'; did you mean 'mean_padded'?"),
-        (["methods="], "--set methods: expected at least one method"),
+        (["methods="], "--set methods: expected one or more of transformer, reformer, "),
         (["methods=relu,relu"], "002-table6: the settings name one cell twice"),
         (["hold_out=1"], "hold_out must be 0 or at least 2"),
         (["steps=0"], "002-table6: steps must be at least 1, got 0"),

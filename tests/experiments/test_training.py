@@ -66,10 +66,6 @@ def test_onecycle_is_the_one_of_torch():
 
 
 def test_bad_training_settings_are_named():
-    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
-        TrainConfig(steps=0)
-    with pytest.raises(ValueError, match="lr and clip above 0"):
-        TrainConfig(steps=1, lr=0)
     with pytest.raises(ValueError, match="schedule must be one of cosine, inverse_sqrt, onecycle; got 'step'"):
         TrainConfig(steps=1, schedule="step")
 
