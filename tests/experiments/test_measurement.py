@@ -21,8 +21,7 @@ def measured(asked: list[int]) -> SimpleNamespace:
 
 
 def test_rows_are_said_as_the_page_shows_them_and_columns_without_anything_are_left_out(tmp_path, capsys):
-    asked: list[int] = []
-    carry_out(measured(asked), None, tmp_path, torch.device("cpu"))
+    carry_out(measured([]), None, tmp_path, torch.device("cpu"))
     assert capsys.readouterr().out.splitlines() == [
         "[1/2] tokens 64, ms 64.0, m –",
         "[2/2] tokens 8,192, ms 8,192.0, why not too long, m –",
