@@ -264,8 +264,10 @@ def plan() -> str:
     items: dict[str, Callable[[Any], Sequence[Any]]] = {each.id: partial(cells_of, each) for each in RECIPES.values()}
     items |= {each.id: each.items for each in MEASUREMENTS.values()}
     links: dict[str, list[str]] = {}
-    for path in sorted(REPORTS.glob("*-cpu/results.csv")):
+    for path in sorted(REPORTS.glob("*/results.csv")):
         name, first = path.parent.name, read_csv(path)[0]
+        if first["preset"] != "cpu":
+            continue
         link = f"[{name.removesuffix('-cpu')}](reports/{name}/summary.md)"
         links.setdefault(first["recipe"], []).append(link + (" (other settings)" if first.get("changed") else ""))
     lines = [["recipe", "cells", "expected", "run"]]
