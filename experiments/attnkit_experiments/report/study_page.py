@@ -81,7 +81,7 @@ def as_markdown(study: StudyResults, recipe: Recipe) -> str:
     text = [
         f"# {recipe.id} · {study.label}" + (" · SMOKE, NOT A RESULT" if study.smoke else ""),
         "",
-        f"{recipe.title}. {about['label']}. {conclusions(study, recipe)}".rstrip(),
+        " ".join((f"{recipe.title}.", f"{about['label']}.", *conclusions(study, recipe))),
         f"{data['name']}, {data['text']}, {settings['steps']:,} steps; {about['environment']['device']}, "
         f"{many(about['environment']['threads'], 'thread')}. {study.load_text()}",
         f"`{command(about)}`",
@@ -100,8 +100,7 @@ def as_markdown(study: StudyResults, recipe: Recipe) -> str:
         if (ema := f"{measure.key}_ema") in line.first:
             value += f" (moving average of weights {line.over_seeds(ema).text(measure.digits, measure.factor)})"
         if own:
-            number = line.over_seeds(own.key).text(own.digits, own.factor) if line.has(own.key) else "–"
-            value = f"{number} | {value}"
+            value = f"{_own(line, own)} | {value}"
         text.append(f"| {line.label} | {scores.n} | {value} | {gap} | {line.step_ms():.0f} |")
     text += ["", *(f"{name}: {uninspected_text(reason)}" for name, reason in study.uninspected.items())]
     return "\n".join(text).rstrip() + "\n"
@@ -110,7 +109,7 @@ def as_markdown(study: StudyResults, recipe: Recipe) -> str:
 def render(study: StudyResults, recipe: Recipe, *, show_images: bool = True) -> str:
     """The whole page of a study of `recipe`; without `show_images` nothing of the data set is in it."""
     measure = recipe.domain.measure
-    parts = [_head(study, recipe), _headline_table(study, measure)]
+    parts = [_head(study, recipe), _headline_table(study, measure, recipe.about)]
     columns = [column for column in recipe.published if _concerns(column, study)]
     if columns:
         parts.append(_published(study, columns))
@@ -130,12 +129,12 @@ def render(study: StudyResults, recipe: Recipe, *, show_images: bool = True) -> 
 def _head(study: StudyResults, recipe: Recipe) -> str:
     about, settings = study.about, study.about["study"]
     finished = sum(len(line.results) for line in study.lines)
-    told = conclusions(study, recipe)
+    told = "<br>".join(map(safe, conclusions(study, recipe)))
     text = (
         f"<h1>{safe(recipe.title)}</h1>"
         f"<p>{badge(study.label, study.smoke)} &nbsp; <code>{recipe.id}</code> "
         f'<span class="soft">· after {safe(recipe.source)}</span></p>'
-        f"{told and f'<p><b>{safe(told)}</b></p>'}"
+        f"{told and f'<p><b>{told}</b></p>'}"
         f"<p>{many(finished, 'run')} of {settings['steps']:,} steps, {safe(about['data']['name'])}: "
         f"{safe(about['data']['text'])}.</p>"
     )
@@ -158,16 +157,16 @@ def _head(study: StudyResults, recipe: Recipe) -> str:
     return text
 
 
-def conclusions(study: StudyResults, recipe: Recipe) -> str:
-    """`conclusion` of the number that the recipe is about, and of its domain's; or that there is none."""
+def conclusions(study: StudyResults, recipe: Recipe) -> list[str]:
+    """Sentences on the number that the recipe is about and on its domain's; or one that the study is too small."""
     if too_small := recipe.too_small(study.preset, study.about["settings"]):
-        return f"Too small to say anything: {too_small}."
-    own = conclusion(tables.with_numbers(study.inspected()), recipe.about) if recipe.about else ""
-    return f"{own} {conclusion(study, recipe.domain.measure)}".strip()
+        return [f"Too small to say anything: {too_small}."]
+    own = compared(tables.with_numbers(study.inspected()), recipe.about) if recipe.about else []
+    return own + compared(study, recipe.domain.measure)
 
 
-def conclusion(study: StudyResults, measure: Measure) -> str:
-    """In a sentence, which variants are told apart from their baselines; "" for a smoke run."""
+def compared(study: StudyResults, measure: Measure) -> list[str]:
+    """Which variants are told apart from their baseline, a sentence for each baseline; none for a smoke run."""
     lines = [] if study.smoke else plots.trained(study)
     sentences = []
     for name in dict.fromkeys(line.variant["baseline"] for line in lines):
@@ -179,21 +178,19 @@ def conclusion(study: StudyResults, measure: Measure) -> str:
                 kinds[difference.kind].append(line.label)
         told = "; ".join(f"{kind} for {' · '.join(labels)}" for kind, labels in kinds.items() if labels)
         if baseline and told:
-            scores = baseline.over_seeds(measure.key).text(measure.digits, measure.factor)
-            sentences.append(
-                f"{measure.name} beside {baseline.label} ({scores} {measure.unit}".rstrip() + f"): {told}."
-            )
-    return " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
+            scores = f"{baseline.over_seeds(measure.key).text(measure.digits, measure.factor)} {measure.unit}".rstrip()
+            sentences.append(f"{measure.name[0].upper()}{measure.name[1:]} beside {baseline.label} ({scores}): {told}.")
+    return sentences
 
 
 def uninspected_text(reason: str) -> str:
     return f"trained, but not inspected ({reason}); python -m experiments report with --data inspects it again."
 
 
-def _headline_table(study: StudyResults, measure: Measure) -> str:
+def _headline_table(study: StudyResults, measure: Measure, own: Measure | None) -> str:
     rows = []
     has_flops = all("flops_per_sample" in line.first for line in plots.trained(study))
-    for line in plots.trained(study):
+    for line in plots.trained(tables.with_numbers(study) if own else study):
         scores = line.over_seeds(measure.key)
         value = scores.text(measure.digits, measure.factor)
         averaged = ""
@@ -204,18 +201,19 @@ def _headline_table(study: StudyResults, measure: Measure) -> str:
             (
                 safe(line.label),
                 str(scores.n),
+                *([_own(line, own)] if own else []),
                 f'<span class="{"soft" if study.smoke else "big"}">{value}</span>{averaged}',
                 difference.text(measure) if difference else "",
                 line.over_seeds("last_loss").text(3),
                 f"{line.first['parameters']:,}",
                 *([f"{line.first['flops_per_sample'] / 1e6:.1f}"] if has_flops else []),
                 f"{line.step_ms():.0f}" + (f" <small>×{ratio:.2f}</small>" if ratio else ""),
-                line.over_seeds("seconds").text(0),
             )
         )
     head = (
-        "variant", "seeds", f"{measure.head}<br>{study.preset}", "difference to<br>its baseline", "training<br>loss",
-        "parameters", *(["MFLOPs<br>per sample"] if has_flops else []), "ms per step", "seconds",
+        "variant", "seeds", *([own.head] if own else []), f"{measure.head}<br>{study.preset}",
+        "difference to<br>its baseline", "training<br>loss", "parameters",
+        *(["MFLOPs<br>per sample"] if has_flops else []), "ms per step",
     )  # fmt: skip
     text = (
         f"Test {measure.name} after the last step, mean ± standard deviation over seeds. Differences are paired by "
@@ -225,6 +223,10 @@ def _headline_table(study: StudyResults, measure: Measure) -> str:
     )
     title = "What came out (smoke: ignore the numbers)" if study.smoke else "Result"
     return f'<h2>{title} {badge(study.label, study.smoke)}</h2><p class="soft">{text}</p>{table(head, rows)}'
+
+
+def _own(line: Line, own: Measure) -> str:
+    return line.over_seeds(own.key).text(own.digits, own.factor) if line.has(own.key) else "–"
 
 
 def _concerns(column: Published, study: StudyResults) -> bool:

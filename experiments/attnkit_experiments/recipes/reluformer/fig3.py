@@ -10,7 +10,7 @@ Command: python -m experiments run 001-fig3 --preset small --data multi30k --out
 from __future__ import annotations
 
 from attnkit_experiments.recipes.reluformer.presets import DEVIATIONS, SCALES, MemoryStudy, by_memory
-from attnkit_experiments.study.recipe import Measure, Published, Recipe, presets
+from attnkit_experiments.study.recipe import Measure, Recipe, presets
 from attnkit_experiments.translation.domain import DOMAIN
 
 RECIPE = Recipe(
@@ -28,5 +28,4 @@ RECIPE = Recipe(
     variants=by_memory,
     about=Measure("slot_anisotropy", "anisotropy", digits=3),
     deviations=DEVIATIONS,
-    published=(Published("anisotropy", "slot_anisotropy", {}, digits=3),),
 )
