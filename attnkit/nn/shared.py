@@ -34,8 +34,7 @@ class SharedQueryKeyAttention(nn.Module):
         Args:
             x: (B, n, dim).
             token_mask: boolean (B, n), True = a token. Others are neither key nor query and may be NaN; their output is
-            that
-               of W_o for 0.
+                that of W_o for 0.
 
         Returns:
             (B, n, dim).

@@ -26,9 +26,8 @@ class SoftAttention2d(nn.Module):
             first ones): `num_landmarks` tokens.
         stride: side and stride of the windows, r; incomplete windows are dropped.
         num_landmarks: m for "random" and "biased"; default: the number of windows. With "average_pool" a square number:
-           √m × √m windows that cover the image as evenly as possible, instead of those of `stride`; they overlap where
-        √m
-           does not divide a side. m is then the same for every image size.
+            √m × √m windows that cover the image as evenly as possible, instead of those of `stride`; they overlap where
+            √m does not divide a side. m is then the same for every image size.
         seed: of the positions that "random" picks: the same for every call with as many tokens, also in evaluation.
         newton_steps, init_scale, ridge, inverse_grad: as in `attnkit.soft_attention`.
         landmark_norm: landmarks become c·gelu(LayerNorm(landmark / c)) over the features of a head, c = head_dim^¼
@@ -126,8 +125,7 @@ class SoftAttention2d(nn.Module):
         Args:
             x: (B, height, width, dim), or (B, height·width, dim) row by row with height and width given.
             token_mask: boolean (B, height·width), True = a token. Others are neither key nor query, enter no landmark,
-            and
-               may be NaN; their output is that of W_o for 0.
+                and may be NaN; their output is that of W_o for 0.
             indices: for sampling "random": integers (m,) or (B, 1, m), instead of those of the seed.
 
         Returns:

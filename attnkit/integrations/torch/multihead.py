@@ -111,8 +111,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             attn_mask: (L, S) or (B·num_heads, L, S), boolean, True = may not attend; or float, likewise.
             average_attn_weights: of the heads.
             is_causal: states that attn_mask, which is then required, is causal from the upper left; the op is called
-            with
-               causality instead.
+                with causality instead.
 
         Returns:
             The output, shaped as the query, and None or the weights before dropout, (B, L, S) or (B, num_heads, L, S).

@@ -159,8 +159,7 @@ def newton_inverse(
     Args:
         a: (..., m, m). Add a ridge to it if needed.
         newton_steps: T, always carried out in full. T is part of the definition, not a precision: small eigenvalues are
-        not
-           inverted yet. Compare A X A, not X.
+            not inverted yet. Compare A X A, not X.
         init_scale: a number > 0, or an array over the leading axes (0.5ⁿ per matrix is the paper's alternative).
         inverse_grad: "implicit": da = -Xᵀ dx Xᵀ, as if X were the inverse, and nothing to init_scale; "unrolled": the
             derivative of the T steps, of X_0 and of ‖A‖₁, whose maximum passes its gradient to the first column.
