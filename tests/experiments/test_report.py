@@ -268,3 +268,19 @@ def test_pictures_have_room_for_seven_variants(of_two_seeds, monkeypatch):
     image_plots.layer_maps(nine)
     depth = len(study.lines[0].first["layers"])
     assert axes == [4 * (1 + 7), 7 * (1 + depth)]
+
+
+def test_models_of_other_depths_have_all_their_layers_and_softmax_several_shades(of_two_seeds):
+    study = read_study(of_two_seeds)
+    (softmax,) = (line for line in study.lines if line.name == "softmax")
+    deeper = {
+        seed: result | {key: 2 * result[key] for key in ("layers", "initial_layers")}
+        for seed, result in softmax.results.items()
+    }
+    other = dataclasses.replace(softmax, variant=softmax.variant | {"name": "deeper"}, results=deeper)
+    both = dataclasses.replace(study, lines=[*study.lines, other])
+    bars = image_plots.entropy_bars(both)
+    depth = len(softmax.first["layers"])
+    assert f"layer {2 * depth}<" in bars
+    assert f"layer {2 * depth + 1}<" not in bars
+    assert {"opacity: 0.85", "opacity: 0.6"} <= {*re.findall(r"opacity: [0-9.]+", bars)}

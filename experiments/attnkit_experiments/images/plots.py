@@ -19,9 +19,10 @@ def entropy_bars(study: StudyResults) -> str | None:
         return None
     shade = shades(study)
     with mpl.rc_context(STYLE):
-        depth = len(lines[0].first["layers"])
+        depth = max(len(line.first["layers"]) for line in lines)
         figure, axes = plt.subplots(figsize=(8.4, 3.6))
         width = 0.8 / len(lines)
+        inked = [line.name for line in lines if shade[line.name] == INK]
         for index, line in enumerate(lines):
             after, before = line.layers("entropy_share"), line.layers("entropy_share", initial=True)
             assert after is not None
@@ -35,7 +36,7 @@ def entropy_bars(study: StudyResults) -> str | None:
                 color=shade[line.name],
                 ecolor=INK,
                 error_kw={"alpha": 0.55, "elinewidth": 1.1},
-                alpha=0.85,
+                alpha=0.85 - (0.5 * inked.index(line.name) / len(inked) if line.name in inked else 0.0),
                 label=line.label,
             )
             axes.hlines(

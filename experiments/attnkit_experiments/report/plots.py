@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,14 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter, ScalarFormatter
+from matplotlib.ticker import (
+    LogFormatterSciNotation,
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+    PercentFormatter,
+    ScalarFormatter,
+)
 
 from attnkit_experiments.report.results import Line, Spread, StudyResults
 from attnkit_experiments.study.measurement import Row
@@ -238,12 +246,17 @@ def against_compute(study: StudyResults, key: str = "accuracy", name: str = "tes
 
 
 def round_ticks(axes: Axes) -> None:
-    """A logarithmic axis of x that spans no decade has a few round numbers, where it would have nine a decade."""
+    """A logarithmic axis of x that spans less than two decades has a few round numbers, where it would have nine a
+    decade.
+    """
     low, high = axes.get_xlim()
+    if high < 100 * low:
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(LogFormatterSciNotation(minor_thresholds=(math.inf, math.inf)))
     if high < 10 * low:
         axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.xaxis.set_major_formatter(ScalarFormatter(useMathText=True))
-        axes.xaxis.set_minor_locator(NullLocator())
 
 
 def against_tokens(
