@@ -22,7 +22,7 @@ from attnkit.backends.native import linear, load, lower, native_status, packed, 
 from attnkit.kernels.plan import is_array
 from attnkit.ops import rela
 from attnkit.ops.gaussian import GAUSSIAN
-from attnkit.ops.lowrank import nystrom, soft
+from attnkit.ops.lowrank import linformer, nystrom, soft
 from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
 
@@ -296,4 +296,5 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
 CALLS = (evaluate, pulled, unsupported)
 KERNELS = served.Served(*CALLS).kernels() | linear.Linear(*CALLS).kernels() | rows.Rows(*CALLS).kernels()
 KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name])
-KERNELS |= nystrom.kernels(KERNELS[SOFTMAX.name]) | soft.kernels(KERNELS[GAUSSIAN.name])
+KERNELS |= linformer.kernels(KERNELS[SOFTMAX.name]) | nystrom.kernels(KERNELS[SOFTMAX.name])
+KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name])

@@ -12,7 +12,7 @@ from attnkit.backends.native import linear, lower, native_status, packed, rows, 
 from attnkit.kernels.plan import is_array
 from attnkit.ops import rela
 from attnkit.ops.gaussian import GAUSSIAN
-from attnkit.ops.lowrank import nystrom, soft
+from attnkit.ops.lowrank import linformer, nystrom, soft
 from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.vjps import VJPS
@@ -115,6 +115,7 @@ def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -
 CALLS = (evaluate, pulled, unsupported)
 KERNELS = served.Served(*CALLS).kernels() | linear.Linear(*CALLS).kernels() | rows.Rows(*CALLS).kernels()
 KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name])
-KERNELS |= nystrom.kernels(KERNELS[SOFTMAX.name]) | soft.kernels(KERNELS[GAUSSIAN.name])
+KERNELS |= linformer.kernels(KERNELS[SOFTMAX.name]) | nystrom.kernels(KERNELS[SOFTMAX.name])
+KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name])
 KERNELS |= {op: KERNELS[op]._replace(prepared=partial(prepared, op)) for op in VJPS}
 KERNELS |= {op: KERNELS[op]._replace(prepared=partial(prepared_linear, op)) for op in linear.OPS}

@@ -22,7 +22,7 @@ from attnkit.ops import rela
 from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.linear.attention import LINEAR
 from attnkit.ops.linear.cosine import COSINE
-from attnkit.ops.lowrank import nystrom, soft
+from attnkit.ops.lowrank import linformer, nystrom, soft
 from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.statistics import RowStatistics
@@ -318,7 +318,8 @@ def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -
 CALLS = (evaluate, pulled, unsupported)
 KERNELS = served.Served(*CALLS).kernels() | linear.Linear(*CALLS).kernels() | rows.Rows(*CALLS).kernels(("blocked",))
 KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name], replaces=("blocked",))
-KERNELS |= nystrom.kernels(KERNELS[SOFTMAX.name]) | soft.kernels(KERNELS[GAUSSIAN.name])
+KERNELS |= linformer.kernels(KERNELS[SOFTMAX.name]) | nystrom.kernels(KERNELS[SOFTMAX.name])
+KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name])
 for name in VJPS:
     KERNELS[name] = KERNELS[name]._replace(is_faster=partial(is_faster, name), prepared=partial(prepared, name))
 for name in linear.OPS:

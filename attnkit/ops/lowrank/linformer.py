@@ -1,11 +1,12 @@
 """Linformer attention: softmax over a few fixed linear combinations of the keys (Wang et al. 2020)."""
 
 import math
+from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 from attnkit._core import check
-from attnkit._core.derived import vjp_like
-from attnkit._core.dispatch import namespace, operation_checked_by
+from attnkit._core.derived import served_by, vjp_like
+from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast, compute_dtype
 from attnkit._core.special import stop_gradient
@@ -16,13 +17,13 @@ from attnkit._core.tokens import (
     gradient_like,
     join_heads,
     key_mask,
-    softmax,
-    softmax_gradient,
     split_heads,
     valid_keys,
     zeros,
 )
 from attnkit._core.typing import Array, Impl, Namespace
+from attnkit.ops.lowrank.products import Attention, Softmax, Weigh
+from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
 
 class Projected(ScaledTokens, total=False):
@@ -34,21 +35,18 @@ class Projected(ScaledTokens, total=False):
 class _Parts(NamedTuple):
     """Everything in the compute dtype, heads split under GQA, 0 at keys without a query and queries without a key."""
 
-    q: Array
     k: Array
     v: Any  # (..., S, e), None for weights
     proj_k: Array  # (..., m, S)
     proj_v: Any
-    slots: Array  # E k: (..., m, d)
-    w: Array  # (..., L, m)
-    drop: Array | None
-    live: Array | None  # (..., L), None = all
-    scale: float
-    shared: int | None
+    w: Any  # `Softmax` or `Attention` between q (..., L, d) and the slots E k (..., m, d)
+    visible: Array | None  # keys (..., S) or (..., 1) that some query sees, None = all
+    live: Array | None  # queries (..., L) that see some key
+    shared: int | None  # heads of k under GQA
 
 
 def _visibility(xp: Namespace, q: Array, S: int, common: Any, shared: int | None) -> tuple[Array | None, Array | None]:
-    """Keys (..., S) that some query sees and queries (..., L) that see some key; None = all."""
+    """Keys that some query sees and queries (..., L) that see some key; None = all."""
     keys = split_heads(xp, valid_keys(xp, q, S, common.get("mask"), common.get("key_lengths")), shared, axis=-2)
     if S == 0 and keys is None:
         keys = positions(xp, q, 0, 0) < 0  # no query can see any key
@@ -62,11 +60,11 @@ def _visibility(xp: Namespace, q: Array, S: int, common: Any, shared: int | None
     if queries is not None:
         some_query = xp.any(queries, axis=-1, keepdims=True)
         visible = some_query if keys is None else keys & some_query
-    return visible, live
+    return visible, xp.broadcast_to(live, (*live.shape[:-1], q.shape[-2]))
 
 
 def _parts(
-    xp: Namespace, q: Array, k: Array, v: Array | None, proj_k: Array, proj_v: Array | None, common: Any
+    xp: Namespace, weigh: Weigh, q: Array, k: Array, v: Array | None, proj_k: Array, proj_v: Array | None, common: Any
 ) -> _Parts:
     dtype, S = compute_dtype(xp, q), k.shape[-2]
     shared = k.shape[-3] if common.get("enable_gqa") else None
@@ -80,13 +78,12 @@ def _parts(
     proj_k, proj_v = wide(proj_k[..., :S]), None if proj_v is None else wide(proj_v[..., :S])
     scale = common.get("scale")
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    slots = proj_k @ k
-    w = chosen(xp, live, softmax(xp, (q * scale) @ slots.mT, None))
+    w = weigh(q, proj_k @ k, live, None, scale)
     drop = wide(common.get("dropout_mask"))
-    drop = None if drop is None else stop_gradient(drop)
-    if drop is not None and drop.ndim > 1:
-        drop = chosen(xp, live, drop)
-    return _Parts(q, k, v, proj_k, proj_v, slots, w, drop, live, scale, shared)
+    if drop is not None:
+        drop = stop_gradient(drop if drop.ndim < 2 else chosen(xp, live, drop))
+        w = w._replace(drop=drop)
+    return _Parts(k, v, proj_k, proj_v, w, visible, live, shared)
 
 
 def _check_projection(op: str, name: str, x: Array, keys: int, leading: tuple[int, ...]) -> None:
@@ -116,7 +113,34 @@ def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.
 _OWN = {"scale": check.plain_number, "mask": key_mask, "dropout_mask": checked_with_arrays}
 
 
+def attend(weigh: Weigh, q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, **common: Any) -> Array:
+    """`linformer_attention` with products like those of `Softmax.of`."""
+    xp = namespace(q)
+    p = _parts(xp, weigh, q, k, v, proj_k, proj_v, common)
+    o = chosen(xp, p.live, p.w.times(p.proj_v @ p.v))
+    return cast(xp, join_heads(xp, o, p.shared), q.dtype)
+
+
+def pull(
+    weigh: Weigh, q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, do: Array, **common: Any
+) -> dict[str, Array]:
+    """`linformer_attention_vjp` with them."""
+    xp = namespace(q)
+    p = _parts(xp, weigh, q, k, v, proj_k, proj_v, common)
+    do = chosen(xp, p.live, split_heads(xp, cast(xp, do, p.k.dtype), p.shared))
+    dq, dslots, dvalues = p.w.pull(p.proj_v @ p.v, do)
+    grads = {
+        "q": (dq, q),
+        "k": (chosen(xp, p.visible, p.proj_k.mT @ dslots), k),
+        "v": (chosen(xp, p.visible, p.proj_v.mT @ dvalues), v),
+        "proj_k": (_widened(xp, dslots @ p.k.mT, proj_k), proj_k),
+        "proj_v": (_widened(xp, dvalues @ p.v.mT, proj_v), proj_v),
+    }
+    return {name: gradient_like(xp, g, like, p.shared) for name, (g, like) in grads.items()}
+
+
 @operation_checked_by(_context, _OWN)
+@served_by(partial(attend, Softmax.of))
 def linformer_attention(
     q: Array,
     k: Array,
@@ -150,10 +174,6 @@ def linformer_attention(
         TypeError: dtypes, libraries or devices that do not fit.
         NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
-    xp = namespace(q)
-    p = _parts(xp, q, k, v, proj_k, proj_v, common)
-    o = (p.w if p.drop is None else p.w * p.drop) @ (p.proj_v @ p.v)
-    return cast(xp, join_heads(xp, chosen(xp, p.live, o), p.shared), q.dtype)
 
 
 @operation_checked_by(_context, {"mask": key_mask})
@@ -162,8 +182,8 @@ def linformer_attention_weights(
 ) -> Array:
     """softmax(scale·q (E k)ᵀ) (..., L, m) in the dtype of q: the weights of the slots, before dropout; null rows 0."""
     xp = namespace(q)
-    p = _parts(xp, q, k, None, proj_k, None, common)
-    return cast(xp, join_heads(xp, p.w, p.shared), q.dtype)
+    p = _parts(xp, Softmax.of, q, k, None, proj_k, None, common)
+    return cast(xp, join_heads(xp, p.w.w, p.shared), q.dtype)
 
 
 @operation_checked_by(_context, _OWN)
@@ -172,27 +192,24 @@ def linformer_attention_vjp(
     q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, do: Array, **common: Any
 ) -> dict[str, Array]:
     """Gradients {"q", "k", "v", "proj_k", "proj_v"} for the cotangent do; unused columns of the projections get 0."""
-    xp = namespace(q)
-    p = _parts(xp, q, k, v, proj_k, proj_v, common)
-    do = chosen(xp, p.live, split_heads(xp, cast(xp, do, p.q.dtype), p.shared))
-    dw = do @ (p.proj_v @ p.v).mT
-    dropped = p.w
-    if p.drop is not None:
-        dw, dropped = dw * p.drop, p.w * p.drop
-    ds = softmax_gradient(xp, p.w, dw) * p.scale
-    dslots, dvalues = ds.mT @ p.q, dropped.mT @ do
-    visible, _ = _visibility(xp, q, k.shape[-2], common, p.shared)
-    grads = {
-        "q": (ds @ p.slots, q),
-        "k": (chosen(xp, visible, p.proj_k.mT @ dslots), k),
-        "v": (chosen(xp, visible, p.proj_v.mT @ dvalues), v),
-        "proj_k": (_widened(xp, dslots @ p.k.mT, proj_k), proj_k),
-        "proj_v": (_widened(xp, dvalues @ p.v.mT, proj_v), proj_v),
-    }
-    return {name: gradient_like(xp, g, like, p.shared) for name, (g, like) in grads.items()}
+    return pull(Softmax.of, q, k, v, proj_k, proj_v, do, **common)
 
 
 def _widened(xp: Namespace, g: Array, projection: Array) -> Array:
     """g with zero columns for the tokens beyond the sequence."""
     unused = projection.shape[-1] - g.shape[-1]
     return g if unused == 0 else xp.concat([g, zeros(xp, g, (*g.shape[:-1], unused))], axis=-1)
+
+
+# ---------------------------------------------------------------------------------------------- kernels
+
+
+def kernels(of: Kernel) -> dict[str, Kernel]:
+    """The table of a library: attention to the slots by its kernel of softmax attention."""
+    weigh = Attention.by(softmax_attention, softmax_attention_vjp, of.name)
+
+    def unsupported(q: Array, k: Array, v: Array, *rest: Array, enable_gqa: bool = False, **options: Any) -> str | None:
+        return of.unsupported(q, k, v, enable_gqa=enable_gqa)
+
+    kernel = Kernel(of.name, partial(attend, weigh), unsupported)
+    return with_gradients(linformer_attention, kernel, partial(pull, weigh))

@@ -28,15 +28,19 @@ def _pairs(queries: Array | None, keys: Array | None) -> Array | None:
 
 
 class _Matrix(NamedTuple):
-    """W between tokens q and k."""
+    """W between tokens q and k; `drop` (..., L, S) multiplies the weights of softmax, None = 1."""
 
     q: Array
     k: Array
     w: Array
     scale: float
+    drop: Array | None = None
 
     def times(self, v: Array) -> Array:
-        return self.w @ v
+        return self.dropped(self.w) @ v
+
+    def dropped(self, w: Array) -> Array:
+        return w if self.drop is None else w * self.drop
 
 
 class Softmax(_Matrix):
@@ -48,11 +52,11 @@ class Softmax(_Matrix):
 
     def pull(self, v: Array, do: Array) -> tuple[Array, Array, Array]:
         """Gradients of q, k and v for the cotangent of W v."""
-        dq, dk = self.pull_weights(do @ v.mT)
-        return dq, dk, sum_to(namespace(v), self.w.mT @ do, tuple(v.shape))
+        dq, dk = self.pull_weights(self.dropped(do @ v.mT))
+        return dq, dk, sum_to(namespace(v), self.dropped(self.w).mT @ do, tuple(v.shape))
 
     def pull_weights(self, dw: Array) -> tuple[Array, Array]:
-        """Gradients of q and k for the cotangent of W."""
+        """Gradients of q and k for the cotangent of W, which knows of no dropout."""
         xp = namespace(dw)
         ds = softmax_gradient(xp, self.w, dw) * self.scale
         return sum_to(xp, ds @ self.k, tuple(self.q.shape)), sum_to(xp, ds.mT @ self.q, tuple(self.k.shape))
@@ -113,6 +117,7 @@ class Attention(NamedTuple):
     queries: Array | None
     keys: Array | None
     scale: float
+    drop: Array | None = None
 
     @classmethod
     def by(cls, op: Callable[..., Any], vjp: Callable[..., Any], impl: str) -> Weigh:
@@ -125,7 +130,8 @@ class Attention(NamedTuple):
 
     def _options(self) -> dict[str, Any]:
         mask = None if self.keys is None else self.keys[..., None, :]
-        return {"mask": mask, "query_mask": self.queries, "scale": self.scale}
+        options = {"mask": mask, "query_mask": self.queries, "scale": self.scale}
+        return options if self.drop is None else options | {"dropout_mask": self.drop}
 
     def times(self, v: Array) -> Array:
         return self.attend(self.q, self.k, v, **self._options())

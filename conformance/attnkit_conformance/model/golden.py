@@ -22,7 +22,7 @@ NEAR = 1e-5  # relative distance of weights that are equal but for rounding to f
 FEW_DIGITS = 0.01  # of the largest entry: a larger bound leaves less than two digits to judge
 TINY = 1e-20  # smaller row sums, except 0, lose precision or underflow in float32
 HALVINGS = 8
-VALUES = {"v", "v_t", "values", "initial_S"}  # what a cotangent of o is multiplied by
+VALUES = {"v", "v_t", "values", "initial_S", "proj_v"}  # what a cotangent of o is multiplied by
 KEPT = 128  # golden values, of which an adapter after another asks for the same
 QUERY_OUTPUTS = ("o", "total", "entropy", "sum_squares", "maximum", "nonzero", "visible")
 
