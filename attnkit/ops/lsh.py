@@ -1,16 +1,19 @@
 """LSH attention (Kitaev et al. 2020, "Reformer"): tokens sorted by bucket attend to their chunk and the one before."""
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 from attnkit._core import check
-from attnkit._core.derived import vjp_like, weights_like
-from attnkit._core.dispatch import namespace, operation_checked_by
+from attnkit._core.derived import served_by, vjp_like, weights_like
+from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
-from attnkit._core.special import generator, stop_gradient, take_along
-from attnkit._core.tokens import chosen, cotangent, key_mask, valid_keys, whole, zeros
+from attnkit._core.special import generator, stop_gradient
+from attnkit._core.tokens import both, chosen, cotangent, key_mask, valid_keys, whole, zeros
 from attnkit._core.typing import Array, Causal, Impl, Namespace
+from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
 SELF_LOGIT = -1e5
 NORM_EPS = 1e-6  # times d, under the root
@@ -105,15 +108,28 @@ class _Order(NamedTuple):
 
 
 def _rows(xp: Namespace, x: Array, index: Array) -> Array:
-    """The rows (axis -2) of x (..., T, c) at index (..., T)."""
-    return take_along(xp, x, xp.broadcast_to(index[..., None], (*index.shape, x.shape[-1])), -2)
+    """The rows (axis -2) of x (..., T, c) at index (..., U), each copied whole."""
+    *lead, rows, c = x.shape
+    count, wanted = math.prod(lead), index.shape[-1]
+    at = xp.reshape(index, (count, wanted)) + positions(xp, x, 0, count)[:, None] * rows
+    taken = xp.take(xp.reshape(x, (count * rows, c)), xp.reshape(at, (count * wanted,)), axis=0)
+    return xp.reshape(taken, (*lead, wanted, c))
+
+
+def _chunked(xp: Namespace, x: Array, order: _Order) -> Array:
+    """Sorted tokens of all rounds, one round after the other, as chunks (..., C, chunk_size, c)."""
+    return xp.reshape(x, (*order.sorted.shape[:-2], order.chunks, order.chunk_size, x.shape[-1]))
 
 
 def _into_chunks(xp: Namespace, x: Array, order: _Order) -> Array:
-    """Tokens (..., T, c) in the order of every round, one round after the other, as chunks (..., C, chunk_size, c)."""
-    lead = x.shape[:-2]
-    spread = xp.broadcast_to(x[..., None, :, :], (*lead, order.rounds, *x.shape[-2:]))
-    return xp.reshape(_rows(xp, spread, order.sorted), (*lead, order.chunks, order.chunk_size, x.shape[-1]))
+    """Tokens (..., T, c), the same in all rounds, in the order of each."""
+    *lead, rounds, tokens = order.sorted.shape
+    return _chunked(xp, _rows(xp, x, xp.reshape(order.sorted, (*lead, rounds * tokens))), order)
+
+
+def _rounds_into_chunks(xp: Namespace, x: Array, order: _Order) -> Array:
+    """Tokens of every round (..., R, T, c) in the order of the round."""
+    return _chunked(xp, _rows(xp, x, order.sorted), order)
 
 
 def _out_of_chunks(xp: Namespace, x: Array, order: _Order) -> Array:
@@ -140,18 +156,35 @@ def _to_both(xp: Namespace, g: Array, chunk_size: int) -> Array:
 # ---------------------------------------------------------------------------------------------- attention
 
 
+class _Softmax(NamedTuple):
+    """Softmax attention and its gradients, by one implementation."""
+
+    attend: Callable[..., Any]
+    vjp: Callable[..., dict[str, Array]]
+
+    @classmethod
+    def by(cls, impl: str) -> Self:
+        return cls(partial(softmax_attention, impl=impl), partial(softmax_attention_vjp, impl=impl))
+
+
 class _Chunks(NamedTuple):
-    """Sorted queries, keys, values and scores in the compute dtype."""
+    """Sorted queries, keys and values in the compute dtype, and the options under which they attend."""
 
     q: Array  # (..., C, c, d)
     k: Array  # (..., C, 2c, d), of length about 1; (..., C, c, d) for a single chunk
     v: Array  # (..., C, 2c, e)
-    s: Array  # (..., C, c, 2c), -inf where invisible
-    top: Array  # (..., T, 1): the largest logit of a token over all rounds, 0 if it sees nothing
+    options: dict[str, Any]
     order: _Order
     valid: Array | None  # (..., n)
     unit: Array  # k̂ (..., n, d)
     norm: Array  # (..., n, 1)
+
+
+class _Rounds(NamedTuple):
+    """What tokens get from each round, and the share of the round in all."""
+
+    o: Array  # (..., R, T, e)
+    share: Array  # (..., R, T, 1): exp(lse_r - lse), 0 for a token that sees nothing
 
 
 def _filled(xp: Namespace, x: Array, chunk_size: int) -> Array:
@@ -191,44 +224,90 @@ def _chunks(
     norm = xp.sqrt(xp.sum(x * x, axis=-1, keepdims=True) + NORM_EPS * x.shape[-1])
     unit = x / norm
     q, k, values = (_into_chunks(xp, _filled(xp, y, chunk_size), order) for y in (x, unit, v))
-    k, values = _with_previous(xp, k), _with_previous(xp, values)
-    s = _scores(xp, q, k, order, valid, n, causal)
-    top = _out_of_chunks(xp, _largest(xp, stop_gradient(s)), order)
-    top = xp.max(top, axis=-3)
-    return _Chunks(q, k, values, s, xp.where(top == -math.inf, 0.0, top), order, valid, unit, norm)
+    options = {"scale": 1.0, "bias": _bias(xp, x, order), "mask": _visible(xp, order, valid, n, causal)}
+    return _Chunks(q, _with_previous(xp, k), _with_previous(xp, values), options, order, valid, unit, norm)
 
 
-def _scores(xp: Namespace, q: Array, k: Array, order: _Order, valid: Array | None, n: int, causal: Causal) -> Array:
-    """q·k̂ - 10⁵ [same token], -inf for filler, invalid keys and, if causal, keys after the query."""
+def _queries_and_keys(xp: Namespace, order: _Order) -> tuple[Array, Array]:
+    """The positions of queries (..., C, c, 1) and keys (..., C, 1, 2c)."""
     at = xp.reshape(order.sorted, (*order.sorted.shape[:-2], order.chunks, order.chunk_size, 1))
-    query, key = at, _with_previous(xp, at).mT
-    s = q @ k.mT
-    s = xp.where(query == key, s + SELF_LOGIT, s)
-    visible = key < n
-    if causal:
-        visible = visible & (key <= query)
+    return at, _with_previous(xp, at).mT
+
+
+def _bias(xp: Namespace, x: Array, order: _Order) -> Array:
+    """-10⁵ where a token meets itself, in the dtype of x: (..., C, c, 2c)."""
+    query, key = _queries_and_keys(xp, order)
+    return xp.where(query == key, zeros(xp, x, (1,)) + SELF_LOGIT, 0.0)
+
+
+def _visible(xp: Namespace, order: _Order, valid: Array | None, n: int, causal: Causal) -> Array | None:
+    """No filler, no invalid keys and, if causal, no keys after the query: (..., C, 1 or c, 2c), None = all."""
+    query, key = _queries_and_keys(xp, order)
     if valid is not None:
-        there = _into_chunks(xp, _filled(xp, cast(xp, valid, q.dtype)[..., None], order.chunk_size), order)
-        visible = visible & (_with_previous(xp, there) > 0).mT
-    return xp.where(visible, s, -math.inf)
+        there = _filled(xp, xp.astype(valid, xp.int32)[..., None], order.chunk_size)
+        visible = (_with_previous(xp, _into_chunks(xp, there, order)) > 0).mT
+    else:
+        visible = key < n if order.sorted.shape[-1] > n else None
+    return both(visible, key <= query if causal else None)
 
 
-def _largest(xp: Namespace, s: Array) -> Array:
-    return xp.max(s, axis=-1, keepdims=True) if s.shape[-1] else xp.sum(s, axis=-1, keepdims=True)
+def _flat(xp: Namespace, x: Array | None) -> Any:
+    """All chunks on one axis."""
+    return x if x is None else xp.reshape(x, (math.prod(x.shape[:-2]), *x.shape[-2:]))
 
 
-def _exponentials(xp: Namespace, a: _Chunks) -> tuple[Array, Array]:
-    """u = exp(s - top) for every pair, and its sum (..., T, 1) over all pairs of a token in all rounds."""
-    u = xp.exp(a.s - _into_chunks(xp, a.top, a.order))
-    total = xp.sum(_out_of_chunks(xp, xp.sum(u, axis=-1, keepdims=True), a.order), axis=-3)
-    return u, xp.where(total == 0, 1.0, total)
+def _arguments(xp: Namespace, a: _Chunks) -> tuple[tuple[Array, ...], dict[str, Any]]:
+    arrays = {name: _flat(xp, a.options[name]) for name in ("bias", "mask")}
+    return tuple(_flat(xp, x) for x in (a.q, a.k, a.v)), a.options | arrays
 
 
-def _attend(xp: Namespace, a: _Chunks, n: int) -> Array:
+def _rounds(xp: Namespace, softmax: _Softmax, a: _Chunks) -> _Rounds:
+    arrays, options = _arguments(xp, a)
+    o, lse = softmax.attend(*arrays, return_lse=True, **options)
+    shape = a.q.shape[:-1]
+    o = _out_of_chunks(xp, xp.reshape(o, (*shape, a.v.shape[-1])), a.order)
+    lse = _out_of_chunks(xp, xp.reshape(lse, (*shape, 1)), a.order)
+    top = stop_gradient(xp.max(lse, axis=-3, keepdims=True))
+    u = xp.exp(lse - xp.where(top == -math.inf, 0.0, top))
+    total = xp.sum(u, axis=-3, keepdims=True)
+    return _Rounds(o, u / xp.where(total == 0, 1.0, total))
+
+
+def _joined(xp: Namespace, a: _Chunks, rounds: _Rounds, n: int) -> Array:
     """o (..., n, e), 0 at invalid tokens."""
-    u, total = _exponentials(xp, a)
-    o = xp.sum(_out_of_chunks(xp, u @ a.v, a.order), axis=-3) / total
-    return chosen(xp, a.valid, o[..., :n, :])
+    return chosen(xp, a.valid, xp.sum(rounds.share * rounds.o, axis=-3)[..., :n, :])
+
+
+def _attend(softmax: _Softmax, qk: Array, v: Array, rotations: Array, **options: Any) -> Array:
+    """`lsh_attention` with attention within chunks by an implementation of softmax."""
+    xp = namespace(qk)
+    a = _chunks(xp, qk, v, rotations, **options)
+    return cast(xp, _joined(xp, a, _rounds(xp, softmax, a), qk.shape[-2]), qk.dtype)
+
+
+def _pull(
+    softmax: _Softmax, qk: Array, v: Array, rotations: Array, do: Array, *, chunk_size: int, **options: Any
+) -> dict[str, Array]:
+    """`lsh_attention_vjp` with them: a round has the cotangents share·do of o_r and share (do·o_r - do·o) of lse_r."""
+    xp, n = namespace(qk), qk.shape[-2]
+    a = _chunks(xp, qk, v, rotations, chunk_size=chunk_size, **options)
+    rounds = _rounds(xp, softmax, a)
+    do = chosen(xp, a.valid, cast(xp, do, a.q.dtype))
+    o, do = (_filled(xp, x, chunk_size)[..., None, :, :] for x in (_joined(xp, a, rounds, n), do))
+    of_lse = rounds.share * xp.sum(do * (rounds.o - o), axis=-1, keepdims=True)
+    of_o, of_lse = (_flat(xp, _rounds_into_chunks(xp, x, a.order)) for x in (rounds.share * do, of_lse))
+    arrays, others = _arguments(xp, a)
+    grads = softmax.vjp(*arrays, of_o, of_lse[..., 0], **others)
+
+    def home(name: str, like: Array) -> Array:
+        g = xp.reshape(grads[name], like.shape)
+        g = g if name == "q" else _to_both(xp, g, chunk_size)
+        return chosen(xp, a.valid, xp.sum(_out_of_chunks(xp, g, a.order), axis=-3)[..., :n, :])
+
+    dunit = home("k", a.k)
+    to_keys = (dunit - a.unit * xp.sum(a.unit * dunit, axis=-1, keepdims=True)) / a.norm
+    full = {"qk": (home("q", a.q) + to_keys, qk), "v": (home("v", a.v), v)}
+    return {name: cast(xp, sum_to(xp, g, tuple(like.shape)), like.dtype) for name, (g, like) in full.items()}
 
 
 @operation_checked_by(_context, {"mask": key_mask})
@@ -253,7 +332,11 @@ def lsh_buckets(qk: Array, rotations: Array, *, mask: Array | None = None, impl:
     return _hash(xp, stop_gradient(x), rotations, valid)
 
 
+_GENERIC = _Softmax.by("generic")
+
+
 @operation_checked_by(_chunked_context, _OWN)
+@served_by(partial(_attend, _GENERIC))
 def lsh_attention(
     qk: Array,
     v: Array,
@@ -290,9 +373,6 @@ def lsh_attention(
         TypeError: dtypes, libraries or devices that do not fit.
         NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
-    xp = namespace(qk)
-    a = _chunks(xp, qk, v, rotations, chunk_size=chunk_size, mask=mask, causal=causal)
-    return cast(xp, _attend(xp, a, qk.shape[-2]), qk.dtype)
 
 
 @operation_checked_by(_chunked_context, _OWN)
@@ -301,9 +381,8 @@ def lsh_attention_weights(qk: Array, rotations: Array, **options: Any) -> Array:
     """The weights w (..., n, n) of `lsh_attention`, summed over rounds, in the dtype of qk: its result for v = 1."""
     xp, n = namespace(qk), qk.shape[-2]
     i = positions(xp, qk, 0, n)
-    identity = xp.astype(i[:, None] == i, compute_dtype(xp, qk))
-    a = _chunks(xp, qk, identity, rotations, **options)
-    return cast(xp, _attend(xp, a, n), qk.dtype)
+    identity = xp.astype(i[:, None] == i, qk.dtype)
+    return _attend(_GENERIC, qk, identity, rotations, **options)
 
 
 @operation_checked_by(_chunked_context, _OWN)
@@ -314,19 +393,28 @@ def lsh_attention_vjp(qk: Array, v: Array, rotations: Array, do: Array, **option
     dw = do vᵀ, ds = w (dw - do·o), dk̂ = dsᵀ qk, dqk = ds k̂ + (dk̂ - k̂ (k̂·dk̂))/√(‖x‖² + 10⁻⁶ d), dv = wᵀ do, within
     chunks; then tokens are unsorted and rounds are added.
     """
-    xp, n, chunk_size = namespace(qk), qk.shape[-2], options["chunk_size"]
-    a = _chunks(xp, qk, v, rotations, **options)
-    do = chosen(xp, a.valid, cast(xp, do, a.q.dtype))
-    u, total = _exponentials(xp, a)
-    inner = xp.sum(do * _attend(xp, a, n), axis=-1, keepdims=True)
-    do, inner = (_into_chunks(xp, _filled(xp, x, chunk_size), a.order) for x in (do, inner))
-    w = u / _into_chunks(xp, total, a.order)
-    ds = w * (do @ a.v.mT - inner)
+    return _pull(_GENERIC, qk, v, rotations, do, **options)
 
-    def home(g: Array) -> Array:
-        return chosen(xp, a.valid, xp.sum(_out_of_chunks(xp, g, a.order), axis=-3)[..., :n, :])
 
-    dunit = home(_to_both(xp, ds.mT @ a.q, chunk_size))
-    to_keys = (dunit - a.unit * xp.sum(a.unit * dunit, axis=-1, keepdims=True)) / a.norm
-    grads = {"qk": (home(ds @ a.k) + to_keys, qk), "v": (home(_to_both(xp, w.mT @ do, chunk_size)), v)}
-    return {name: cast(xp, sum_to(xp, g, tuple(like.shape)), like.dtype) for name, (g, like) in grads.items()}
+# ---------------------------------------------------------------------------------------------- kernels
+
+
+def pairs(qk: Array, v: Array, rotations: Array, *rest: Array, chunk_size: int, **options: Any) -> int:
+    """Pairs of a query and a key in all rounds."""
+    leading = check.broadcast("attention", "leading axes", tuple(qk.shape[:-2]), tuple(v.shape[:-2]))
+    return 2 * math.prod(leading) * rotations.shape[-2] * qk.shape[-2] * chunk_size
+
+
+def kernels(of: Kernel, enough: int = 0) -> dict[str, Kernel]:
+    """The table of a library, which takes less time from so many pairs on: attention within chunks by its kernel of
+    softmax attention."""
+    softmax = _Softmax.by(of.name)
+
+    def unsupported(qk: Array, v: Array, *rest: Array, **options: Any) -> str | None:
+        return of.unsupported(qk, qk, v)
+
+    def is_faster(*arrays: Array, **options: Any) -> bool:
+        return pairs(*arrays, **options) >= enough
+
+    kernel = Kernel(of.name, partial(_attend, softmax), unsupported, is_faster)
+    return with_gradients(lsh_attention, kernel, partial(_pull, softmax))

@@ -20,7 +20,7 @@ from attnkit._core.quadratic import leading_shape
 from attnkit._core.special import is_key, words_of_key
 from attnkit.backends.native import linear, load, lower, native_status, packed, rows, served
 from attnkit.kernels.plan import is_array
-from attnkit.ops import rela
+from attnkit.ops import lsh, rela
 from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.lowrank import linformer, nystrom, soft
 from attnkit.ops.pointwise import POINTWISE
@@ -293,8 +293,12 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
     return lower.refused_axes(*arrays, **options) or lower.refusal(op, dtypes, own)
 
 
+LSH_PAIRS = 1 << 23
+"""Pairs of LSH attention from which the library takes less time: 8 heads of 64 features, 2 rounds, chunks of 64, at
+n = 4096 0.88 of the generic time forward and 0.85 with gradients, at n = 1024 0.99 and 1.25."""
+
 CALLS = (evaluate, pulled, unsupported)
 KERNELS = served.Served(*CALLS).kernels() | linear.Linear(*CALLS).kernels() | rows.Rows(*CALLS).kernels()
 KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name])
 KERNELS |= linformer.kernels(KERNELS[SOFTMAX.name]) | nystrom.kernels(KERNELS[SOFTMAX.name])
-KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name])
+KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | lsh.kernels(KERNELS[SOFTMAX.name], LSH_PAIRS)
