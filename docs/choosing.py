@@ -53,9 +53,11 @@ QUALITY = {
     "images": ("000-fig2", "002-table1"),
     "translation": ("001-table4", "001-table3", "001-table2"),
     "language, less is better": ("000-causal",),
-    "sequences": ("002-table6", "003-sequences"),
+    "ListOps": ("002-table6 listops", "003-sequences listops"),
+    "text": ("002-table6 text",),
+    "pixels in a row": ("002-table6 image",),
 }
-"""What was trained, and the studies with a row for each variant; of several the first that has it counts."""
+"""What was trained, and the studies (with their task) that have a row for each variant; of several the first counts."""
 
 
 def trained() -> str:
@@ -63,7 +65,7 @@ def trained() -> str:
     runs = read_runs(ROOT / "docs" / "reports")
     lines = [["variant", *QUALITY]]
     for row in ROWS:
-        cells = [next(quality(row, runs, recipes), NONE) for recipes in QUALITY.values()]
+        cells = [next(quality(row, runs, studies), NONE) for studies in QUALITY.values()]
         if {*cells} != {NONE}:
             lines.append([link(row), *cells])
     return table(lines)
@@ -110,9 +112,9 @@ def timed_on_gpu() -> dict[str, str]:
     return {op: ", ".join(both) for op, both in ratios.items()}
 
 
-def quality(row: Row, runs: Sequence[Run], recipes: Sequence[str]) -> Iterator[str]:
+def quality(row: Row, runs: Sequence[Run], studies: Sequence[str]) -> Iterator[str]:
     """The level of softmax, and what another variant differs from it by, in studies of several seeds."""
-    for run in (run for recipe in recipes for run in runs if run.recipe == recipe):
+    for run in (run for study in studies for run in runs if f"{run.recipe} {run.task}".strip() == study):
         measure, beside = measure_of(run.recipe), dict(overview.rows(run))
         for variant in (variant for variant in run.variants if run.label(variant) in row.labels):
             if variant in beside:

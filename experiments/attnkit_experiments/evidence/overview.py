@@ -83,7 +83,7 @@ def answer_of(runs: Sequence[Run], recipes: Sequence[str]) -> str:
     for run in (run for run in runs if run.recipe in recipes):
         for variant, difference in rows(run):
             studies = found[kind(run, difference)].setdefault(run.label(variant), {})
-            studies.setdefault(run.recipe, []).append(task_of(run))
+            studies.setdefault(run.recipe, []).append(run.task)
     return "; ".join(
         f"*{word}*: {' · '.join(f'{label} ({places(studies)})' for label, studies in labels.items())}"
         for word, labels in found.items()
@@ -97,17 +97,11 @@ def places(studies: Mapping[str, Sequence[str]]) -> str:
     return "; ".join(f"{recipe}: {names}" if names else recipe for recipe, names in tasks.items())
 
 
-def task_of(run: Run) -> str:
-    """The task of a study on sequences; the others have one."""
-    return run.setting("task") if run.recipe in ("002-table6", "003-sequences") else ""
-
-
 def table(run: Run) -> str:
     measure, found = measure_of(run.recipe), dict(rows(run))
     less = ", less is better" if measure.key in LESS_IS_BETTER else ""
-    named = ", ".join(filter(None, (run.recipe, task_of(run), f"preset {run.preset}")))
     lines = [
-        f"[{named}](../reports/{run.name}/summary.md):",
+        f"{run.link}:",
         "",
         f"| variant | {measure.head}{less} | beside softmax (95 %) | n | |",
         "|---|---|---|---|---|",

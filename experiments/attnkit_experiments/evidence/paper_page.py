@@ -114,5 +114,4 @@ def command(each: Answer) -> str:
 
 
 def _shown(figure: Figure, run: Run, name: str) -> str:
-    source = f"[{run.recipe}, preset {run.preset}](../reports/{run.name}/summary.md)"
-    return f"![{figure.title}]({name})\n\n*{figure.title}* ({source}). {figure.note}".rstrip()
+    return f"![{figure.title}]({name})\n\n*{figure.title}* ({run.link}). {figure.note}".rstrip()

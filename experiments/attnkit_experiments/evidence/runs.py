@@ -39,6 +39,17 @@ class Run:
         return changed.get(key, str(getattr(recipe.presets[self.preset].study, key, "")))
 
     @property
+    def task(self) -> str:
+        """The task of a study on sequences, "" for others, which have one."""
+        return self.setting("task") if self.recipe in ("002-table6", "003-sequences") else ""
+
+    @property
+    def link(self) -> str:
+        """A link to its page, from those of the results."""
+        named = ", ".join(filter(None, (self.recipe, self.task, f"preset {self.preset}")))
+        return f"[{named}](../reports/{self.name}/summary.md)"
+
+    @property
     def too_small(self) -> str:
         """Why it decides nothing, "" if it may."""
         recipe = RECIPES.get(self.recipe)
