@@ -1,12 +1,13 @@
 """Gated attention unit: squared-relu attention of one head whose output a second projection gates (Hua et al. 2022)."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 from attnkit._core import check
 from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.derived import served_by, vjp_like
-from attnkit._core.dispatch import namespace, operation_checked_by
+from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.mask import Rows, visibility_of
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.tokens import chosen, cotangent
@@ -15,7 +16,7 @@ from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
 
 _SILU = ACTIVATIONS["silu"]
 WEIGHTS = ("w_z", "w_u", "w_v", "w_o", "gamma_q", "beta_q", "gamma_k", "beta_k")
-ATTENTION: dict[str, Any] = {"activation": "relu_squared", "alpha": 2.0, "scale": 1.0, "impl": "generic"}
+ATTENTION: dict[str, Any] = {"activation": "relu_squared", "alpha": 2.0, "scale": 1.0}
 
 
 class OneHead(TypedDict, total=False):
@@ -87,15 +88,42 @@ def _parts(xp: Namespace, x: Array, weights: dict[str, Array], common: Mapping[s
     return _Parts(x, wide, before, after, q, k, used)
 
 
-def _attend(x: Array, *arrays: Array, **options: Any) -> Array:
+def _attend(impl: str, x: Array, *arrays: Array, **options: Any) -> Array:
+    """`gated_attention_unit` with its attention by an implementation."""
     xp = namespace(x)
     p = _parts(xp, x, dict(zip(WEIGHTS, arrays, strict=True)), options)
-    a = pointwise_attention(p.q, p.k, p.after["v"], **{**ATTENTION, **options})
+    a = pointwise_attention(p.q, p.k, p.after["v"], impl=impl, **{**ATTENTION, **options})
     return cast(xp, (p.after["u"] * a) @ p.weights["w_o"], x.dtype)
 
 
+def _pull(impl: str, x: Array, *others: Array, **options: Any) -> dict[str, Array]:
+    """`gated_attention_unit_vjp` with it."""
+    *arrays, do = others
+    xp, weights = namespace(x), dict(zip(WEIGHTS, arrays, strict=True))
+    p, options = _parts(xp, x, weights, options), {**ATTENTION, "impl": impl, **options}
+    a = pointwise_attention(p.q, p.k, p.after["v"], **options)
+    do = chosen(xp, p.used, cast(xp, do, p.x.dtype))
+    gated = do @ p.weights["w_o"].mT
+    inside = pointwise_attention_vjp(p.q, p.k, p.after["v"], p.after["u"] * gated, **options)
+    dz = inside["q"] * p.weights["gamma_q"] + inside["k"] * p.weights["gamma_k"]
+    after = {"z": dz, "u": a * gated, "v": inside["v"]}
+    before = {name: _SILU.derivative(xp, p.before[name]) * g for name, g in after.items()}
+    grads = {
+        "x": before["z"] @ p.weights["w_z"].mT + before["u"] @ p.weights["w_u"].mT + before["v"] @ p.weights["w_v"].mT,
+        **{f"w_{name}": p.x.mT @ dy for name, dy in before.items()},
+        "w_o": (p.after["u"] * a).mT @ do,
+        "gamma_q": inside["q"] * p.after["z"],
+        "beta_q": inside["q"],
+        "gamma_k": inside["k"] * p.after["z"],
+        "beta_k": inside["k"],
+    }
+    like = {"x": x, **weights}
+    rounded = {name: cast(xp, sum_to(xp, g, tuple(like[name].shape)), like[name].dtype) for name, g in grads.items()}
+    return rounded | ({"bias": inside["bias"]} if "bias" in inside else {})
+
+
 @operation_checked_by(_context, check.PLAIN_NUMBERS)
-@served_by(_attend)
+@served_by(partial(_attend, "generic"))
 def gated_attention_unit(
     x: Array,
     w_z: Array,
@@ -147,25 +175,17 @@ def gated_attention_unit_vjp(x: Array, *others: Array, **options: Any) -> dict[s
     dz = gamma_q ⊙ dq + gamma_k ⊙ dk; with y = x W and dy = silu'(y) times the gradient of silu(y): dW = xᵀ dy,
     dx = Σ dy Wᵀ.
     """
-    *arrays, do = others
-    xp, weights = namespace(x), dict(zip(WEIGHTS, arrays, strict=True))
-    p, options = _parts(xp, x, weights, options), {**ATTENTION, **options}
-    a = pointwise_attention(p.q, p.k, p.after["v"], **options)
-    do = chosen(xp, p.used, cast(xp, do, p.x.dtype))
-    gated = do @ p.weights["w_o"].mT
-    inside = pointwise_attention_vjp(p.q, p.k, p.after["v"], p.after["u"] * gated, **options)
-    dz = inside["q"] * p.weights["gamma_q"] + inside["k"] * p.weights["gamma_k"]
-    after = {"z": dz, "u": a * gated, "v": inside["v"]}
-    before = {name: _SILU.derivative(xp, p.before[name]) * g for name, g in after.items()}
-    grads = {
-        "x": before["z"] @ p.weights["w_z"].mT + before["u"] @ p.weights["w_u"].mT + before["v"] @ p.weights["w_v"].mT,
-        **{f"w_{name}": p.x.mT @ dy for name, dy in before.items()},
-        "w_o": (p.after["u"] * a).mT @ do,
-        "gamma_q": inside["q"] * p.after["z"],
-        "beta_q": inside["q"],
-        "gamma_k": inside["k"] * p.after["z"],
-        "beta_k": inside["k"],
-    }
-    like = {"x": x, **weights}
-    rounded = {name: cast(xp, sum_to(xp, g, tuple(like[name].shape)), like[name].dtype) for name, g in grads.items()}
-    return rounded | ({"bias": inside["bias"]} if "bias" in inside else {})
+    return _pull("generic", x, *others, **options)
+
+
+# ---------------------------------------------------------------------------------------------- kernels
+
+
+def kernels(of: Kernel) -> dict[str, Kernel]:
+    """The table of a library: the attention by its kernel of point-wise attention."""
+
+    def unsupported(x: Array, *weights: Array, **options: Any) -> str | None:
+        return of.unsupported(x, x, x, **{**ATTENTION, **options})
+
+    kernel = Kernel(of.name, partial(_attend, of.name), unsupported)
+    return with_gradients(gated_attention_unit, kernel, partial(_pull, of.name))

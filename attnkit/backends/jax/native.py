@@ -20,7 +20,7 @@ from attnkit._core.quadratic import leading_shape
 from attnkit._core.special import is_key, words_of_key
 from attnkit.backends.native import linear, load, lower, native_status, packed, rows, served
 from attnkit.kernels.plan import is_array
-from attnkit.ops import lsh, rela
+from attnkit.ops import gated, lsh, rela
 from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.lowrank import linformer, nystrom, soft
 from attnkit.ops.pointwise import POINTWISE
@@ -300,5 +300,6 @@ n = 4096 0.88 of the generic time forward and 0.85 with gradients, at n = 1024 0
 CALLS = (evaluate, pulled, unsupported)
 KERNELS = served.Served(*CALLS).kernels() | linear.Linear(*CALLS).kernels() | rows.Rows(*CALLS).kernels()
 KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name])
+KERNELS |= gated.kernels(KERNELS[POINTWISE.name])
 KERNELS |= linformer.kernels(KERNELS[SOFTMAX.name]) | nystrom.kernels(KERNELS[SOFTMAX.name])
 KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | lsh.kernels(KERNELS[SOFTMAX.name], LSH_PAIRS)

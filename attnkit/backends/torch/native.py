@@ -18,7 +18,7 @@ from attnkit.backends.native import abi, linear, lower, native_status, packed, r
 from attnkit.backends.torch.custom import Arguments, Outputs, register
 from attnkit.backends.torch.signature import PLAIN, watched
 from attnkit.backends.torch.softmax import sdpa_unsupported
-from attnkit.ops import lsh, rela
+from attnkit.ops import gated, lsh, rela
 from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.linear.attention import LINEAR
 from attnkit.ops.linear.cosine import COSINE
@@ -318,6 +318,7 @@ def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -
 CALLS = (evaluate, pulled, unsupported)
 KERNELS = served.Served(*CALLS).kernels() | linear.Linear(*CALLS).kernels() | rows.Rows(*CALLS).kernels(("blocked",))
 KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name], replaces=("blocked",))
+KERNELS |= gated.kernels(KERNELS[POINTWISE.name])
 KERNELS |= linformer.kernels(KERNELS[SOFTMAX.name]) | nystrom.kernels(KERNELS[SOFTMAX.name])
 KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | lsh.kernels(KERNELS[SOFTMAX.name])
 for name in VJPS:
