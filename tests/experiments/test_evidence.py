@@ -17,10 +17,10 @@ from attnkit_experiments.evidence.checks import Compare, Diverges, Everywhere, E
 from attnkit_experiments.evidence.claim import Claim, answer
 from attnkit_experiments.evidence.measures import measure_of
 from attnkit_experiments.evidence.papers import PAPERS
-from attnkit_experiments.evidence.runs import Run, matching, read_runs
+from attnkit_experiments.evidence.runs import SAME_MODELS, Run, matching, read_runs
 from attnkit_experiments.evidence.verdict import Verdict, exactly, judged, together
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
-from attnkit_experiments.report.results import Difference, read_csv
+from attnkit_experiments.report.results import Difference, as_csv, read_csv
 from attnkit_experiments.study.overrides import override
 
 from .made_reports import cells_of, measured, write_cells, write_curves, write_everything, write_exact
@@ -203,6 +203,39 @@ def test_the_run_with_the_most_seeds_answers(tmp_path):
     text = paper_page.table([found])
     assert "([report]" not in text
     assert "[report](../reports/000-fig2-b-cpu/summary.md) | ✔ supported at this size |" in text
+
+
+def test_a_run_takes_variants_that_it_lacks_from_a_run_of_the_same_models(tmp_path):
+    cells = [
+        {"variant": f"{memory}-slots{slots}", "seed": seed, "bleu": bleu + seed / 100, "point": f"{slots} slots"}
+        for memory, bleu in (("relu", 30.0), ("softmax", 20.0))
+        for slots in (32, 4096)
+        for seed in range(3)
+    ]
+    few, many = ([cell for cell in cells if cell["point"] == f"{slots} slots"] for slots in (32, 4096))
+    write_cells(tmp_path, "001-fig1", [*many, *few[:1]])
+    write_cells(tmp_path, "001-fig3", [{**cell, "bleu": 9.0} for cell in few])
+    write_cells(tmp_path, "001-fig2", few)
+    run, *_ = read_runs(tmp_path)
+    assert run.variants == ["softmax-slots32", "relu-slots4096", "softmax-slots4096", "relu-slots32"]
+    assert run.numbers("relu-slots32", "bleu") == {0: 30.0}, "its own cells come first"
+    assert run.numbers("softmax-slots32", "bleu") == dict.fromkeys(range(3), 9.0)
+    findings = higher("softmax-slots*", "relu-slots*").on(run)
+    assert [finding.run for finding in findings] == ["001-fig3-cpu", "001-fig1-cpu"]
+    assert run.link.endswith("; 32 slots from [001-fig3-cpu](../reports/001-fig3-cpu/summary.md)")
+    for other in ({"preset": "small"}, {"data_checksum": "b"}):
+        about = {"recipe": "001-fig3", "preset": "cpu", "is_result": True, "changed": ""} | other
+        (tmp_path / "001-fig3-cpu" / "results.csv").write_text(as_csv([about]))
+        assert "softmax-slots32" not in read_runs(tmp_path)[0].variants
+
+
+@pytest.mark.parametrize(("recipe", "other"), SAME_MODELS.items())
+def test_recipes_that_share_cells_train_the_same_models(recipe, other):
+    mine, theirs = (RECIPES[each].presets["cpu"].study for each in (recipe, other))
+    ours, shared = ({each.name: each for each in RECIPES[recipe].variants(study)} for study in (mine, theirs))
+    assert shared == {each.name: each for each in RECIPES[other].variants(theirs)}
+    assert shared.items() <= ours.items()
+    assert dataclasses.replace(mine, sizes=theirs.sizes) == theirs
 
 
 def test_a_task_is_that_of_the_run(tmp_path):

@@ -74,10 +74,10 @@ class Compare:
                 for name, label in zip(names, labels, strict=True)
                 if run.diverged(name)[0]
             ]
-            return [Finding(f"{text}: {', '.join(lost)}", Verdict.UNDECIDED, 0, run.name)] if lost else []
+            return [Finding(f"{text}: {', '.join(lost)}", Verdict.UNDECIDED, 0, run.report(names[0]))] if lost else []
         gaps = [self._gap([each[seed] for each in numbers]) for seed in seeds]
         shown = Measure("", measure.name, 1.0, 2) if self.relative else measure
-        found = _estimated(text, Difference.of(gaps), self, shown, len(gaps), run.name)
+        found = _estimated(text, Difference.of(gaps), self, shown, len(gaps), run.report(names[0]))
         if measure.key in TIMES and run.busy:
             return [replace(found, text=f"{found.text}, on a busy machine", verdict=Verdict.UNDECIDED)]
         return [found]
@@ -112,7 +112,7 @@ class Level:
             numbers = list(run.numbers(name, measure.key).values())
             if numbers:
                 estimate = Difference.of(numbers)
-                found.append(_estimated(run.label(name), estimate, self, measure, len(numbers), run.name))
+                found.append(_estimated(run.label(name), estimate, self, measure, len(numbers), run.report(name)))
         return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
@@ -13,10 +13,16 @@ from attnkit_experiments.report.results import Spread, is_busy, read_csv
 
 Record = Mapping[str, str]
 
+SAME_MODELS = {"001-fig1": "001-fig3"}
+"""Recipes by the one that trains some of their cells too: a run takes those that it lacks from there."""
+
 
 @dataclass(frozen=True)
 class Run:
-    """A report: `results` are the records of results.csv, `cells`, `curves` and `exact` those of the other files."""
+    """A report: `results` are the records of results.csv, `cells`, `curves` and `exact` those of the other files.
+
+    Cells that another report has, with the same models, have its name as "report".
+    """
 
     name: str
     results: Sequence[Record]
@@ -45,9 +51,19 @@ class Run:
 
     @property
     def link(self) -> str:
-        """A link to its page, from those of the results."""
+        """Links to its page and to those that its other cells are from, as the pages of the results have them."""
         named = ", ".join(filter(None, (self.recipe, self.task, f"preset {self.preset}")))
-        return f"[{named}](../reports/{self.name}/summary.md)"
+        others: dict[str, list[str]] = {}
+        for cell in self.cells:
+            if "report" in cell:
+                points = others.setdefault(cell["report"], [])
+                points += [cell["point"]] if cell["point"] not in points else []
+        links = [f"[{named}](../reports/{self.name}/summary.md)"]
+        links += [
+            f"{' and '.join(points)} from [{report}](../reports/{report}/summary.md)"
+            for report, points in others.items()
+        ]
+        return "; ".join(links)
 
     @property
     def too_small(self) -> str:
@@ -68,6 +84,10 @@ class Run:
     def first(self, variant: str) -> Record:
         """The first cell of a variant, for what all of them have in common."""
         return next(cell for cell in self.cells if cell["variant"] == variant)
+
+    def report(self, variant: str) -> str:
+        """The report that the cells of a variant are from."""
+        return self.first(variant).get("report", self.name)
 
     def label(self, variant: str) -> str:
         return self.first(variant)["label"]
@@ -105,7 +125,21 @@ def read_runs(reports: Path) -> list[Run]:
         run = Run(path.parent.name, *(read_csv(path.parent / f"{name}.csv") for name in FILES))
         if run.results[0]["is_result"] == "True" and (run.cells or run.recipe in MEASUREMENTS):
             runs.append(run)
-    return runs
+    return [with_shared(run, runs) for run in runs]
+
+
+def with_shared(run: Run, runs: Sequence[Run]) -> Run:
+    """The run with the variants that it lacks and a run of the same models has, of the same preset on the same data."""
+    same = ("preset", "data_checksum")
+    shared = [
+        {**cell, "report": other.name}
+        for other in runs
+        if other.recipe == SAME_MODELS.get(run.recipe)
+        and all(other.results[0].get(key) == run.results[0].get(key) for key in same)
+        for cell in other.cells
+        if cell["variant"] not in run.variants
+    ]
+    return replace(run, cells=[*shared, *run.cells])
 
 
 FILES = ("results", "cells", "curves", "exact")
