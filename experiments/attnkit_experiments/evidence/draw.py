@@ -117,7 +117,7 @@ def _against(run: Run, place: Callable[[str], str], name: str, key: str, *, xsca
     colour = colours(list(series))
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(WIDTH, 3.4))
-        for label, each in series.items():
+        for aside, (label, each) in zip(_beside_each_other(len(series)), series.items(), strict=True):
             spreads = [run.spread(variant, measure.key) for _, variant in each]
             means = [measure.factor * spread.mean for spread in spreads if spread]
             errors = [measure.factor * (spread.sd or 0) for spread in spreads if spread]
@@ -125,13 +125,23 @@ def _against(run: Run, place: Callable[[str], str], name: str, key: str, *, xsca
                 axes.axhline(means[0], color=plots.INK, linestyle=plots.DASHES[0], label=label)
                 axes.axhspan(means[0] - errors[0], means[0] + errors[0], color=plots.INK, alpha=0.1, linewidth=0)
             else:
-                x = [at for at, _ in each]
+                x = [_moved(at, aside, places, xscale) for at, _ in each]
                 axes.errorbar(x, means, yerr=errors, color=colour[label], marker="o", capsize=3, label=label)
         axes.set(xlabel=name, ylabel=measure.head, xscale=xscale)
         axes.set_xticks(places, [f"{x:g}" for x in places])
         axes.minorticks_off()
         below(axes)
         return saved(figure, f"{measure.name} against {name} of {run.recipe}")
+
+
+def _beside_each_other(count: int) -> list[float]:
+    """How far each of some series is moved, in widths of the axis: bars at one place stay legible."""
+    return [0.012 * (number - (count - 1) / 2) for number in range(count)]
+
+
+def _moved(x: float, aside: float, places: Sequence[float], xscale: str) -> float:
+    low, high = places[0], places[-1]
+    return x * (high / low) ** aside if xscale == "log" else x + (high - low) * aside
 
 
 def below(axes: Axes) -> None:
