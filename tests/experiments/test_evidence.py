@@ -223,7 +223,7 @@ def test_a_run_takes_variants_that_it_lacks_from_a_run_of_the_same_models(tmp_pa
     findings = higher("softmax-slots*", "relu-slots*").on(run)
     assert [finding.run for finding in findings] == ["001-fig3-cpu", "001-fig1-cpu"]
     assert run.link.endswith("; 32 slots from [001-fig3-cpu](../reports/001-fig3-cpu/summary.md)")
-    for other in ({"preset": "small"}, {"data_checksum": "b"}):
+    for other in ({"preset": "small"}, {"data_checksum": "b"}, {"changed": "steps=9"}):
         about = {"recipe": "001-fig3", "preset": "cpu", "is_result": True, "changed": ""} | other
         (tmp_path / "001-fig3-cpu" / "results.csv").write_text(as_csv([about]))
         assert "softmax-slots32" not in read_runs(tmp_path)[0].variants

@@ -136,10 +136,16 @@ def with_shared(run: Run, runs: Sequence[Run]) -> Run:
         for other in runs
         if other.recipe == SAME_MODELS.get(run.recipe)
         and all(other.results[0].get(key) == run.results[0].get(key) for key in same)
+        and _changed(other) == _changed(run)
         for cell in other.cells
         if cell["variant"] not in run.variants
     ]
     return replace(run, cells=[*shared, *run.cells])
+
+
+def _changed(run: Run) -> set[str]:
+    """The changes of its settings, but for that of the sizes trained."""
+    return {word for word in run.results[0]["changed"].split() if not word.startswith("sizes=")}
 
 
 FILES = ("results", "cells", "curves", "exact")
