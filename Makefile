@@ -59,13 +59,14 @@ test: lint
 library: install
 	$(BIN)/python -m attnkit.backends.native.build
 
+# What JAX compiles is kept for the next run.
+tests conformance: export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(OUT))/compiled
+tests conformance: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
+tests conformance: export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
+
 tests: library
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -ra --durations=10
 
-# What JAX compiles is kept for the next run, as goldens are.
-conformance: export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(OUT))/compiled
-conformance: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
-conformance: export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 conformance: library
 	@mkdir -p $(OUT)
 	ATTNKIT_GOLDENS=$${ATTNKIT_GOLDENS-$(OUT)/goldens} $(BIN)/python -m attnkit_conformance run --profile full --workers $(WORKERS) --html $(OUT)/conformance-full.html --json $(OUT)/conformance-full.json
