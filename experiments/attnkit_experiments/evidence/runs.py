@@ -52,13 +52,14 @@ class Run:
     @property
     def link(self) -> str:
         """Links to its page and to those that its other cells are from, as the pages of the results have them."""
-        named = ", ".join(filter(None, (self.recipe, self.task, f"preset {self.preset}")))
+        steps = re.search(r"\bsteps=(\d+)", self.results[0]["changed"])
+        named = [self.recipe, self.task, f"preset {self.preset}", f"{int(steps[1]):,} steps" if steps else ""]
         others: dict[str, list[str]] = {}
         for cell in self.cells:
             if "report" in cell:
                 points = others.setdefault(cell["report"], [])
                 points += [cell["point"]] if cell["point"] not in points else []
-        links = [f"[{named}](../reports/{self.name}/summary.md)"]
+        links = [f"[{', '.join(filter(None, named))}](../reports/{self.name}/summary.md)"]
         links += [
             f"{' and '.join(points)} from [{report}](../reports/{report}/summary.md)"
             for report, points in others.items()
