@@ -38,11 +38,15 @@ class Run:
     def preset(self) -> str:
         return self.results[0]["preset"]
 
+    @property
+    def changed(self) -> dict[str, str]:
+        """The settings that its preset has otherwise."""
+        return dict(word.split("=", 1) for word in self.results[0]["changed"].split())
+
     def setting(self, key: str) -> str:
         """A setting of its study: as it was changed, or as the preset has it."""
-        changed = dict(word.split("=", 1) for word in self.results[0]["changed"].split())
         recipe = RECIPES.get(self.recipe) or MEASUREMENTS[self.recipe]
-        return changed.get(key, str(getattr(recipe.presets[self.preset].study, key, "")))
+        return self.changed.get(key, str(getattr(recipe.presets[self.preset].study, key, "")))
 
     @property
     def task(self) -> str:
@@ -52,14 +56,14 @@ class Run:
     @property
     def link(self) -> str:
         """Links to its page and to those that its other cells are from, as the pages of the results have them."""
-        steps = re.search(r"\bsteps=(\d+)", self.results[0]["changed"])
-        named = [self.recipe, self.task, f"preset {self.preset}", f"{int(steps[1]):,} steps" if steps else ""]
+        steps = f"{int(self.changed['steps']):,} steps" if "steps" in self.changed else ""
+        named = ", ".join(filter(None, (self.recipe, self.task, f"preset {self.preset}", steps)))
         others: dict[str, list[str]] = {}
         for cell in self.cells:
             if "report" in cell:
                 points = others.setdefault(cell["report"], [])
                 points += [cell["point"]] if cell["point"] not in points else []
-        links = [f"[{', '.join(filter(None, named))}](../reports/{self.name}/summary.md)"]
+        links = [f"[{named}](../reports/{self.name}/summary.md)"]
         links += [
             f"{' and '.join(points)} from [{report}](../reports/{report}/summary.md)"
             for report, points in others.items()
@@ -144,9 +148,9 @@ def with_shared(run: Run, runs: Sequence[Run]) -> Run:
     return replace(run, cells=[*shared, *run.cells])
 
 
-def _changed(run: Run) -> set[str]:
+def _changed(run: Run) -> dict[str, str]:
     """The changes of its settings, but for that of the sizes trained."""
-    return {word for word in run.results[0]["changed"].split() if not word.startswith("sizes=")}
+    return {key: value for key, value in run.changed.items() if key != "sizes"}
 
 
 FILES = ("results", "cells", "curves", "exact")
