@@ -223,23 +223,29 @@ def against_tokens(key: str, name: str, factor: float, where: Mapping[str, str])
 
 
 def curves(run: Run) -> str | None:
-    """The training loss, means over seeds; diverged trainings are dotted to where they end."""
+    """The training loss of each seed, thin, and their mean; diverged trainings are dotted to where they end."""
     if not run.curves:
         return None
-    colour = colours([run.first(variant)["series"] for variant in run.variants])
+    colour = colours(run.variants)
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(WIDTH, 3.4))
         starts: list[float] = []
         for variant in run.variants:
             by_step: dict[int, list[float]] = {}
+            by_seed: dict[str, dict[int, float]] = {}
             for row in run.curves:
                 if row["variant"] == variant and row["loss"]:
-                    by_step.setdefault(int(row["step"]), []).append(float(row["loss"]))
+                    step, loss = int(row["step"]), float(row["loss"])
+                    by_step.setdefault(step, []).append(loss)
+                    by_seed.setdefault(row["seed"], {})[step] = loss
             lost, _ = run.diverged(variant)
             style: Any = plots.DASHES[1] if lost else "-"
             label = run.label(variant) + (" (diverged)" if lost else "")
             means = [sum(losses) / len(losses) for losses in by_step.values()]
-            axes.plot(list(by_step), means, linestyle=style, color=colour[run.first(variant)["series"]], label=label)
+            look = {"linestyle": style, "color": colour[variant]}
+            axes.plot(list(by_step), means, label=label, **look)
+            for losses in by_seed.values() if len(by_seed) > 1 else ():
+                axes.plot(list(losses), list(losses.values()), linewidth=0.8, alpha=0.5, **look)
             starts.append(means[0])
         axes.set(xlabel="step", ylabel="training loss")
         axes.set_ylim(top=min(axes.get_ylim()[1], 1.5 * max(starts)))

@@ -48,7 +48,7 @@ BARS = "Mean and standard deviation over seeds; series stand a little beside eac
 GAPS = "Paired by seed, with 95 % intervals; grey where the interval holds 0, or there is one seed and so no interval."
 BESIDE = "Ours with 95 % intervals. Data and scale differ: compare the order of the rows, not the values."
 LOGARITHMIC = "Both axes are logarithmic."
-LOSS = "Means over stretches of steps and over seeds."
+LOSS = "Means over stretches of steps; thin lines are seeds, thick ones their mean."
 
 RELU_VIT = Paper(
     "relu-vit",
@@ -64,6 +64,7 @@ RELU_VIT = Paper(
         Figure("000-learned", "differences", draw.differences, "Learned scales beside fixed ones", GAPS),
         Figure("000-lengths", "lengths", draw.against_size(unit="length L"), "Bits per byte; less is better", BARS),
         Figure("000-causal", "alpha", draw.against_alpha, "Causal language models; less is better", BARS),
+        Figure("000-causal", "curves", draw.curves, "Training loss of causal language models", LOSS),
         Figure(
             "000-masked",
             "differences",
