@@ -144,8 +144,10 @@ def test_curves_are_thinned_to_their_ends():
     rows = [{"step": n + 1, "loss": float(n), "grad_norm": 1.0} for n in range(1000)]
     evaluations = [{"step": n, "evaluation": {"accuracy": n / 1000}} for n in (500, 1000)]
     thin = list(tables.thinned([*rows, *evaluations], 7))
-    assert len(thin) == 9
+    assert len(thin) == 7, "what evaluations leave of their half is of training"
     assert [row["step"] for row in thin[-3:]] == [1000, 500, 1000]
+    many = [{"step": n, "evaluation": {"accuracy": n / 1000}} for n in range(10, 1001, 10)]
+    assert sum("accuracy" in row for row in tables.thinned([*rows, *many], 7)) == 3
     assert thin[0]["loss"] == sum(range(thin[0]["step"])) / thin[0]["step"], "the mean of a whole stretch"
     assert thin[-1]["accuracy"] == 1.0
 

@@ -83,7 +83,7 @@ def concentration(folder: Path) -> dict[str, float | None]:
 def curves(study: StudyResults) -> list[dict[str, Any]]:
     """Loss and gradient norm as means over stretches of steps, each at its last step, and evaluations between them."""
     places = [(line.name, seed, folder) for line in study.lines for seed, folder in line.folders.items()]
-    each = max(CURVE_LINES // (2 * len(places)), 4)
+    each = max(CURVE_LINES // len(places), 8)
     return [
         {"variant": name, "seed": seed} | {key: f"{value:.6g}" for key, value in row.items() if value is not None}
         for name, seed, folder in places
@@ -92,12 +92,12 @@ def curves(study: StudyResults) -> list[dict[str, Any]]:
 
 
 def thinned(rows: Sequence[Mapping[str, Any]], count: int) -> Iterator[dict[str, Any]]:
-    """At most `count` records of training and of evaluation each; the last of both are among them."""
-    steps = [row for row in rows if "loss" in row]
-    for part in _parts(steps, count):
+    """At most `count` records, of evaluation at most half of them; the last of training and of evaluation are there."""
+    evaluations = _parts([row for row in rows if "evaluation" in row], count // 2)
+    for part in _parts([row for row in rows if "loss" in row], count - len(evaluations)):
         means = {key: _mean(row[key] for row in part) for key in ("loss", "grad_norm")}
         yield {"step": part[-1]["step"]} | means
-    for part in _parts([row for row in rows if "evaluation" in row], count):
+    for part in evaluations:
         yield {"step": part[-1]["step"]} | numbers(part[-1]["evaluation"])
 
 
