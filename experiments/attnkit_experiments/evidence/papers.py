@@ -72,6 +72,7 @@ RELU_VIT = Paper(
             "Masked language models, beside softmax; less is better",
             GAPS,
         ),
+        Figure("000-masked", "curves", draw.curves, "Training loss of masked language models", LOSS),
     ),
 )
 RELUFORMER = Paper(
