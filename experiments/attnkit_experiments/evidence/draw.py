@@ -6,6 +6,7 @@ import html
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import matplotlib as mpl
@@ -231,21 +232,19 @@ def curves(run: Run) -> str | None:
         figure, axes = plt.subplots(figsize=(WIDTH, 3.4))
         starts: list[float] = []
         for variant in run.variants:
-            by_step: dict[int, list[float]] = {}
-            by_seed: dict[str, dict[int, float]] = {}
+            seeds: dict[str, dict[int, float]] = {}
             for row in run.curves:
                 if row["variant"] == variant and row["loss"]:
-                    step, loss = int(row["step"]), float(row["loss"])
-                    by_step.setdefault(step, []).append(loss)
-                    by_seed.setdefault(row["seed"], {})[step] = loss
+                    seeds.setdefault(row["seed"], {})[int(row["step"])] = float(row["loss"])
             lost, _ = run.diverged(variant)
             style: Any = plots.DASHES[1] if lost else "-"
             label = run.label(variant) + (" (diverged)" if lost else "")
-            means = [sum(losses) / len(losses) for losses in by_step.values()]
             look = {"linestyle": style, "color": colour[variant]}
-            axes.plot(list(by_step), means, label=label, **look)
-            for losses in by_seed.values() if len(by_seed) > 1 else ():
+            for losses in seeds.values():
                 axes.plot(list(losses), list(losses.values()), linewidth=0.8, alpha=0.5, **look)
+            steps = sorted(set().union(*seeds.values()))
+            means = [fmean(losses[step] for losses in seeds.values() if step in losses) for step in steps]
+            axes.plot(steps, means, label=label, **look)
             starts.append(means[0])
         axes.set(xlabel="step", ylabel="training loss")
         axes.set_ylim(top=min(axes.get_ylim()[1], 1.5 * max(starts)))

@@ -5,8 +5,8 @@ Source: the next checks that the summary of "Replacing softmax with ReLU in Visi
     of the tokens are predicted, of which 80 % are masked, 10 % replaced by random ones, 10 % left.
 Expected: nothing is published. What can be checked: bits per masked byte near those of softmax at alpha 1. The page
     shows them by seconds of training too.
-Settings: preset cpu has windows of 64 bytes. Softmax stays at 4.1 bits, which need no context, for about 1,200 steps
-    with 64, 3,000 with 128, and more than 3,600 with 256 (one seed each).
+Settings: preset cpu has windows of 64 bytes. Softmax stays at 4.1 bits, which need no context, for 1,200 to 1,700
+    steps with 64 (three seeds), 3,000 with 128 and more than 3,600 with 256 (one seed each).
 Cost: smoke under a minute on 2 CPU cores; cpu about 40 minutes on 2 CPU cores; small under 5 minutes on one H200
     (estimated, not measured); paper about 7 hours of one H200 a variant and seed (estimated).
 Command: python -m experiments run 000-masked --preset cpu --data TEXT --out runs/masked
