@@ -19,7 +19,8 @@ def sections(study: StudyResults, show_samples: bool) -> list[Section]:
         parts.append(Section("Bits per byte against α", ALPHA, "".join(card(figure) for figure in figures)))
     task = study.about["study"]["task"]
     parts.append(Section("Bits per byte and compute", f"{COUNTED[task]} {HOURS}", quality_table(study)))
-    parts.append(Section("Bits per byte against time", seconds_text(study), card(plots.against_seconds(study, BITS))))
+    if figure := plots.against_seconds(study, BITS):
+        parts.append(Section("Bits per byte against time", seconds_text(study), card(figure)))
     if any(line.first["exact"] for line in plots.trained(study)):
         parts.append(Section("Before training: measured and exact", exact_text(study), exact_table(study)))
     parts.append(Section("Learning curves", CURVES, card(plots.learning_curves(study))))

@@ -153,13 +153,19 @@ def against_alpha(study: StudyResults, point: str, axis: Axis = ACCURACY) -> str
         return svg(figure, f"{axis.name} against alpha{beside}")
 
 
-def against_seconds(study: StudyResults, axis: Axis) -> str:
-    """`axis` of every evaluation against the seconds of training before it, means over seeds, a line per variant."""
+def against_seconds(study: StudyResults, axis: Axis) -> str | None:
+    """`axis` of every evaluation against the seconds of training before it, means over seeds, a line per variant.
+
+    Nothing where variants were evaluated once: of points alone the seconds are noise.
+    """
+    scores = {line.name: line.scores(axis.key) for line in trained(study)}
+    if all(len(each) < 2 for each in scores.values()):
+        return None
     shade, dashed = shades(study), itertools.cycle(DASHES)
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(8.4, 4.0))
         for line in trained(study):
-            seconds, values = zip(*line.scores(axis.key), strict=True)
+            seconds, values = zip(*scores[line.name], strict=True)
             dashes: Any = next(dashed) if line.variant["series"] == "softmax" else "-"
             axes.plot(
                 seconds, values, color=shade[line.name], linestyle=dashes, marker="o", markersize=4, label=line.label
