@@ -93,7 +93,7 @@ native: library
 	trap 'rm -rf attnkit/backends/native/lib' EXIT INT TERM; \
 	for kind in address,undefined thread; do \
 	  rm -rf attnkit/backends/native/lib; \
-	  CXX="g++ -fsanitize=$$kind -fno-sanitize-recover=all -DATTNKIT_POISON" $(SANITIZED) $(BIN)/python -m attnkit.backends.native.build && \
+	  CXX="g++ -fsanitize=$$kind -fno-sanitize-recover=all" $(SANITIZED) $(BIN)/python -m attnkit.backends.native.build && \
 	  LD_PRELOAD=$$(g++ -print-file-name=lib$$(echo $$kind | sed 's/address,undefined/asan/; s/thread/tsan/').so) \
 	  ASAN_OPTIONS=detect_leaks=0 $(SANITIZED) $(BIN)/python $(CHECKED) || exit 1; done
 	$(BIN)/python -m attnkit.backends.native.build

@@ -12,6 +12,7 @@ import pytest
 GOLDENS = "ATTNKIT_GOLDENS"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("ATTNKIT_POISON", "1")  # outputs hold NaN before they are written
 # torch's compiler else starts processes, which serve Triton alone, outlive the test and take cores from the others
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 

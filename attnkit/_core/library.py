@@ -51,6 +51,8 @@ def peculiar(x: Any) -> str | None:
             return "a nested tensor; pass a padded one with key_lengths, or packed ones to an op that ends in _packed"
         if x.layout is not torch.strided:
             return f"a tensor of layout {x.layout}; expected a dense one, torch.strided"
+        if not torch.compiler.is_compiling() and (why := freed(x)) is not None:
+            return why
     if name == "numpy":
         numpy, kind = sys.modules["numpy"], type(x)
         if issubclass(kind, numpy.ma.MaskedArray):
@@ -58,6 +60,22 @@ def peculiar(x: Any) -> str | None:
         if issubclass(kind, numpy.ndarray) and kind not in (numpy.ndarray, numpy.memmap):
             return f"a {kind.__module__}.{kind.__qualname__}, whose own rules would be lost; pass numpy.asarray of it"
     return None
+
+
+def freed(x: Any) -> str | None:
+    """What a tensor lacks whose storage was made smaller after it; None where all its elements are there, and for what
+    has no storage of its own."""
+    import torch
+
+    if type(x) not in (torch.Tensor, torch.nn.Parameter) or not torch._C._has_storage(x) or x.numel() == 0:
+        return None
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    needed, there = (x.storage_offset() + last + 1) * x.itemsize, x.untyped_storage().nbytes()
+    return (
+        f"a tensor with a storage of {there} bytes, of which it needs {needed}; was it freed?"
+        if there < needed
+        else None
+    )
 
 
 def is_traced(arrays: tuple[Any, ...]) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import os
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
@@ -115,6 +116,7 @@ def selection(command: argparse.ArgumentParser) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit status is 1 if anything fails and 2 if the command is invalid."""
     args = parser().parse_args(arguments)
+    os.environ.setdefault("ATTNKIT_POISON", "1")  # attnkit's outputs hold NaN before they are written
     try:
         commands = {
             "run": run,

@@ -139,9 +139,10 @@ Numbers attend(const Case &c, const Inputs &x) {
 // A plan and its pointers. Arrays of pairs are those of all items.
 struct Call {
   attnkit_plan plan{};
-  void *arrays[ATTNKIT_ARRAYS] = {};
+  std::vector<int64_t> places;
+  std::vector<void *> pointers;
 
-  Call(const Case &c, int dtype) {
+  explicit Call(const Case &c) {
     plan.size = sizeof plan;
     plan.version = ATTNKIT_VERSION;
     plan.op = c.op;
@@ -157,7 +158,6 @@ struct Call {
     plan.eps = c.op == ATTNKIT_LINEAR ? 1e-6 : 1e-12;
     plan.gain = 1;
     plan.alpha = c.op == ATTNKIT_ENTMAX ? 2 : 1;
-    for (int array : {ATTNKIT_Q, ATTNKIT_K, ATTNKIT_V, ATTNKIT_O}) plan.arrays[array].dtype = dtype;
   }
 
   void add(int array, int dtype, int64_t rows, int64_t columns, bool of_items, void *data) {
@@ -165,7 +165,8 @@ struct Call {
     if (columns == 0) plan.arrays[array].row = 1;
     if (array == ATTNKIT_MASK && is_linear(plan.op)) plan.arrays[array].row = 0;
     if (of_items) plan.arrays[array].axes[ATTNKIT_AXES - 1] = rows * columns;
-    arrays[array] = data;
+    places.push_back(array);
+    pointers.push_back(data);
   }
 };
 
@@ -188,13 +189,17 @@ double inner(const Numbers &a, const Numbers &b) {
   return sum;
 }
 
-using Run = int (*)(const attnkit_plan *, void *const *, int);
+using Run = int (*)(const attnkit_plan *, const int64_t *, void *const *, int64_t, int);
+
+int serve(Run run, const Call &call) {
+  return run(&call.plan, call.places.data(), call.pointers.data(), static_cast<int64_t>(call.places.size()), 2);
+}
 
 template <class T>
 void check_output(Run run, const Case &c, Inputs x, int dtype, double bound) {
   const Numbers expected = attend(c, x);
   std::vector<T> q = as<T>(x.q), k = as<T>(x.k), v = as<T>(x.v), bias = as<T>(x.bias), o(expected.size(), T(9));
-  Call call(c, dtype);
+  Call call(c);
   call.add(ATTNKIT_Q, dtype, c.L, c.d, true, q.data());
   call.add(ATTNKIT_K, dtype, c.S, c.d, true, k.data());
   call.add(ATTNKIT_V, dtype, c.S, c.e, true, v.data());
@@ -202,7 +207,7 @@ void check_output(Run run, const Case &c, Inputs x, int dtype, double bound) {
   if (c.bias) call.add(ATTNKIT_BIAS, dtype, c.L, c.S, false, bias.data());
   if (c.mask) call.add(ATTNKIT_MASK, ATTNKIT_BOOL, c.L, c.S, false, x.mask.data());
   if (c.queries_masked) call.add(ATTNKIT_QUERY_MASK, ATTNKIT_BOOL, c.L, 0, false, x.query_mask.data());
-  const int code = run(&call.plan, call.arrays, 2);
+  const int code = serve(run, call);
   double worst = 0;
   for (size_t n = 0; n < o.size(); ++n) worst = std::max(worst, std::abs(o[n] - expected[n]));
   if (code != ATTNKIT_OK || !(worst < bound))
@@ -212,7 +217,7 @@ void check_output(Run run, const Case &c, Inputs x, int dtype, double bound) {
 void check_gradients(Run run, const Case &c, Inputs x) {
   Numbers d_o = normal(c.items * c.L * c.e), dq(x.q.size(), 9), dk(x.k.size(), 9), dv(x.v.size(), 9);
   Numbers db(x.bias.size(), 9);
-  Call call(c, ATTNKIT_FLOAT64);
+  Call call(c);
   call.plan.pass = ATTNKIT_BACKWARD;
   call.add(ATTNKIT_Q, ATTNKIT_FLOAT64, c.L, c.d, true, x.q.data());
   call.add(ATTNKIT_K, ATTNKIT_FLOAT64, c.S, c.d, true, x.k.data());
@@ -225,7 +230,7 @@ void check_gradients(Run run, const Case &c, Inputs x) {
   if (c.bias) call.add(ATTNKIT_DBIAS, ATTNKIT_FLOAT64, c.L, c.S, false, db.data());
   if (c.mask) call.add(ATTNKIT_MASK, ATTNKIT_BOOL, c.L, c.S, false, x.mask.data());
   if (c.queries_masked) call.add(ATTNKIT_QUERY_MASK, ATTNKIT_BOOL, c.L, 0, false, x.query_mask.data());
-  const int code = run(&call.plan, call.arrays, 2);
+  const int code = serve(run, call);
   const double step = 1e-6;
   Numbers *const inputs[] = {&x.q, &x.k, &x.v, &x.bias};
   const Numbers *const grads[] = {&dq, &dk, &dv, &db};
@@ -258,7 +263,7 @@ void check_packed(Run run, int op, int causal) {
     const Numbers part = attend({op, causal, static_cast<int>(S), false, false, false, 1, L, S, 16, 12}, own);
     expected.insert(expected.end(), part.begin(), part.end());
   }
-  Call call(whole, ATTNKIT_FLOAT64);
+  Call call(whole);
   call.plan.sequences = 3;
   call.plan.highest = INT64_MAX;
   call.plan.before = INT64_MIN;
@@ -269,7 +274,7 @@ void check_packed(Run run, int op, int causal) {
   call.add(ATTNKIT_O, ATTNKIT_FLOAT64, 38, 12, true, o.data());
   call.add(ATTNKIT_EDGES_Q, ATTNKIT_INT64, 4, 0, false, queries);
   call.add(ATTNKIT_EDGES_K, ATTNKIT_INT64, 4, 0, false, keys);
-  const int code = run(&call.plan, call.arrays, 2);
+  const int code = serve(run, call);
   double worst = 0;
   for (size_t n = 0; n < o.size(); ++n) worst = std::max(worst, std::abs(o[n] - expected[n]));
   if (code != ATTNKIT_OK || !(worst < 1e-12))

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <new>
 #include <vector>
 
@@ -110,12 +111,34 @@ static void with_a_host_whose_threads_are_busy() {
   for (auto &job : late) job->work();
 }
 
+static int64_t threads_of_this_process() {
+  int64_t threads = 0;
+  for (const auto &entry : std::filesystem::directory_iterator("/proc/self/task")) threads += entry.exists();
+  return threads;
+}
+
+static void ends_helpers() {
+  using attnkit::Pool;
+  const auto pause = [] { std::this_thread::sleep_for(2 * Pool::kPause); };
+  Pool::own().allow(20);
+  each_task_once(100, 21);
+  const int64_t most = threads_of_this_process();
+  Pool::own().allow(2);
+  pause();
+  expect(threads_of_this_process() == most, "helpers ended at once when a call allowed fewer");
+  Pool::own().allow(2);
+  for (int round = 0; round < 50 && threads_of_this_process() > most - 18; ++round) pause();
+  expect(threads_of_this_process() == most - 18, "helpers did not end when calls allowed fewer");
+  expect(each_task_once(100, 3), "with fewer helpers a task was not done once");
+}
+
 int main(int count, char **) {
   count_tasks();
   from_several_threads();
   nested();
   throwing();
   with_a_host_whose_threads_are_busy();
+  ends_helpers();
   if (count == 1) forked();  // not under ThreadSanitizer, which does not follow a fork of a program with threads
   return 0;
 }

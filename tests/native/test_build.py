@@ -55,7 +55,7 @@ def test_a_wheel_holds_every_level_and_the_checkout_keeps_its_own(tmp_path, fake
     assert "-py3-none-any" not in made.name
     assert "-py3-none-" in made.name
     names = {name.rpartition("/")[2] for name in zipfile.ZipFile(made).namelist() if "/native/lib/" in name}
-    assert names == {f"attnkit-{level}.so" for level in (build.DETECTOR, *build.levels())}
+    assert names == {build.RECORD, *(f"attnkit-{level}.so" for level in (build.DETECTOR, *build.levels()))}
     calls = (tmp_path / "c++.calls").read_text().splitlines()
     for _, flags in build.levels().values():
         compiled = [call for call in calls if "pointwise.cpp" in call and all(flag in call.split() for flag in flags)]
@@ -68,7 +68,7 @@ def test_what_includes_an_edited_header_alone_is_compiled_again(tmp_path, fake_c
     for folder in (sources, objects):
         folder.mkdir()
     texts = {"deep.h": "", "near.h": '#include "deep.h"\n', "one.cpp": '#include "near.h"\n', "two.cpp": "int two;\n"}
-    for name, text in {**texts, "detect.cpp": "", "identity.cpp": ""}.items():
+    for name, text in {**texts, "detect.cpp": ""}.items():
         (sources / name).write_text(text)
     monkeypatch.setattr(build, "SOURCES", sources)
     monkeypatch.setenv("CXX", str(fake_compiler))
@@ -80,10 +80,10 @@ def test_what_includes_an_edited_header_alone_is_compiled_again(tmp_path, fake_c
         words = [call.split() for call in calls.read_text().splitlines() if "-c" in call.split()]
         return {Path(call[call.index("-c") + 1]).stem for call in words}
 
-    assert compiled() == {"one", "two", "detect", "identity"}
+    assert compiled() == {"one", "two", "detect"}
     assert compiled() == set()
     (sources / "deep.h").write_text("int deep;\n")
-    assert compiled() == {"one", "identity"}  # whose object carries the hash of all sources
+    assert compiled() == {"one"}
     (sources / "deep.h").write_text("")
     assert compiled() == set()
 

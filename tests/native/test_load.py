@@ -1,6 +1,8 @@
 """Which library is loaded, and what is said where none is."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 import attnkit
-from attnkit.backends.native import build, load
+from attnkit.backends.native import build, load, lower
 
 ASK = "import attnkit; status = attnkit.native_status(); print(status.level, '|', status.reason)"
 
@@ -55,11 +57,12 @@ def test_without_the_library_calls_are_served_by_others_and_explained(library):
 def elsewhere(tmp_path, monkeypatch):
     """Another folder of libraries and nothing loaded yet."""
     monkeypatch.setattr(build, "LIBRARIES", tmp_path)
-    monkeypatch.setattr(build.library, "__defaults__", (tmp_path,))
-    monkeypatch.setattr(build.machine_level, "__defaults__", (tmp_path,))
+    for function in (build.library, build.machine_level, build.misfit):
+        monkeypatch.setattr(function, "__defaults__", (tmp_path,))
     load.load.cache_clear()
     yield tmp_path
     load.load.cache_clear()
+    lower.refusal.cache_clear()
 
 
 @pytest.mark.parametrize(("machine", "level"), [(1, "low"), (2, "high"), (3, "high")])
@@ -69,6 +72,7 @@ def test_of_several_levels_the_highest_that_the_machine_has_is_taken(machine, le
     monkeypatch.setattr(build, "machine_level", lambda: machine)
     for name in (build.DETECTOR, "low", "high", "higher"):
         build.library(name).touch()
+    build.write_record(elsewhere)
     assert load._level() == level
 
 
@@ -84,16 +88,44 @@ def test_a_current_library_is_left_alone_and_its_levels_are_named(library, monke
     assert attnkit.native_status().level in capsys.readouterr().out.split()
 
 
-def test_edited_sources_are_never_served_by_an_old_library(library, monkeypatch):
-    monkeypatch.setattr(build, "fingerprint", lambda: "of other sources")
-    load.load.cache_clear()
-    try:
-        status = attnkit.native_status()
-        assert status.level is None
-        assert "compiled from other C++ sources" in status.reason
-        assert "python -m attnkit.backends.native.build" in status.reason
-    finally:
-        load.load.cache_clear()
+def cut_short(folder: Path) -> None:
+    for file in folder.glob("*.so"):
+        file.write_bytes(file.read_bytes()[:-4096])
+
+
+def of_another_build(folder: Path) -> None:
+    for file in folder.glob("*.so"):
+        shutil.copy(folder / f"attnkit-{build.DETECTOR}.so", file.with_suffix(".copy"))
+        file.with_suffix(".copy").replace(file)
+
+
+def of_other_sources(folder: Path) -> None:
+    record = folder / build.RECORD
+    record.write_text(record.read_text().replace(build.fingerprint(), "0" * 32))
+
+
+def without_record(folder: Path) -> None:
+    (folder / build.RECORD).unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (cut_short, "is not the file that was compiled"),
+        (of_another_build, "is not the file that was compiled"),
+        (of_other_sources, "compiled from other C++ sources"),
+        (without_record, "no record of its build"),
+    ],
+)
+def test_a_library_that_is_not_what_was_compiled_is_not_loaded_with_one_warning(library, elsewhere, spoil, reason):
+    shutil.copytree(Path(build.__file__).parent / "lib", elsewhere, dirs_exist_ok=True)
+    spoil(elsewhere)
+    x = np.ones((2, 3))
+    with pytest.warns(RuntimeWarning, match=re.escape(reason)):
+        refusal = attnkit.explain(attnkit.softmax_attention, x, x, x)["native"]
+    assert np.array_equal(attnkit.softmax_attention(x, x, x), x)  # another warning would be an error
+    assert reason in refusal
+    assert "python -m attnkit.backends.native.build" in refusal
 
 
 def test_a_library_of_other_sources_is_not_current(library, monkeypatch):

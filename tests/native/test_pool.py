@@ -40,6 +40,7 @@ def test_every_task_is_done_once(tmp_path, sanitizer):
     [
         ("next_.fetch_add(1, std::memory_order_relaxed)", "next_++ + (next_ == 60)", "a task was not done once"),
         ("pthread_atfork(nullptr, nullptr, [] { pool_ = new Pool; });", "", "a forked child hangs, fails or is alone"),
+        ("        --threads_;\n        return;", "", "helpers did not end when calls allowed fewer"),
         ("if (error_) std::rethrow_exception(error_);", "", "what a task threw was lost"),
     ],
 )

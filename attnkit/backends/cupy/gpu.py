@@ -7,6 +7,7 @@ from typing import Any
 import cupy
 import numpy
 
+from attnkit._core.poison import poisons
 from attnkit.backends.cupy.launch import Launch
 from attnkit.kernels.cuda import SOURCES, program
 
@@ -40,8 +41,11 @@ class Gpu:
         return int(x.data.ptr)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Uninitialised memory."""
-        return cupy.empty(shape, dtype)
+        """Uninitialised memory, or NaN."""
+        memory = cupy.empty(shape, dtype)
+        if poisons():
+            memory.data.memset_async(0xFF, memory.nbytes)
+        return memory
 
     def word(self, value: int) -> Any:
         """An unsigned 64-bit word in the memory of the device."""

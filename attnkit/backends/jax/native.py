@@ -80,7 +80,7 @@ def program(call: Call) -> Callable[..., list[Array]]:
         )
         prepared = lower.prepare(call.op, call.backward, operands, call.plain, call.outputs, call.mapped)
         if prepared.reason is not None:
-            raise NotImplementedError(f"{call.op}: impl='native' cannot serve this call: {prepared.reason}")
+            raise NotImplementedError(lower.refusal_text(call.op, prepared.reason))
         results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in prepared.outputs]
         _register()
         outputs = jax.ffi.ffi_call(TARGET, results, vmap_method="sequential")(

@@ -11,22 +11,18 @@ from attnkit.ops.linear.performer import PERFORMER
 from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
 
-VERSION = 3
+VERSION = 4
 AXES = 6
 ROW_NUMBERS = 6
 
 FORWARD, BACKWARD = 0, 1
-UNSUPPORTED, NO_MEMORY, BAD_EDGES = 6, 7, 8
-DTYPES = {
-    name: number
-    for number, name in enumerate(
-        (
-            *("float64", "float32", "bfloat16", "float16", "bool"),
-            *("int32", "int64", "uint32", "uint64", "int16", "uint16", "int8", "uint8"),
-        ),
-        start=1,
-    )
+BAD_ALIGNMENT, UNSUPPORTED, NO_MEMORY, BAD_EDGES, INTERRUPTED = 5, 6, 7, 8, 9
+SIZES = {
+    **{"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "bool": 1},
+    **{"int32": 4, "int64": 8, "uint32": 4, "uint64": 8, "int16": 2, "uint16": 2, "int8": 1, "uint8": 1},
 }
+"""Bytes of an element, by dtype in the order of their numbers."""
+DTYPES = {name: number for number, name in enumerate(SIZES, start=1)}
 OPS = {
     name: number
     for number, name in enumerate(
@@ -51,7 +47,6 @@ ARRAYS = (
 )
 """Arrays of a call in the order of their pointers."""
 INDEX = {name: index for index, name in enumerate(ARRAYS)}
-Pointers = ctypes.c_void_p * len(ARRAYS)
 Axes = ctypes.c_int64 * AXES
 
 

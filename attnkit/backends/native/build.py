@@ -11,6 +11,7 @@ Environment:
 
 import ctypes
 import hashlib
+import json
 import os
 import platform
 import re
@@ -49,7 +50,8 @@ X86 = {
     "x86-64-v4-amx": (6, ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16")),
 }
 DETECTOR = "detect"
-IDENTITY = "identity"
+RECORD = "record.json"
+"""Beside the libraries: the digest of each, and the fingerprint of what they were compiled from."""
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 REBUILD = "run python -m attnkit.backends.native.build"
 
@@ -70,11 +72,36 @@ def source_files() -> list[Path]:
 
 
 def fingerprint() -> str:
-    """A hash of the sources and of the compiler's flags, which a library carries."""
+    """A hash of the sources and of the compiler's flags."""
     digest = hashlib.sha256(repr((FLAGS, levels())).encode())
     for path in source_files():
         digest.update(path.relative_to(SOURCES).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:32]
+
+
+def digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def write_record(folder: Path) -> None:
+    """Record the libraries of a folder, just compiled from the sources as they are."""
+    libraries = {file.name: digest(file) for file in sorted(folder.glob("*.so"))}
+    (folder / RECORD).write_text(json.dumps({"sources": fingerprint(), "libraries": libraries}, indent=1))
+
+
+def misfit(name: str, folder: Path = LIBRARIES) -> str | None:
+    """Why a library that is there is not to be loaded: it is not what was compiled, or was from other sources."""
+    try:
+        record = json.loads((folder / RECORD).read_text())
+        sources, libraries = record["sources"], record["libraries"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"there is no record of its build; {REBUILD}"
+    if sources != fingerprint():
+        return f"it was compiled from other C++ sources than those there; {REBUILD}"
+    file = library(name, folder)
+    if libraries.get(file.name) != digest(file):
+        return f"{file.name} is not the file that was compiled; {REBUILD}"
+    return None
 
 
 def machine_level(folder: Path = LIBRARIES) -> int:
@@ -123,12 +150,10 @@ def includes(source: Path) -> set[Path]:
 
 def compiled(source: Path, command: Sequence[str], objects: Path) -> Path:
     """The object of a source, named by its command and by what it includes: one that is there is taken."""
-    if source.stem == IDENTITY:
-        command = (*command, f'-DATTNKIT_SOURCES="{fingerprint()}"')
-    digest = hashlib.sha256(repr(command).encode())
+    content = hashlib.sha256(repr(command).encode())
     for file in sorted(includes(source)):
-        digest.update(file.read_bytes())
-    output = objects / f"{source.stem}-{digest.hexdigest()[:32]}.o"
+        content.update(file.read_bytes())
+    output = objects / f"{source.stem}-{content.hexdigest()[:32]}.o"
     if not output.exists():
         _run([*command, "-c", str(source), "-o", str(output)])
     return output
@@ -156,6 +181,7 @@ def fill(folder: Path, every_level: bool, objects: Path | None = None) -> str | 
     try:
         with tempfile.TemporaryDirectory() as passing:
             compile_into(folder, every_level, objects or Path(passing))
+        write_record(folder)
     except FAILURES as error:
         for unfinished in folder.iterdir():
             unfinished.unlink()
@@ -181,16 +207,8 @@ def rebuild(objects: Path | None = None) -> str | None:
 
 
 def is_current(name: str) -> bool:
-    """Whether the library of a level is there and was compiled from the sources as they are now."""
-    return library(name).exists() and sources_of(ctypes.CDLL(str(library(name)))) == fingerprint()
-
-
-def sources_of(loaded: ctypes.CDLL) -> str:
-    """The fingerprint that a library carries."""
-    ask = loaded.attnkit_sources
-    ask.restype = ctypes.c_char_p
-    answer: bytes = ask()
-    return answer.decode()
+    """Whether the library of a level is there, as it was compiled from the sources as they are now."""
+    return library(name).exists() and misfit(name) is None
 
 
 class Hook(BuildHookInterface):
@@ -229,7 +247,7 @@ def main(*arguments: str) -> int:
     if arguments == ("--levels",):
         print(*(name for name, (number, _) in levels().items() if number <= machine_level()))
         return 0
-    if library(DETECTOR).exists():
+    if is_current(DETECTOR):
         try:
             current = all(is_current(name) for name in targets(machine_level()))
         except FAILURES:

@@ -2,11 +2,15 @@
 
 import ctypes
 import os
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from attnkit.backends.native import NativeStatus, abi, build
+from attnkit.backends.native import NativeStatus, build
+
+LISTENED = ("PyGILState_Ensure", "PyGILState_Release", "PyOS_InterruptOccurred", "PyErr_SetInterrupt")
+"""By these a long call from the main thread learns of Ctrl-C."""
 
 
 class Library(NamedTuple):
@@ -18,6 +22,10 @@ class Library(NamedTuple):
     jax: Any  # the handler of XLA's custom calls
 
 
+class Misfit(LookupError):
+    """A library is there, and not to be trusted."""
+
+
 def _level() -> str:
     """The level that ATTNKIT_CPU_LEVEL names, or the highest of those that are there and that this machine has."""
     forced = os.environ.get("ATTNKIT_CPU_LEVEL")
@@ -27,6 +35,7 @@ def _level() -> str:
         told = build.LIBRARIES / build.REASON
         reason = told.read_text() if told.exists() else "it was not compiled"
         raise LookupError(f"{reason}; {build.REBUILD}")
+    _refuse_misfit(build.DETECTOR)
     known, machine = build.levels(), build.machine_level()
     if forced is not None:
         if forced not in known:
@@ -42,21 +51,33 @@ def _level() -> str:
     return max(there, key=lambda name: known[name][0])
 
 
+def _refuse_misfit(name: str) -> None:
+    reason = build.misfit(name)
+    if reason is not None:
+        raise Misfit(reason)
+
+
 @cache
 def load() -> tuple[Library | None, NativeStatus]:
+    """The library and its level, or None and the reason.
+
+    One that is there and is not what was compiled from these sources is not loaded, with a RuntimeWarning: its plans
+    may mean something else, and a file that was cut short ends the process.
+    """
     try:
         level = _level()
+        _refuse_misfit(level)
         handle = ctypes.CDLL(str(build.library(level)))
     except (LookupError, OSError) as error:
+        if isinstance(error, Misfit | OSError):
+            text = f"attnkit: its compiled kernels for CPUs are not loaded, and calls take more time: {error}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         return None, NativeStatus(None, str(error))
-    if build.sources_of(handle) != build.fingerprint():
-        return None, NativeStatus(None, f"it was compiled from other C++ sources than those there; {build.REBUILD}")
-    if handle.attnkit_plan_size() != ctypes.sizeof(abi.Plan):
-        sizes = f"{handle.attnkit_plan_size()} bytes there, {ctypes.sizeof(abi.Plan)} here"
-        return None, NativeStatus(None, f"its plans have another size: {sizes}")
     handle.attnkit_message.restype = ctypes.c_char_p
-    handle.attnkit_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+    handle.attnkit_run.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int)
     handle.attnkit_check.argtypes = (ctypes.c_void_p,)
+    handle.attnkit_listen.argtypes = (ctypes.c_void_p,) * len(LISTENED)
+    handle.attnkit_listen(*(ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p) for name in LISTENED))
     functions = Library(handle.attnkit_run, handle.attnkit_check, handle.attnkit_message, handle.attnkit_jax)
     return functions, NativeStatus(level, None)
 

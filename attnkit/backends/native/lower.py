@@ -7,12 +7,14 @@ the axis of query heads is split into (heads of k, group), along which k and v h
 import ctypes
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from attnkit._core.activations import NAMES as ACTIVATIONS
+from attnkit._core.poison import poisons
 from attnkit._core.quadratic import leading_shape
 from attnkit.backends.native import abi, linear
 from attnkit.backends.native.load import library
@@ -48,9 +50,11 @@ SAVES_ROWS = (SOFTMAX.name, ENTMAX.name)
 """Ops whose forward pass saves numbers of rows that the backward pass would otherwise recompute."""
 ERRORS = {abi.NO_MEMORY: MemoryError, abi.BAD_EDGES: ValueError}
 EVERYTHING = (-(2**63), 2**63 - 1)
+POISONS = poisons()
 
 
 TOO_MANY = f"more than {abi.AXES} leading axes"
+UNALIGNED = "an array is not aligned to its elements"
 
 
 def trailing_axes(name: str) -> int:
@@ -68,14 +72,26 @@ class Operand(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A plan at its address, the indices of the pointers of a call, and what is to be allocated for it."""
+    """A plan at its address, the places of the pointers of a call, and what is to be allocated for it."""
 
     op: str
     plan: abi.Plan
     address: int
     places: tuple[int, ...]  # of the operands, then of the outputs
+    extents: tuple[int, ...]  # bytes of the operands
+    pack: Callable[..., bytes]  # numbers of 64 bits, one for each place, as the library takes them
+    packed_places: bytes
     outputs: tuple[tuple[Shape, str], ...]  # shapes and dtypes
     reason: str | None  # why the library does not serve it
+
+
+def extent(operand: Operand) -> int:
+    """The bytes from the first element of an array to behind its last one, 0 without elements. Strides of torch and JAX
+    are not negative."""
+    if 0 in operand.shape:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(operand.shape, operand.strides, strict=True))
+    return (1 + last) * abi.SIZES[dtype_name(operand.dtype)]
 
 
 class Axes(NamedTuple):
@@ -125,7 +141,8 @@ def _view(operand: Operand, axes: Axes, keep: list[int]) -> abi.View:
         return view
     trailing = trailing_axes(operand.name)
     short = max(0, trailing - len(operand.shape))
-    operand = operand._replace(shape=(1,) * short + operand.shape, strides=(0,) * short + operand.strides)
+    strides = contiguous(operand.shape) if 0 in operand.shape else operand.strides  # torch expands to nothing with 0
+    operand = operand._replace(shape=(1,) * short + operand.shape, strides=(0,) * short + strides)
     leading = axes.strides(operand, trailing, layout in (SHARED, VECTOR))
     view.axes = _filled([leading[axis] for axis in keep], 0)
     own = [0 if size == 1 else stride for size, stride in zip(operand.shape, operand.strides, strict=True)]
@@ -278,26 +295,50 @@ def prepare(
     results = _outputs(op, outputs, by_name, leading, packed)
     everything = [*by_name.values(), *map(_turned, results)] if packed else [*by_name.values(), *results]
     places = tuple(abi.INDEX[operand.name] for operand in everything)
+    extents = tuple(extent(operand) for operand in by_name.values())
+    pack = struct.Struct(f"{len(places)}Q").pack
     allocated = tuple((operand.shape, operand.dtype) for operand in results)
     keep = [axis for axis, size in enumerate(axes.sizes) if size != 1]
     name = f"{op}_packed" if packed else op
     if len(keep) > abi.AXES:
-        return Prepared(name, abi.Plan(), 0, places, allocated, TOO_MANY)
+        return Prepared(name, abi.Plan(), 0, places, extents, pack, b"", allocated, TOO_MANY)
     plan = _plan(op, backward, everything, chosen, axes, keep, mapped)
     code = library().check(ctypes.byref(plan))
-    return Prepared(name, plan, ctypes.addressof(plan), places, allocated, _message(code) if code else None)
+    reason = _message(code) if code else None
+    return Prepared(name, plan, ctypes.addressof(plan), places, extents, pack, pack(*places), allocated, reason)
 
 
-def run(prepared: Prepared, pointers: Iterable[int], threads: int) -> None:
-    """Serve a call: addresses of its operands and outputs in their order; 0, of an empty array, stands for any."""
+def run(prepared: Prepared, pointers: Sequence[int], threads: int) -> None:
+    """Serve a call: addresses of its operands and outputs in their order. That of an empty array may be 0.
+
+    Raises:
+        NotImplementedError: the library does not serve the call.
+        ValueError: boundaries of packed sequences do not rise from 0 to the number of tokens.
+        MemoryError: there is none for working memory.
+    """
     if prepared.reason is not None:
-        raise NotImplementedError(f"{prepared.op}: impl='native' cannot serve this call: {prepared.reason}")
-    table = abi.Pointers()
-    for place, pointer in zip(prepared.places, pointers, strict=True):
-        table[place] = pointer or prepared.address
-    code = library().run(prepared.address, table, threads)
+        raise NotImplementedError(refusal_text(prepared.op, prepared.reason))
+    places, data = prepared.packed_places, prepared.pack(*pointers)
+    if POISONS:
+        _poison(prepared, pointers)
+    code = abi.INTERRUPTED
+    while code == abi.INTERRUPTED:  # Python's handler comes first; the call begins anew where it raises nothing
+        code = library().run(prepared.address, places, data, len(prepared.places), threads)
+    if code == abi.BAD_ALIGNMENT:
+        raise NotImplementedError(refusal_text(prepared.op, UNALIGNED))
     if code:
         raise ERRORS.get(code, RuntimeError)(f"{prepared.op}: {_message(code)}")
+
+
+def _poison(prepared: Prepared, pointers: Sequence[int]) -> None:
+    """Fill the outputs as they were allocated, whatever the plan says of them."""
+    for pointer, (shape, dtype) in zip(pointers[-len(prepared.outputs) :], prepared.outputs, strict=True):
+        ctypes.memset(pointer, 0xFF, math.prod(shape) * abi.SIZES[dtype])
+
+
+def refusal_text(op: str, reason: str) -> str:
+    """The error of a call that the library does not serve."""
+    return f"{op}: impl='native' cannot serve this call: {reason}; impl='generic' can"
 
 
 def _message(code: int) -> str:

@@ -99,7 +99,7 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
     if status.level is None:
         return status.reason
     if not all(x.flags.aligned for x in (*arrays, *options.values()) if isinstance(x, Array)):
-        return "an array is not aligned to its elements"
+        return lower.UNALIGNED
     operands, plain = lower.split({**dict(zip("qkv", arrays, strict=False)), **options}, is_array)
     dtypes = tuple((name, dtype_name(x)) for name, x in operands.items() if name != "seed")
     own = tuple(option for option in plain if option[0] in lower.ASKED)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attnkit._core import quadratic
+from attnkit._core.library import freed
 from attnkit.backends.native import abi, linear, lower, native_status, packed, rows, served
 from attnkit.backends.torch.custom import Arguments, Outputs, register
 from attnkit.backends.torch.signature import PLAIN, watched
@@ -30,6 +31,7 @@ from attnkit.ops.vjps import VJPS
 
 SAVED_AS_OUTPUTS = ("lse", *RowStatistics._fields, *linear.FINAL)
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
+CPU = torch.device("cpu")  # named wherever memory is allocated: the default device may be another
 
 
 def is_tensor(x: Any) -> bool:
@@ -42,10 +44,11 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Tensor], lower.Plain]
     if "seed" in arrays:
         seed = arrays["seed"]
         if not isinstance(seed, Tensor):
-            arrays["seed"] = torch.tensor(seed - (1 << 64) if seed >= 1 << 63 else seed)
+            arrays["seed"] = torch.tensor(seed - (1 << 64) if seed >= 1 << 63 else seed, device=CPU)
         elif seed.dtype.itemsize < 4:
             arrays["seed"] = seed.int()
-    arrays |= {name: torch.tensor(arrays[name]) for name in lower.EDGES if isinstance(arrays.get(name), tuple)}
+    edges = {name: arrays[name] for name in lower.EDGES if isinstance(arrays.get(name), tuple)}
+    arrays |= {name: torch.tensor(x, dtype=torch.int64, device=CPU) for name, x in edges.items()}
     return arrays, plain
 
 
@@ -68,11 +71,20 @@ def planned(
 
 def filled(plan: lower.Prepared, tensors: Iterable[Tensor]) -> list[Tensor]:
     """The outputs of a plan for its tensors."""
-    outputs = [torch.empty(shape, dtype=DTYPES[dtype]) for shape, dtype in plan.outputs]
-    pointers = [x.data_ptr() for x in tensors]
+    outputs = [torch.empty(shape, dtype=DTYPES[dtype], device=CPU) for shape, dtype in plan.outputs]
+    pointers = [_address(x, n, plan) for n, x in enumerate(tensors)]
     pointers += [x.data_ptr() for x in outputs]
     lower.run(plan, pointers, torch.get_num_threads())
     return outputs
+
+
+def _address(x: Tensor, n: int, plan: lower.Prepared) -> int:
+    """Where operand n of a plan begins, all of whose elements lie in its storage; that may have been freed since."""
+    address, storage = x.data_ptr(), x.untyped_storage()
+    if address + plan.extents[n] > storage.data_ptr() + storage.nbytes():
+        name = abi.ARRAYS[plan.places[n]]
+        raise TypeError(f"{plan.op}: {name} is {freed(x)}")
+    return address
 
 
 # ---------------------------------------------------------------------------------------------- as custom ops
@@ -292,6 +304,9 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
     if arrays[0].device.type != "cpu":
         return "it is for the CPU"
     pairs = [*zip("qkv", arrays, strict=False), *options.items()]
+    tensors = [x for x in (*arrays, *options.values()) if isinstance(x, Tensor)]
+    if _is_plain(tensors) and any(x.data_ptr() % x.itemsize for x in tensors):
+        return lower.UNALIGNED
     dtypes = tuple([(name, str(x.dtype)) for name, x in pairs if isinstance(x, Tensor)])
     own = tuple([(name, options[name]) for name in lower.ASKED if name in options and not is_tensor(options[name])])
     return lower.refused_axes(*arrays, **options) or _reason(op, dtypes, own)

@@ -8,6 +8,8 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 PLAIN = frozenset((Tensor, Parameter))
+ALIGNED = 7
+"""The bits of an address that say whether it is a multiple of the size of an element, of at most 8 bytes."""
 
 
 def watched() -> bool:
@@ -21,7 +23,7 @@ def watched() -> bool:
 
 
 def _of(x: Tensor) -> tuple[Any, ...]:
-    return x.shape, x.stride(), x.dtype, x.device, x.requires_grad
+    return x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.data_ptr() & ALIGNED
 
 
 def signature(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -33,6 +35,8 @@ def signature(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ..
     parts: list[Any] = [torch.is_grad_enabled()]
     for x in arrays:
         if type(x) not in PLAIN or x.is_neg() or x.is_nested or x.layout is not torch.strided:
+            return None
+        if x.untyped_storage().nbytes() == 0:  # freed, or without elements
             return None
         parts.append(_of(x))
     for name, value in options.items():

@@ -2,7 +2,9 @@
 #include "attnkit.h"
 
 #include <new>
+#include <optional>
 
+#include "door.h"
 #include "packed.h"
 #include "subnormals.h"
 
@@ -58,6 +60,14 @@ bool legal_dtype(const attnkit_plan &plan, int array) {
 
 bool legal_size(int64_t n) { return n >= 0 && n < (int64_t{1} << 31); }
 
+// Arrays that a plan of this kind must have, where they have elements.
+bool lacks_arrays(const attnkit_plan &plan) {
+  const auto absent = [&plan](int array) { return plan.arrays[array].dtype == ATTNKIT_ABSENT; };
+  if (absent(ATTNKIT_Q) || absent(ATTNKIT_K)) return true;
+  if (plan.length_kind == ATTNKIT_LENGTH_ARRAY && absent(ATTNKIT_LENGTHS)) return true;
+  return plan.pass == ATTNKIT_FORWARD && !absent(ATTNKIT_O) && absent(ATTNKIT_V);
+}
+
 int check(const attnkit_plan &plan) {
   if (plan.size != sizeof(attnkit_plan) || plan.version != ATTNKIT_VERSION) return ATTNKIT_BAD_PLAN;
   if (!legal_size(plan.queries) || !legal_size(plan.keys) || !legal_size(plan.features) || !legal_size(plan.values) ||
@@ -65,34 +75,18 @@ int check(const attnkit_plan &plan) {
     return ATTNKIT_BAD_SIZE;
   for (int64_t size : plan.axes)
     if (!legal_size(size)) return ATTNKIT_BAD_SIZE;
-  for (int array : {ATTNKIT_Q, ATTNKIT_K})
-    if (plan.arrays[array].dtype == ATTNKIT_ABSENT) return ATTNKIT_BAD_ARRAY;
-  for (int array = 0; array < ATTNKIT_ARRAYS; ++array)
-    if (plan.arrays[array].dtype != ATTNKIT_ABSENT && !legal_dtype(plan, array)) return ATTNKIT_BAD_DTYPE;
+  if (lacks_arrays(plan)) return ATTNKIT_BAD_ARRAY;
+  for (int array = 0; array < ATTNKIT_ARRAYS; ++array) {
+    if (plan.arrays[array].dtype == ATTNKIT_ABSENT) continue;
+    if (!legal_dtype(plan, array)) return ATTNKIT_BAD_DTYPE;
+    if (overlaps_itself(plan, array)) return ATTNKIT_BAD_ARRAY;
+  }
   if (plan.op < ATTNKIT_POINTWISE || plan.op > ATTNKIT_EFFICIENT) return ATTNKIT_UNSUPPORTED;
   if (is_linear(plan) && plan.arrays[ATTNKIT_MASK].row != 0) return ATTNKIT_UNSUPPORTED;
   if (is_packed(plan) && !can_be_packed(plan)) return ATTNKIT_UNSUPPORTED;
   if (plan.pass != ATTNKIT_FORWARD && plan.pass != ATTNKIT_BACKWARD) return ATTNKIT_BAD_PLAN;
   if (plan.activation < ATTNKIT_RELU || plan.activation > ATTNKIT_SILU) return ATTNKIT_BAD_PLAN;
   if (plan.feature_map < ATTNKIT_ELU_PLUS_ONE || plan.feature_map > ATTNKIT_RELU_KERNEL) return ATTNKIT_BAD_PLAN;
-  return ATTNKIT_OK;
-}
-
-int check_pointers(const Call &call) {
-  for (int array = 0; array < ATTNKIT_ARRAYS; ++array) {
-    const int dtype = call.view(array).dtype;
-    if (call.has(array) && dtype == ATTNKIT_ABSENT) return ATTNKIT_BAD_ARRAY;
-    if (reinterpret_cast<uintptr_t>(call.arrays[array]) % static_cast<uintptr_t>(size_of(dtype)) != 0)
-      return ATTNKIT_BAD_ALIGNMENT;
-  }
-  const attnkit_plan &plan = call.plan;
-  if (is_packed(plan) && !edges_rise(call)) return ATTNKIT_BAD_EDGES;
-  if (call.items() == 0 || plan.queries == 0) return ATTNKIT_OK;  // arrays without elements may be NULL
-  const bool lengths = plan.length_kind == ATTNKIT_LENGTH_ARRAY && !call.has(ATTNKIT_LENGTHS);
-  if (!call.has(ATTNKIT_Q) || lengths) return ATTNKIT_BAD_ARRAY;
-  if (plan.keys == 0) return ATTNKIT_OK;
-  const bool values = plan.pass == ATTNKIT_FORWARD && call.has(ATTNKIT_O) && plan.values > 0 && !call.has(ATTNKIT_V);
-  if (!call.has(ATTNKIT_K) || values) return ATTNKIT_BAD_ARRAY;
   return ATTNKIT_OK;
 }
 
@@ -123,19 +117,32 @@ extern "C" {
 
 int attnkit_check(const attnkit_plan *plan) { return attnkit::check(*plan); }
 
-int attnkit_run(const attnkit_plan *plan, void *const *arrays, int threads) {
-  int code = attnkit::check(*plan);
+int attnkit_run(const attnkit_plan *plan, const int64_t *places, void *const *pointers, int64_t count, int threads) {
+  const int code = attnkit::check(*plan);
   if (code != ATTNKIT_OK) return code;
-  const attnkit::Call call{*plan, arrays, threads};
-  code = attnkit::check_pointers(call);
-  if (code != ATTNKIT_OK) return code;
+  const attnkit::Door door(*plan, places, pointers, count);
+  if (door.code() != ATTNKIT_OK) return door.code();
+  attnkit::Call call{*plan, door.arrays(), threads};
+  if (attnkit::is_packed(*plan) && !attnkit::edges_rise(call)) return ATTNKIT_BAD_EDGES;
+  if (!door.has_outputs()) return ATTNKIT_OK;
+  std::optional<attnkit::Interrupt> interrupt;  // not where XLA calls: its own error would hide the signal
+  if (attnkit::lent_host == nullptr) {
+    attnkit::Pool::own().allow(std::max(1, threads) - 1);
+    call.interrupt = &interrupt.emplace();
+  }
   const attnkit::KeepsSubnormals here;
   try {
     attnkit::is_packed(*plan) ? attnkit::serve_each(call, attnkit::serve) : attnkit::serve(call);
   } catch (const std::bad_alloc &) {
     return ATTNKIT_NO_MEMORY;
+  } catch (const attnkit::Interrupted &) {
+    return ATTNKIT_INTERRUPTED;
   }
   return ATTNKIT_OK;
+}
+
+void attnkit_listen(int (*ensure)(), void (*release)(int), int (*occurred)(), void (*set)()) {
+  attnkit::interpreter = {ensure, release, occurred, set};
 }
 
 const char *attnkit_message(int code) {
@@ -147,7 +154,7 @@ const char *attnkit_message(int code) {
     case ATTNKIT_BAD_SIZE:
       return "a size is negative or beyond 2^31";
     case ATTNKIT_BAD_ARRAY:
-      return "a needed array is missing, or one that the plan does not describe was passed";
+      return "an array is missing, overlaps itself, or is not described by the plan";
     case ATTNKIT_BAD_DTYPE:
       return "an array has a dtype that it may not have";
     case ATTNKIT_BAD_ALIGNMENT:
@@ -156,14 +163,14 @@ const char *attnkit_message(int code) {
       return "the library does not serve this call";
     case ATTNKIT_NO_MEMORY:
       return "working memory could not be allocated";
+    case ATTNKIT_INTERRUPTED:
+      return "a signal ended the call";
     case ATTNKIT_BAD_EDGES:
       return "cu_seqlens_q and cu_seqlens_k must rise from 0 to the number of tokens";
     default:
       return "unknown code";
   }
 }
-
-int64_t attnkit_plan_size(void) { return sizeof(attnkit_plan); }
 
 int attnkit_level(void) {
 #if defined(__AMX_BF16__)

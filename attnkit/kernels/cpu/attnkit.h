@@ -2,8 +2,8 @@
  *
  * A call is a plan and an array of pointers. The plan says everything about a call that does not change between calls
  * of one signature: operation, options, sizes, dtypes and strides. It is never written to, so it can be cached and used
- * by many threads at once. Pointers are indexed by `enum attnkit_array`; NULL means absent, and a gradient or another
- * output that is NULL is not computed.
+ * by many threads at once. An array that it does not describe is absent, and a gradient or another output that is absent
+ * is not computed.
  *
  * Semantics are those of docs/semantics.md; the letters A1, A2, ... below refer to it. Functions return codes of
  * `enum attnkit_code` and never throw, abort or print. Results do not depend on the number of threads.
@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 enum {
-    ATTNKIT_VERSION = 3,      /* of this file: rises whenever a number or a field changes */
+    ATTNKIT_VERSION = 4,      /* of this file: rises whenever a number or a field changes */
     ATTNKIT_AXES = 6,         /* leading axes of a call, the two of GQA included */
     ATTNKIT_ROW_NUMBERS = 6   /* numbers per query in ATTNKIT_ROWS */
 };
@@ -33,12 +33,14 @@ enum attnkit_code {
     ATTNKIT_OK = 0,
     ATTNKIT_BAD_PLAN = 1,     /* size or version of the plan are not those of this library */
     ATTNKIT_BAD_SIZE = 2,     /* a negative size, or one beyond 2^31 where an index has 32 bits */
-    ATTNKIT_BAD_ARRAY = 3,    /* a needed array is NULL, or has no view in the plan */
+    ATTNKIT_BAD_ARRAY = 3,    /* a needed array is absent, one with elements is NULL, one that the plan does not describe
+                                 was passed, or an output has stride 0 where each element is another number */
     ATTNKIT_BAD_DTYPE = 4,    /* an array has a dtype that it may not have */
     ATTNKIT_BAD_ALIGNMENT = 5, /* a pointer is not a multiple of the size of its elements */
     ATTNKIT_UNSUPPORTED = 6,  /* legal, but not served by this library: use another implementation */
     ATTNKIT_NO_MEMORY = 7,    /* working memory could not be allocated; outputs are undefined */
-    ATTNKIT_BAD_EDGES = 8     /* boundaries of packed sequences do not rise from 0 to the number of tokens */
+    ATTNKIT_BAD_EDGES = 8,    /* boundaries of packed sequences do not rise from 0 to the number of tokens */
+    ATTNKIT_INTERRUPTED = 9   /* a signal came (attnkit_listen); outputs are undefined */
 };
 
 enum attnkit_dtype {
@@ -125,7 +127,7 @@ enum attnkit_array {
     ATTNKIT_EDGES_Q,
     ATTNKIT_EDGES_K,
     /* outputs of the forward pass; inputs of the backward pass as said there */
-    ATTNKIT_O,               /* (..., L, values), dtype of q. Backward, softmax: o, or NULL and it is recomputed */
+    ATTNKIT_O,               /* (..., L, values), dtype of q. Backward, softmax: o, or absent and it is recomputed */
     ATTNKIT_LSE,             /* (..., L), compute dtype, softmax only */
     ATTNKIT_ROWS,            /* (..., L, ATTNKIT_ROW_NUMBERS), compute dtype: what the backward pass wants to know of
                                 rows; NULL there and it is recomputed. Contents are private and valid for one plan. */
@@ -139,7 +141,7 @@ enum attnkit_array {
                                 that it has not: those of q alone */
     ATTNKIT_FINAL_NORMALISER,
     ATTNKIT_FINAL_LEVEL,
-    /* cotangents; NULL is 0 */
+    /* cotangents; an absent one is 0 */
     ATTNKIT_DO,              /* (..., L, values), any float dtype */
     ATTNKIT_DLSE,            /* (..., L), compute dtype, like the next four */
     ATTNKIT_DTOTAL,
@@ -206,18 +208,22 @@ typedef struct {
     attnkit_view arrays[ATTNKIT_ARRAYS];
 } attnkit_plan;
 
-/* Serve a call on up to `threads` threads. `arrays` has ATTNKIT_ARRAYS pointers to first elements (index 0 on every
- * axis, also where strides are negative). */
-ATTNKIT_API int attnkit_run(const attnkit_plan *plan, void *const *arrays, int threads);
+/* Serve a call on up to `threads` threads. `pointers` are the first elements (index 0 on every axis, also where strides are
+ * negative) of the `count` arrays in `places`, numbers of `enum attnkit_array`: of all that the plan describes, and of no
+ * other, but NULL. An array without elements may be NULL. With the environment variable ATTNKIT_POISON, working memory
+ * holds NaN before it is written. */
+ATTNKIT_API int attnkit_run(const attnkit_plan *plan, const int64_t *places, void *const *pointers, int64_t count,
+                            int threads);
+
+/* Functions of CPython, with which calls from its main thread end early after a SIGINT: PyGILState_Ensure,
+ * PyGILState_Release, PyOS_InterruptOccurred and PyErr_SetInterrupt. */
+ATTNKIT_API void attnkit_listen(int (*ensure)(void), void (*release)(int), int (*occurred)(void), void (*set)(void));
 
 /* What attnkit_run would refuse of this plan, without pointers: ATTNKIT_OK where it would serve the call. */
 ATTNKIT_API int attnkit_check(const attnkit_plan *plan);
 
 /* What a code means, in English; never NULL. */
 ATTNKIT_API const char *attnkit_message(int code);
-
-/* sizeof(attnkit_plan), for a caller that mirrors it. */
-ATTNKIT_API int64_t attnkit_plan_size(void);
 
 /* The level that this library was compiled for: 1 (baseline), 3, 4 (x86-64-v3, v4), 5 (v4 with products of bfloat16 in
    vectors), 6 (in tiles, AMX: attnkit_machine_level of the detector asks the system for them, once in a process). */

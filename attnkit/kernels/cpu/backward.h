@@ -16,7 +16,7 @@ template <class T, class Family, bool kPairs>
 class Recomputed {
  public:
   Recomputed(const Call &call, bool rows, bool output)
-      : plan_(call.plan), needs_(rows || output), call_{plan_, pointers_, call.threads} {
+      : plan_(call.plan), needs_(rows || output), call_{plan_, pointers_, call.threads, call.interrupt} {
     if (!needs_) return;
     std::copy(call.arrays, call.arrays + ATTNKIT_ARRAYS, pointers_);
     std::fill(pointers_ + ATTNKIT_O, pointers_ + ATTNKIT_ARRAYS, nullptr);
@@ -57,12 +57,12 @@ class Backward {
         products_(call.has(ATTNKIT_DO) && call.has(ATTNKIT_V)),
         recomputed_(call, (Family::kNormalises || statistics_) && !call.has(ATTNKIT_ROWS),
                     Family::kNormalises && products_ && !has_exact_output()),
-        grouping_(plan_, [this](int axis) { return shares_keys(plan_, axis) ? 2 : sums_bias(axis) ? 1 : 0; }),
+        grouping_(plan_, [this](int axis) { return joins_keys(plan_, axis) ? 2 : sums_bias(axis) ? 1 : 0; }),
         splits_(split()),
         per_split_(blocks(blocks(plan_.keys, splits_), kPanel<T>) * kPanel<T>),
         dq_(call, ATTNKIT_DQ, plan_.queries, plan_.features, splits_, [](int) { return false; }),
-        dk_(call, ATTNKIT_DK, plan_.keys, plan_.features, 1, [this](int axis) { return shares_keys(plan_, axis); }),
-        dv_(call, ATTNKIT_DV, plan_.keys, plan_.values, 1, [this](int axis) { return shares_keys(plan_, axis); }),
+        dk_(call, ATTNKIT_DK, plan_.keys, plan_.features, 1, [this](int axis) { return joins_keys(plan_, axis); }),
+        dv_(call, ATTNKIT_DV, plan_.keys, plan_.values, 1, [this](int axis) { return joins_keys(plan_, axis); }),
         dbias_(call) {}
 
   void run() const {
@@ -113,9 +113,11 @@ class Backward {
                  count);
     for (int64_t member = 0; member < grouping_.members; ++member) {
       const Item<T> item(call_, grouping_.index(plan_, group, run, member));
-      for (int64_t row = 0; row < plan_.queries; row += kQueries)
+      for (int64_t row = 0; row < plan_.queries; row += kQueries) {
+        call_.look();
         block(item, product, {first, first + count, 0}, split, row, std::min<int64_t>(kQueries, plan_.queries - row),
               w);
+      }
     }
     for (int64_t j = 0; j < count; ++j) {
       dk_.write(index, 0, first + j, product.key_grad(j));

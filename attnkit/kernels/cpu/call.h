@@ -10,6 +10,7 @@
 
 #include "attnkit.h"
 #include "half.h"
+#include "interrupt.h"
 #include "philox.h"
 
 namespace attnkit {
@@ -22,6 +23,12 @@ struct Call {
   const attnkit_plan &plan;
   void *const *arrays;
   int threads;
+  Interrupt *interrupt = nullptr;
+
+  // Called by every task after some milliseconds of work.
+  void look() const {
+    if (interrupt != nullptr) interrupt->look();
+  }
 
   bool has(int array) const { return arrays[array] != nullptr; }
   const attnkit_view &view(int array) const { return plan.arrays[array]; }

@@ -182,6 +182,7 @@ class Efficient {
     open(t, false);
     T *out = w.out.reserve(kSegment * wide_), *share = w.shares.reserve(kSegment * width_);
     for (const Segment &s : segments_) {
+      call_.look();
       const Both fades = s.keys ? read_keys(t, s, false) : Both();
       divide(t, s, fades, share);
       std::fill(out, out + s.count * wide_, T{});
@@ -239,6 +240,7 @@ class Efficient {
     open(t, true);
     T *grads = w.grads.reserve(kSegment * width_);
     for (const Segment &s : segments_) {
+      call_.look();
       const Both fades = s.keys ? read_keys(t, s, false) : Both();
       T *share = w.shares.data() + place(s), *shared_grads = w.shared_grads.data() + place(s);
       divide(t, s, fades, share);
@@ -268,6 +270,7 @@ class Efficient {
     close(t);
     T *grads = w.grads.reserve(kSegment * width_), *dv = w.z.reserve(kSegment * std::max(width_, wide_));
     for (size_t n = segments_.size(); n-- > 0;) {
+      call_.look();
       const Segment &s = segments_[n];
       const int64_t last = s.count - 1;
       const Both fades = s.keys ? read_keys(t, s, true) : Both();

@@ -15,7 +15,7 @@ class Entmax {
       : call_(call),
         plan_(call.plan),
         statistics_(wants_statistics(call) || has_statistics_cotangents(call)),
-        grouping_(plan_, [this](int axis) { return shares_keys(plan_, axis) ? 2 : sums_bias(axis) ? 1 : 0; }),
+        grouping_(plan_, [this](int axis) { return joins_keys(plan_, axis) ? 2 : sums_bias(axis) ? 1 : 0; }),
         stride_(blocks(plan_.keys, kPanel<T>) * kPanel<T>),
         wide_(padded<T>(plan_.features)),
         width_(padded<T>(plan_.values)),
@@ -33,6 +33,7 @@ class Entmax {
       const int64_t group = task % groups, last = chunks - 1 - task / groups;
       const Keys keys = pack(group / grouping_.runs, group % grouping_.runs, w);
       for (int64_t n = last * chunk; n < std::min(all, (last + 1) * chunk); ++n) {
+        call_.look();
         const Index index = grouping_.index(plan_, group / grouping_.runs, group % grouping_.runs, n / count);
         const int64_t row = n % count * rows_;
         attend(Item<T>(call_, index), keys, row, std::min(rows_, plan_.queries - row), w);
@@ -44,7 +45,7 @@ class Entmax {
   void backward() const {
     const int splits = split();
     const Parts<T> dq(call_, ATTNKIT_DQ, plan_.queries, plan_.features, 1, [](int) { return false; });
-    const auto joined = [this](int axis) { return shares_keys(plan_, axis); };
+    const auto joined = [this](int axis) { return joins_keys(plan_, axis); };
     const Parts<T> dk(call_, ATTNKIT_DK, plan_.keys, plan_.features, splits, joined);
     const Parts<T> dv(call_, ATTNKIT_DV, plan_.keys, plan_.values, splits, joined);
     const BiasGradient<T> dbias(call_);
@@ -61,8 +62,10 @@ class Entmax {
         std::fill(g.dv, g.dv + plan_.keys * width_, T{});
         for (int64_t member = 0; member < grouping_.members; ++member) {
           const Item<T> item(call_, grouping_.index(plan_, group, run, member));
-          for (int64_t row = first; row < std::min(plan_.queries, first + per_split); row += rows_)
+          for (int64_t row = first; row < std::min(plan_.queries, first + per_split); row += rows_) {
+            call_.look();
             pull(item, keys, row, std::min(rows_, plan_.queries - row), g, w);
+          }
         }
         const Index index = grouping_.index(plan_, group, run, 0);
         for (int64_t j = 0; j < plan_.keys; ++j) {

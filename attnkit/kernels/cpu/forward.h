@@ -79,6 +79,7 @@ class Forward {
     const Operand values = v ? operand(v, group, seen, w) : Operand{nullptr, 0};
     const int64_t count = blocks(plan_.queries, kQueries);
     for (int64_t n = first; n < last; ++n) {
+      call_.look();
       const Item<T> item(call_, grouping_.index(plan_, group, 0, n / count));
       const int64_t row = n % count * kQueries;
       block(item, tokens, values, row, std::min<int64_t>(kQueries, plan_.queries - row), w);

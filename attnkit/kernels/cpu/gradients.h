@@ -10,6 +10,15 @@ inline bool is_sum(const attnkit_plan &plan, int array, int axis) {
   return plan.axes[axis] != 1 && plan.arrays[array].axes[axis] == 0;
 }
 
+// Items along an axis have one k and one v, and one part of each gradient of these that is asked for. Where k and v are
+// broadcast and their gradients are not, every item has a part of its own.
+inline bool joins_keys(const attnkit_plan &plan, int axis) {
+  const auto has_one = [&](int array) {
+    return plan.arrays[array].dtype == ATTNKIT_ABSENT || plan.arrays[array].axes[axis] == 0;
+  };
+  return shares_keys(plan, axis) && has_one(ATTNKIT_DK) && has_one(ATTNKIT_DV);
+}
+
 // Sets an array to 0. `rows` and `columns` are its extents where it has strides along them.
 inline void clear(const Call &call, int array, int64_t rows, int64_t columns) {
   if (!call.has(array)) return;

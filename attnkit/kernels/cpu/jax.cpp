@@ -6,10 +6,12 @@
 // The arguments of the custom call are the inputs, its results the outputs. Attributes, arrays of int64: `places`, the
 // `enum attnkit_array` of each argument and result; `plan`, the bytes of an attnkit_plan; `threads`, one number.
 #include "attnkit.h"
+#include "memory.h"
 #include "pool.h"
 #include "xla/ffi/api/c_api.h"
 
 #include <cstring>
+#include <vector>
 
 namespace {
 
@@ -38,6 +40,14 @@ void enlist(void *host, int helpers, const std::shared_ptr<Job> &job) {
       return;
     }
   }
+}
+
+// A result as a whole, whatever a plan says of it. Results are float64, or float32 and shorter.
+void poison(const XLA_FFI_Buffer &buffer) {
+  uint64_t count = 1;
+  for (int64_t axis = 0; axis < buffer.rank; ++axis) count *= static_cast<uint64_t>(buffer.dims[axis]);
+  const uint64_t size = buffer.dtype == XLA_FFI_DataType_F64 ? 8 : buffer.dtype == XLA_FFI_DataType_F32 ? 4 : 2;
+  attnkit::poison(buffer.data, count * size);
 }
 
 const XLA_FFI_Array *attribute(const XLA_FFI_CallFrame *frame, const char *name) {
@@ -74,19 +84,16 @@ extern "C" ATTNKIT_API XLA_FFI_Error *attnkit_jax(XLA_FFI_CallFrame *frame) {
   }
   attnkit_plan plan;
   std::memcpy(&plan, bytes->data, sizeof plan);
-  void *arrays[ATTNKIT_ARRAYS] = {};
+  std::vector<void *> pointers(static_cast<size_t>(inputs + outputs));
   for (int64_t i = 0; i < inputs + outputs; ++i) {
-    const int64_t place = static_cast<const int64_t *>(places->data)[i];
-    if (place < 0 || place >= ATTNKIT_ARRAYS) {
-      return failure(frame, "attnkit: malformed custom call", XLA_FFI_Error_Code_INVALID_ARGUMENT);
-    }
     void *buffer = i < inputs ? frame->args.args[i] : frame->rets.rets[i - inputs];
-    void *data = static_cast<XLA_FFI_Buffer *>(buffer)->data;
-    arrays[place] = data != nullptr ? data : &plan;  // of an empty array
+    pointers[static_cast<size_t>(i)] = static_cast<XLA_FFI_Buffer *>(buffer)->data;
+    if (attnkit::poisons && i >= inputs) poison(*static_cast<XLA_FFI_Buffer *>(buffer));
   }
   const attnkit::Host host{enlist, frame};
   attnkit::lent_host = &host;
-  const int code = attnkit_run(&plan, arrays, static_cast<int>(*static_cast<const int64_t *>(threads->data)));
+  const int code = attnkit_run(&plan, static_cast<const int64_t *>(places->data), pointers.data(), inputs + outputs,
+                               static_cast<int>(*static_cast<const int64_t *>(threads->data)));
   attnkit::lent_host = nullptr;
   if (code == ATTNKIT_OK) return nullptr;
   const auto kind = code == ATTNKIT_NO_MEMORY ? XLA_FFI_Error_Code_RESOURCE_EXHAUSTED : XLA_FFI_Error_Code_INTERNAL;

@@ -190,6 +190,7 @@ class Linear {
     open(t, false);
     T *out = t.w.out.reserve(kSegment * wide_);
     for (const Segment &s : segments_) {
+      call_.look();
       const Fades<T> fades = s.keys ? read_keys(t, s, wide_, false) : Fades<T>();
       if (s.queries) read_queries(t, s);
       normalise(t, s, fades);
@@ -245,6 +246,7 @@ class Linear {
     open(t, true);
     T *grads = t.w.grads.reserve(kSegment * width_);
     for (const Segment &s : segments_) {
+      call_.look();
       T *dn = cotangents + std::max<int64_t>(0, first_query(s)) * wider_;
       const Fades<T> fades = s.keys ? read_keys(t, s, wide_, false) : Fades<T>();
       if (s.queries) read_queries(t, s);
@@ -306,6 +308,7 @@ class Linear {
     close(t);
     T *grads = w.grads.reserve(kSegment * width_), *dv = w.normalisers.reserve(kSegment * std::max(width_, wide_));
     for (size_t n = segments_.size(); n-- > 0;) {
+      call_.look();
       const Segment &s = segments_[n];
       const int64_t last = s.count - 1;
       if (s.queries) read_queries(t, s);

@@ -1,5 +1,4 @@
-// Working memory: buffers that grow and are used again by the next task of a thread. Compiled with ATTNKIT_POISON, they
-// hold NaN whenever they are asked for, so that nothing that was not written can go unnoticed.
+// Working memory: buffers that grow and are used again by the next task of a thread.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +7,14 @@
 #include <new>
 
 namespace attnkit {
+
+// With the environment variable ATTNKIT_POISON, memory holds NaN whenever it is handed out, so that what was not written
+// is seen: all bits are set, NaN in every float type and -1 in integers.
+inline const bool poisons = std::getenv("ATTNKIT_POISON") != nullptr;
+
+inline void poison(void *data, uint64_t bytes) {
+  if (bytes > 0) std::memset(data, 0xff, bytes);
+}
 
 // An array of T at a multiple of 64 bytes with a vector to spare at its end.
 template <class T>
@@ -24,9 +31,7 @@ class Buffer {
   // Room for `size` elements of any contents; std::bad_alloc where there is none.
   T *reserve(int64_t size) {
     retain(size);
-#if defined(ATTNKIT_POISON)
-    if (data_ != nullptr) std::memset(data_, 0xff, bytes(size));
-#endif
+    if (poisons && data_ != nullptr) poison(data_, bytes(size));
     return data_;
   }
 

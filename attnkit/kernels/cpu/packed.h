@@ -46,7 +46,7 @@ inline bool edges_rise(const Call &call) {
 // One of them, on up to `threads` threads.
 class Part {
  public:
-  Part(const Call &whole, int64_t b, int threads) : plan_(whole.plan), call{plan_, arrays_, threads} {
+  Part(const Call &whole, int64_t b, int threads) : plan_(whole.plan), call{plan_, arrays_, threads, whole.interrupt} {
     const int64_t query = edge(whole, ATTNKIT_EDGES_Q, b), key = edge(whole, ATTNKIT_EDGES_K, b);
     plan_.queries = edge(whole, ATTNKIT_EDGES_Q, b + 1) - query;
     plan_.keys = plan_.key_length = edge(whole, ATTNKIT_EDGES_K, b + 1) - key;

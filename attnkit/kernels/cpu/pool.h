@@ -4,11 +4,13 @@
 // for it. So calls may be nested or come from several threads at once, and no number of busy helpers is a deadlock.
 // Which thread does a task must not change its result: then any number of threads gives the same bits.
 //
-// Helpers sleep between calls and never spin (waking one takes about 80 us). A forked child has none of its parent's
-// threads and starts a pool of its own.
+// Helpers sleep between calls and never spin (waking one takes about 80 us). They end when calls have allowed fewer for a
+// while. A forked child has none of its parent's threads and starts a pool of its own.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -21,6 +23,7 @@
 #include <pthread.h>
 #endif
 
+#include "interrupt.h"
 #include "subnormals.h"
 
 namespace attnkit {
@@ -55,7 +58,11 @@ class Job {
   // Until the tasks that helpers took are done as well.
   void wait() {
     std::unique_lock<std::mutex> lock(mutex_);
-    finished_.wait(lock, [this] { return done_ == tasks_; });
+    while (!finished_.wait_for(lock, Interrupt::kEvery, [this] { return done_ == tasks_; })) {
+      lock.unlock();
+      if (Interrupt::own() != nullptr) Interrupt::own()->ask();
+      lock.lock();
+    }
     if (error_) std::rethrow_exception(error_);
   }
 
@@ -72,10 +79,24 @@ class Job {
 
 class Pool {
  public:
+  static constexpr std::chrono::milliseconds kPause{200};
+
+  // The most helpers that a call has from now on. Where that is fewer than there are, the others end, but only after a
+  // pause in which no call allowed more: calls from several threads may differ in it.
+  void allow(int helpers) {
+    const auto now = Clock::now();
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (helpers < allowed_ && now - since_ < kPause) return;
+    if (helpers < threads_) wake_.notify_all();
+    allowed_ = helpers;
+    since_ = now;
+  }
+
   // Wake helpers for a job; fewer come where the system gives no more threads.
   void enlist(int helpers, std::shared_ptr<Job> job) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      allowed_ = std::max(allowed_, helpers);
       for (; threads_ < helpers; ++threads_) {
         try {
           std::thread([this] { serve(); }).detach();
@@ -103,10 +124,16 @@ class Pool {
   }
 
  private:
-  [[noreturn]] void serve() {
+  using Clock = std::chrono::steady_clock;
+
+  void serve() {
     for (;;) {
       std::unique_lock<std::mutex> lock(mutex_);
-      wake_.wait(lock, [this] { return wanted_ > 0; });
+      wake_.wait(lock, [this] { return wanted_ > 0 || threads_ > allowed_; });
+      if (wanted_ == 0) {
+        --threads_;
+        return;
+      }
       --wanted_;
       const std::shared_ptr<Job> job = job_;
       lock.unlock();
@@ -119,7 +146,8 @@ class Pool {
   std::condition_variable wake_;
   std::shared_ptr<Job> job_;
   int wanted_ = 0;
-  int threads_ = 0;
+  int threads_ = 0, allowed_ = 0;
+  Clock::time_point since_;
 };
 
 // Helpers of the program that called us, where it lends its own threads (XLA does, see jax.cpp).

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import base_op, special_cases
@@ -104,6 +105,7 @@ class Interpreted(Autograd):
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
         triton_bfloat16.install()
+        torch.use_deterministic_algorithms(True)  # torch.empty is NaN: the memory of kernels before they write
         ops = (*SERVED, *STATISTICS)
         super().__init__("triton_interpreted", "triton", "cpu", "interpreted on the CPU, autograd", ops)
         self.dtypes = ("float32", "bfloat16", "float16")
