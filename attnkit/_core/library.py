@@ -80,7 +80,7 @@ def freed(x: Any) -> str | None:
 
 def is_traced(arrays: tuple[Any, ...]) -> bool:
     """Whether torch.compile traces a call on these arrays."""
-    if not arrays or library(arrays[0]) != "torch":
+    if not arrays or not (hasattr(arrays[0], "__torch_function__") or hasattr(type(arrays[0]), "__torch_function__")):
         return False
     import torch
 

@@ -189,10 +189,10 @@ double inner(const Numbers &a, const Numbers &b) {
   return sum;
 }
 
-using Run = int (*)(const attnkit_plan *, const int64_t *, void *const *, int64_t, int);
+using Run = int (*)(const attnkit_plan *, const int64_t *, int64_t, void *const *, int);
 
 int serve(Run run, const Call &call) {
-  return run(&call.plan, call.places.data(), call.pointers.data(), static_cast<int64_t>(call.places.size()), 2);
+  return run(&call.plan, call.places.data(), static_cast<int64_t>(call.places.size()), call.pointers.data(), 2);
 }
 
 template <class T>

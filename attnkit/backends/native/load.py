@@ -74,7 +74,7 @@ def load() -> tuple[Library | None, NativeStatus]:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         return None, NativeStatus(None, str(error))
     handle.attnkit_message.restype = ctypes.c_char_p
-    handle.attnkit_run.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int)
+    handle.attnkit_run.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int)
     handle.attnkit_check.argtypes = (ctypes.c_void_p,)
     handle.attnkit_listen.argtypes = (ctypes.c_void_p,) * len(LISTENED)
     handle.attnkit_listen(*(ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p) for name in LISTENED))

@@ -9,7 +9,7 @@ import math
 import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -79,8 +79,8 @@ class Prepared(NamedTuple):
     address: int
     places: tuple[int, ...]  # of the operands, then of the outputs
     extents: tuple[int, ...]  # bytes of the operands
-    pack: Callable[..., bytes]  # numbers of 64 bits, one for each place, as the library takes them
-    packed_places: bytes
+    pack: Callable[..., bytes]  # pointers as the library takes them
+    run: Callable[[bytes, int], int]  # with pointers and a number of threads
     outputs: tuple[tuple[Shape, str], ...]  # shapes and dtypes
     reason: str | None  # why the library does not serve it
 
@@ -301,11 +301,17 @@ def prepare(
     keep = [axis for axis, size in enumerate(axes.sizes) if size != 1]
     name = f"{op}_packed" if packed else op
     if len(keep) > abi.AXES:
-        return Prepared(name, abi.Plan(), 0, places, extents, pack, b"", allocated, TOO_MANY)
+        return Prepared(name, abi.Plan(), 0, places, extents, pack, _refused, allocated, TOO_MANY)
     plan = _plan(op, backward, everything, chosen, axes, keep, mapped)
     code = library().check(ctypes.byref(plan))
     reason = _message(code) if code else None
-    return Prepared(name, plan, ctypes.addressof(plan), places, extents, pack, pack(*places), allocated, reason)
+    address = ctypes.addressof(plan)
+    call = partial(library().run, address, pack(*places), len(places))
+    return Prepared(name, plan, address, places, extents, pack, call, allocated, reason)
+
+
+def _refused(pointers: bytes, threads: int) -> int:
+    return abi.UNSUPPORTED
 
 
 def run(prepared: Prepared, pointers: Sequence[int], threads: int) -> None:
@@ -318,12 +324,12 @@ def run(prepared: Prepared, pointers: Sequence[int], threads: int) -> None:
     """
     if prepared.reason is not None:
         raise NotImplementedError(refusal_text(prepared.op, prepared.reason))
-    places, data = prepared.packed_places, prepared.pack(*pointers)
     if POISONS:
         _poison(prepared, pointers)
-    code = abi.INTERRUPTED
-    while code == abi.INTERRUPTED:  # Python's handler comes first; the call begins anew where it raises nothing
-        code = library().run(prepared.address, places, data, len(prepared.places), threads)
+    data = prepared.pack(*pointers)
+    code = prepared.run(data, threads)
+    while code == abi.INTERRUPTED:  # Python's handler came first; the call begins anew where it raised nothing
+        code = prepared.run(data, threads)
     if code == abi.BAD_ALIGNMENT:
         raise NotImplementedError(refusal_text(prepared.op, UNALIGNED))
     if code:

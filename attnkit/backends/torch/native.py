@@ -71,20 +71,17 @@ def planned(
 
 def filled(plan: lower.Prepared, tensors: Iterable[Tensor]) -> list[Tensor]:
     """The outputs of a plan for its tensors."""
+    pointers = []
+    for x, extent in zip(tensors, plan.extents, strict=True):
+        pointer, storage = x.data_ptr(), x.untyped_storage()
+        if pointer + extent > storage.data_ptr() + storage.nbytes():  # which may have been freed since it was checked
+            name = abi.ARRAYS[plan.places[len(pointers)]]
+            raise TypeError(f"{plan.op}: {name} is {freed(x)}")
+        pointers.append(pointer)
     outputs = [torch.empty(shape, dtype=DTYPES[dtype], device=CPU) for shape, dtype in plan.outputs]
-    pointers = [_address(x, n, plan) for n, x in enumerate(tensors)]
     pointers += [x.data_ptr() for x in outputs]
     lower.run(plan, pointers, torch.get_num_threads())
     return outputs
-
-
-def _address(x: Tensor, n: int, plan: lower.Prepared) -> int:
-    """Where operand n of a plan begins, all of whose elements lie in its storage; that may have been freed since."""
-    address, storage = x.data_ptr(), x.untyped_storage()
-    if address + plan.extents[n] > storage.data_ptr() + storage.nbytes():
-        name = abi.ARRAYS[plan.places[n]]
-        raise TypeError(f"{plan.op}: {name} is {freed(x)}")
-    return address
 
 
 # ---------------------------------------------------------------------------------------------- as custom ops

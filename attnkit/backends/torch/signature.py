@@ -22,6 +22,9 @@ def watched() -> bool:
     )
 
 
+STRIDED = torch.strided
+
+
 def _of(x: Tensor) -> tuple[Any, ...]:
     return x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.data_ptr() & ALIGNED
 
@@ -30,11 +33,11 @@ def signature(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ..
     """None if the call must be checked every time."""
     if watched():
         return None
-    if torch.is_autocast_enabled("cpu") or (arrays[0].is_cuda and torch.is_autocast_enabled("cuda")):
+    if torch._C._is_any_autocast_enabled():
         return None
     parts: list[Any] = [torch.is_grad_enabled()]
     for x in arrays:
-        if type(x) not in PLAIN or x.is_neg() or x.is_nested or x.layout is not torch.strided:
+        if type(x) not in PLAIN or x.is_neg() or x.is_nested or x.layout is not STRIDED:
             return None
         if x.untyped_storage().nbytes() == 0:  # freed, or without elements
             return None

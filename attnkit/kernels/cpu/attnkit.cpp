@@ -117,10 +117,10 @@ extern "C" {
 
 int attnkit_check(const attnkit_plan *plan) { return attnkit::check(*plan); }
 
-int attnkit_run(const attnkit_plan *plan, const int64_t *places, void *const *pointers, int64_t count, int threads) {
+int attnkit_run(const attnkit_plan *plan, const int64_t *places, int64_t count, void *const *pointers, int threads) {
   const int code = attnkit::check(*plan);
   if (code != ATTNKIT_OK) return code;
-  const attnkit::Door door(*plan, places, pointers, count);
+  const attnkit::Door door(*plan, places, count, pointers);
   if (door.code() != ATTNKIT_OK) return door.code();
   attnkit::Call call{*plan, door.arrays(), threads};
   if (attnkit::is_packed(*plan) && !attnkit::edges_rise(call)) return ATTNKIT_BAD_EDGES;

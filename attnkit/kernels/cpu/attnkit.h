@@ -212,7 +212,7 @@ typedef struct {
  * negative) of the `count` arrays in `places`, numbers of `enum attnkit_array`: of all that the plan describes, and of no
  * other, but NULL. An array without elements may be NULL. With the environment variable ATTNKIT_POISON, working memory
  * holds NaN before it is written. */
-ATTNKIT_API int attnkit_run(const attnkit_plan *plan, const int64_t *places, void *const *pointers, int64_t count,
+ATTNKIT_API int attnkit_run(const attnkit_plan *plan, const int64_t *places, int64_t count, void *const *pointers,
                             int threads);
 
 /* Functions of CPython, with which calls from its main thread end early after a SIGINT: PyGILState_Ensure,

@@ -98,7 +98,7 @@ inline bool overlaps_itself(const attnkit_plan &plan, int array) {
 // and stands for NULL as well as for any other.
 class Door {
  public:
-  Door(const attnkit_plan &plan, const int64_t *places, void *const *pointers, int64_t count) : plan_(plan) {
+  Door(const attnkit_plan &plan, const int64_t *places, int64_t count, void *const *pointers) : plan_(plan) {
     for (int64_t n = 0; n < count; ++n) {
       if (places[n] < 0 || places[n] >= ATTNKIT_ARRAYS) {
         code_ = ATTNKIT_BAD_ARRAY;

@@ -92,7 +92,7 @@ extern "C" ATTNKIT_API XLA_FFI_Error *attnkit_jax(XLA_FFI_CallFrame *frame) {
   }
   const attnkit::Host host{enlist, frame};
   attnkit::lent_host = &host;
-  const int code = attnkit_run(&plan, static_cast<const int64_t *>(places->data), pointers.data(), inputs + outputs,
+  const int code = attnkit_run(&plan, static_cast<const int64_t *>(places->data), inputs + outputs, pointers.data(),
                                static_cast<int>(*static_cast<const int64_t *>(threads->data)));
   attnkit::lent_host = nullptr;
   if (code == ATTNKIT_OK) return nullptr;
