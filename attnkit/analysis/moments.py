@@ -12,7 +12,6 @@ from attnkit._core import check
 from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.special import quadrature
 
-_KINKS = (0.0, 6.0)  # of relu, relu_squared and relu6; harmless to the others
 _REACH = 13.0  # standard deviations: beyond, the density is below e^-84 of that at the nearest point of a piece
 _TILT = 4.0  # variances by which h⁴, which may grow like e^4x below 0, moves the peak of the integrand up
 _POINTS = 24
@@ -37,9 +36,9 @@ class OutputMoments(NamedTuple):
     kurtosis: float
 
 
-def _pieces(mean: float, std: float) -> Iterator[tuple[float, float]]:
+def _pieces(kinks: tuple[float, ...], mean: float, std: float) -> Iterator[tuple[float, float]]:
     """Intervals without interior kinks that contain the whole integral, also between the mean and a kink."""
-    edges = (-math.inf, *_KINKS, math.inf)
+    edges = (-math.inf, *kinks, math.inf)
     for low, high in itertools.pairwise(edges):
         low = max(low, min(mean, high) - _REACH * std)
         high = min(high, max(mean, low) + _REACH * std + _TILT * std * std)
@@ -68,12 +67,12 @@ def activation_moments(activation: str, *, mean: float = 0.0, var: float = 1.0) 
         check.refuse_name(op, "activation", activation, ACTIVATIONS)
     mean, std = check.number(op, "mean", mean), math.sqrt(_variance(op, "var", var))
     xp, nodes, weights = quadrature(_POINTS)
-    h = ACTIVATIONS[activation].h
+    h, kinks = ACTIVATIONS[activation].h, ACTIVATIONS[activation].kinks
     if std == 0:
         (value,) = h(xp, xp.asarray([mean])).tolist()
         return ActivationMoments(*(value**p for p in (1, 2, 3, 4)))
     sums = [0.0] * 4
-    for low, high in _pieces(mean, std):
+    for low, high in _pieces(kinks, mean, std):
         panels = min(math.ceil((high - low) / min(std, 1.0)), _PANELS)
         half = (high - low) / (2.0 * panels)
         x = low + half * (2.0 * xp.arange(panels)[:, None] + 1.0 + nodes)

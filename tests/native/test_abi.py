@@ -61,8 +61,15 @@ def test_constants():
     ]
 
 
-def test_activations_are_numbered_in_the_order_of_their_names():
-    assert constants("attnkit_activation") == {name: number for number, name in enumerate(NAMES)}
+def test_activations_are_told_by_name(library):
+    """In any order of attnkit's table: a function that the library lacks has no number, whatever its place there."""
+    numbers = constants("attnkit_activation")
+    assert numbers.pop("no_activation") == abi.NO_ACTIVATION
+    assert numbers.pop("activations") == len(numbers)
+    assert {name: library.activation(name.encode()) for name in numbers} == numbers
+    assert numbers.keys() <= {*NAMES}
+    for unknown in ("mish", "", "relu ", "Relu"):
+        assert library.activation(unknown.encode()) == abi.NO_ACTIVATION
 
 
 def test_arrays():

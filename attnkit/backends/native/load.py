@@ -15,6 +15,7 @@ class Library(NamedTuple):
     run: Callable[..., Any]
     check: Callable[..., Any]
     message: Callable[..., Any]
+    activation: Callable[..., Any]
     jax: Any  # the handler of XLA's custom calls
 
 
@@ -57,7 +58,14 @@ def load() -> tuple[Library | None, NativeStatus]:
     handle.attnkit_message.restype = ctypes.c_char_p
     handle.attnkit_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
     handle.attnkit_check.argtypes = (ctypes.c_void_p,)
-    functions = Library(handle.attnkit_run, handle.attnkit_check, handle.attnkit_message, handle.attnkit_jax)
+    handle.attnkit_activation.argtypes = (ctypes.c_char_p,)
+    functions = Library(
+        handle.attnkit_run,
+        handle.attnkit_check,
+        handle.attnkit_message,
+        handle.attnkit_activation,
+        handle.attnkit_jax,
+    )
     return functions, NativeStatus(level, None)
 
 

@@ -54,7 +54,7 @@ def unsupported(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: Any
 ) -> str | None:
     """Why Triton does not support a call."""
-    return pointwise.unsupported(q, k, v, *cotangents[:1]) or unsupported_options(q, k, v, **options)
+    return pointwise.unsupported(q, k, v, *cotangents[:1], **options) or unsupported_options(q, k, v, **options)
 
 
 def is_faster(

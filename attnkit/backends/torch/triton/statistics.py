@@ -133,7 +133,7 @@ def unsupported_options(op: str, **options: Any) -> str | None:
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: Any) -> str | None:
     """Why Triton does not support a call."""
-    return pointwise.unsupported(q, k, q if v is None else v) or unsupported_options(op, **options)
+    return pointwise.unsupported(q, k, q if v is None else v, **options) or unsupported_options(op, **options)
 
 
 def is_faster(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: Any) -> bool:
