@@ -1,6 +1,8 @@
-"""What the records of score functions say of them, in attnkit and in the reference: measured on h and its slope."""
+"""What the records of score functions say of them, in attnkit, in the reference and on their page: measured on h and its slope."""
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from attnkit._core.activations import ACTIVATIONS
 from attnkit_reference.pointwise import SCORE_FUNCTIONS
 
+PAGE = Path(__file__).parents[2] / "docs" / "families" / "pointwise.md"
 GRID = np.arange(-32, 33) / 4.0
 STEP = 2.0**-10
 
@@ -45,3 +48,10 @@ def test_the_facts_of_the_reference_are_the_same(name: str) -> None:
     else:
         near, far = theirs.growth(np.array([9.0, 18.0]))
         assert ours.growth == round(math.log2(far / near))
+
+
+def test_the_page_says_the_same() -> None:
+    text = PAGE.read_text()
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (yes|–) \| (yes|–) \| ([^|]+) \|$", text, flags=re.MULTILINE)
+    told = {name: (signed == "yes", zeros == "yes", {*re.findall(r"\d", kinks)}) for name, signed, zeros, kinks in rows}
+    assert told == {name: (h.signed, h.exact_zeros, {f"{x:g}" for x in h.kinks}) for name, h in ACTIVATIONS.items()}

@@ -75,7 +75,7 @@ def test_torch_by_fewer_instructions(capability: str) -> None:
 
 # ---------------------------------------------------------------------------------------------- kinks (semantics A8)
 
-KINKS = {"relu": [0.0, -0.0], "relu_squared": [0.0, -0.0], "relu6": [0.0, -0.0, 6.0]}
+KINKS = {name: [-0.0, *h.kinks] for name, h in ACTIVATIONS.items() if h.kinks}
 SECOND = {"relu": (0.0, 0.0), "relu_squared": (0.0, 2.0), "relu6": (0.0, 0.0)}  # left and right of 0
 
 
