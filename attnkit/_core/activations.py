@@ -96,6 +96,6 @@ def is_in_pieces(activation: str) -> bool:
     return activation in ACTIVATIONS and ACTIVATIONS[activation].growth == 0
 
 
-def lacking(kernels: str, table: Container[str], activation: str) -> str | None:
-    """Why kernels with this table of score functions do not serve an activation, or None."""
-    return None if activation in table else f"no kernel of {kernels} has the activation {activation!r}"
+def lacking(kernels: str, table: Container[str], name: str, kind: str = "activation") -> str | None:
+    """Why kernels with this table of functions of a kind do not serve the one of a name, or None."""
+    return None if name in table else f"no kernel of {kernels} has the {kind} {name!r}"

@@ -1,4 +1,4 @@
-"""What the records of score functions say of them, in attnkit, in the reference and on their page: measured on h and its slope."""
+"""What the records of score functions say of them, in attnkit and in the reference: measured on h and its slope."""
 
 import math
 import re

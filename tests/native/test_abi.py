@@ -72,6 +72,12 @@ def test_activations_are_told_by_name(library):
         assert library.activation(unknown.encode()) == abi.NO_ACTIVATION
 
 
+def test_feature_maps_have_the_numbers_of_their_names():
+    numbers = constants("attnkit_feature_map")
+    of_kernels = {f"{name}_kernel": number for name, number in abi.KERNELS.items()}
+    assert {name.removesuffix("_features"): x for name, x in numbers.items()} == abi.FEATURE_MAPS | of_kernels
+
+
 def test_arrays():
     renamed = {"lengths": "length", "arrays": None}
     found = constants("attnkit_array")

@@ -87,7 +87,7 @@ enum attnkit_activation { /* a name never changes its number; attnkit_activation
     ATTNKIT_NO_ACTIVATION = -1
 };
 
-enum attnkit_feature_map { /* of linear attention, in the order of attnkit's FEATURE_MAPS; then Performer's kernels */
+enum attnkit_feature_map { /* of linear attention; then Performer's kernels */
     ATTNKIT_ELU_PLUS_ONE = 0,
     ATTNKIT_RELU_FEATURES = 1,
     ATTNKIT_IDENTITY_FEATURES = 2,
