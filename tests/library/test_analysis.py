@@ -263,6 +263,15 @@ def test_moments_of_activations(activation):
             agrees(value, expected, size=sum(size) if activation in SIGNED else None)
 
 
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_moments_far_below_0(activation):
+    """There h⁴ falls faster than the density does: the peak is far from the mean."""
+    for mean, var in ((-20.0, 1.0), (-30.0, 1.0), (-300.0, 100.0)):
+        golden = reference.analysis.activation_moments(activation, mean=mean, var=var)
+        for value, expected in zip(analysis.activation_moments(activation, mean=mean, var=var), golden, strict=True):
+            assert value == pytest.approx(expected, rel=1e-12, abs=0.0)
+
+
 def test_moments_of_outputs():
     for activation, options in (
         ("relu", {"alpha": 0.0}),
