@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from attnkit._core.activations import lacking
 from attnkit._core.quadratic import leading_shape
 from attnkit.backends.native import abi, linear
 from attnkit.backends.native.load import library
@@ -160,7 +161,7 @@ def _activation(name: str) -> int:
 def _lacking(options: Mapping[str, Any]) -> str | None:
     """Why the library does not serve the activation of a call, if that has one."""
     name = options.get("activation", "relu")
-    return f"no kernel of native has the activation {name!r}" if _activation(name) == abi.NO_ACTIVATION else None
+    return lacking("native", () if _activation(name) == abi.NO_ACTIVATION else (name,), name)
 
 
 def _compute(dtype: Any) -> str:

@@ -46,15 +46,15 @@ def pull(
 
 
 def unsupported_options(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> str | None:
-    """Why the kernels do not support a call on any device; only linear attention has such calls."""
-    return linear_calls.unsupported_options(q, k, v, **options)
+    """Why the kernels do not support a call on any device: its score function, or an option of linear attention."""
+    return pointwise.unsupported_options(**options) or linear_calls.unsupported_options(q, k, v, **options)
 
 
 def unsupported(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: Any
 ) -> str | None:
     """Why Triton does not support a call."""
-    return pointwise.unsupported(q, k, v, *cotangents[:1], **options) or unsupported_options(q, k, v, **options)
+    return pointwise.unsupported(q, k, v, *cotangents[:1]) or unsupported_options(q, k, v, **options)
 
 
 def is_faster(

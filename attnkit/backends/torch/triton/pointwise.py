@@ -96,20 +96,23 @@ def unsupported_device(q: Tensor) -> str | None:
     return None
 
 
-def unsupported_options(*, activation: str = "relu", **options: Any) -> str | None:
-    """Why the kernels do not support a call on any device: their table lacks its score function."""
+def _refused(activation: str) -> str | None:
+    """Why the table of the kernels does not serve an activation."""
     from attnkit.kernels.triton.activations import ACTIVATIONS  # needs triton
 
     return lacking("triton", ACTIVATIONS, activation)
 
 
 # what the table has does not change while torch.compile traces
-unsupported_options._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_refused._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def unsupported(
-    q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, activation: str = "relu", **options: Any
-) -> str | None:
+def unsupported_options(*, activation: str = "relu", **options: Any) -> str | None:
+    """Why the kernels do not support a call on any device."""
+    return _refused(activation)
+
+
+def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
     """Why Triton does not support a call."""
     if unsupported_device(q):
         return unsupported_device(q)
@@ -117,7 +120,7 @@ def unsupported(
         return f"head sizes beyond {WIDEST} are served by the generic implementation"
     if any(x is None for x in rest):
         return "no cotangent of the output was given"
-    return unsupported_options(activation=activation)
+    return unsupported_options(**options)
 
 
 def is_faster(kind: str | None, q: Tensor, k: Tensor, *rest: Tensor | None, **options: Any) -> bool:

@@ -128,12 +128,12 @@ def unsupported_options(op: str, **options: Any) -> str | None:
     """Why the rows of an op have no statistics here on any device."""
     if base_op(op) not in SERVED:
         return f"statistics of {op} are served by the generic implementation"
-    return rows.unsupported_options(**options) if normalised(op) else None
+    return (rows if normalised(op) else pointwise).unsupported_options(**options)
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: Any) -> str | None:
     """Why Triton does not support a call."""
-    return pointwise.unsupported(q, k, q if v is None else v, **options) or unsupported_options(op, **options)
+    return pointwise.unsupported(q, k, q if v is None else v) or unsupported_options(op, **options)
 
 
 def is_faster(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: Any) -> bool:
