@@ -28,7 +28,6 @@ SIGMOID, GAUSSIAN = attnkit.sigmoid_attention, attnkit.gaussian_attention
 SPARSEMAX, ENTMAX = attnkit.sparsemax_attention, attnkit.entmax_attention
 LINEAR, EFFICIENT = attnkit.linear_attention, attnkit.efficient_attention
 NYSTROM, SOFT = attnkit.nystrom_attention, attnkit.soft_attention
-ACTIVATIONS = ("relu", "relu_squared", "gelu", "gelu_tanh", "softplus", "identity", "relu6", "sigmoid", "silu")
 VIT = (16, 6, 197, 64)
 LAYERS = 12
 Attend = Callable[..., Any]
@@ -99,7 +98,7 @@ def landmarks(n: int, mode: str) -> Iterator[Group]:
 def activations() -> Group:
     """The nine score functions, and relu with its statistics."""
     arrays = draw(1, 8, LENGTHS[0], 64)
-    forms = {name: Form(call(partial(RELU, activation=name), arrays), 0.9) for name in ACTIVATIONS}
+    forms = {name: Form(call(partial(RELU, activation=name), arrays), 0.9) for name in attnkit.ACTIVATIONS}
     statistics = partial(attnkit.attention_with_statistics, RELU)
     forms["relu with six statistics"] = Form(call(statistics, arrays), 1.0)
     return Group(f"score functions, n = {LENGTHS[0]}, forward", "SDPA", call(sdpa, arrays), forms)

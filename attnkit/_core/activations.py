@@ -1,11 +1,12 @@
-"""The non-linearities h of point-wise attention and their derivatives: one table, by name.
+"""The non-linearities h of point-wise attention, their derivatives and what is known of them: one record each, by name.
 
 Values and derivatives are accurate in their tails: the error is a few ulps per unit of the exponent, down to the
 smallest normal number. The same holds for automatic derivatives.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Container
+from typing import Any, NamedTuple
 
 from attnkit._core.gelu import d_gelu, gelu
 from attnkit._core.special import Function, logistic, relu, relu6, sigmoid, softplus, step, with_derivative
@@ -35,31 +36,66 @@ def _d_gelu_tanh(xp: Namespace, s: Array) -> Array:
 
 
 class Activation(NamedTuple):
-    """h and its derivative; the derivative at a kink is 0 (semantics A8)."""
+    """A score function: all that the library knows of it. Everything else asks by its name.
 
+    A kernel has a table of its own with the functions that it computes, and refuses what the table lacks (`lacking`).
+    """
+
+    name: str
     h: Function
-    derivative: Function
+    slope: Function  # h', which is 0 at kinks (semantics A8)
     signed: bool = False  # whether h takes negative values
     exact_zeros: bool = False  # whether h is 0 on an interval
-    through_zero: bool = True  # whether h(0) is 0
+    through_zero: bool = False  # whether h(0) is 0: then pairs of score 0 need no mask
+    kinks: tuple[float, ...] = ()  # where h or h' jumps, in ascending order
+    growth: int = 0  # with which power of |s| the exponent of its tail grows; 0: no exponential is taken
 
 
-def _activation(h: Function, derivative: Function, **facts: bool) -> Activation:
-    return Activation(with_derivative(h, derivative), derivative, **facts)
+def _activation(name: str, h: Function, slope: Function, **facts: Any) -> Activation:
+    return Activation(name, with_derivative(h, slope), slope, **facts)
 
 
-ACTIVATIONS = {
-    "relu": _activation(relu, step, exact_zeros=True),
-    "relu_squared": _activation(lambda xp, s: relu(xp, s) ** 2, lambda xp, s: 2.0 * relu(xp, s), exact_zeros=True),
-    "gelu": _activation(gelu, d_gelu, signed=True),
-    "gelu_tanh": _activation(lambda xp, s: _gated(xp, s, _doubled(s)), _d_gelu_tanh, signed=True),
-    "softplus": _activation(softplus, logistic, through_zero=False),
-    "identity": _activation(lambda xp, s: s, lambda xp, s: xp.ones_like(s), signed=True),
-    "relu6": _activation(relu6, _d_relu6, exact_zeros=True),
-    "sigmoid": _activation(sigmoid, lambda xp, s: logistic(xp, s) * logistic(xp, -s), through_zero=False),
-    "silu": _activation(
-        lambda xp, s: _gated(xp, s, s), lambda xp, s: _gated(xp, 1.0 + s * logistic(xp, -s), s), signed=True
+_ROWS = (
+    _activation("relu", relu, step, exact_zeros=True, through_zero=True, kinks=(0.0,)),
+    _activation(
+        "relu_squared",
+        lambda xp, s: relu(xp, s) ** 2,
+        lambda xp, s: 2.0 * relu(xp, s),
+        exact_zeros=True,
+        through_zero=True,
+        kinks=(0.0,),
     ),
-}
-
+    _activation("gelu", gelu, d_gelu, signed=True, through_zero=True, growth=2),
+    _activation(
+        "gelu_tanh",
+        lambda xp, s: _gated(xp, s, _doubled(s)),
+        _d_gelu_tanh,
+        signed=True,
+        through_zero=True,
+        growth=3,
+    ),
+    _activation("softplus", softplus, logistic, growth=1),
+    _activation("identity", lambda xp, s: s, lambda xp, s: xp.ones_like(s), signed=True, through_zero=True),
+    _activation("relu6", relu6, _d_relu6, exact_zeros=True, through_zero=True, kinks=(0.0, 6.0)),
+    _activation("sigmoid", sigmoid, lambda xp, s: logistic(xp, s) * logistic(xp, -s), growth=1),
+    _activation(
+        "silu",
+        lambda xp, s: _gated(xp, s, s),
+        lambda xp, s: _gated(xp, 1.0 + s * logistic(xp, -s), s),
+        signed=True,
+        through_zero=True,
+        growth=1,
+    ),
+)
+ACTIVATIONS = {row.name: row for row in _ROWS}
 NAMES = tuple(ACTIVATIONS)
+
+
+def is_in_pieces(activation: str) -> bool:
+    """Whether h is a polynomial in pieces; kernels also have functions of distances, which have no record."""
+    return activation in ACTIVATIONS and ACTIVATIONS[activation].growth == 0
+
+
+def lacking(kernels: str, table: Container[str], name: str, kind: str = "activation") -> str | None:
+    """Why kernels with this table of functions of a kind do not serve the one of a name, or None."""
+    return None if name in table else f"no kernel of {kernels} has the {kind} {name!r}"

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from attnkit._core import check
-from attnkit._core.activations import ACTIVATIONS
+from attnkit._core.activations import ACTIVATIONS, Activation
 from attnkit._core.special import quadrature
 
-_KINKS = (0.0, 6.0)  # of relu, relu_squared and relu6; harmless to the others
 _REACH = 13.0  # standard deviations: beyond, the density is below e^-84 of that at the nearest point of a piece
-_TILT = 4.0  # variances by which h⁴, which may grow like e^4x below 0, moves the peak of the integrand up
+_TILT = 4.0  # variances by which h⁴, where it grows like e^4x, moves the peak of the integrand up
 _POINTS = 24
 _PANELS = 20_000
 
@@ -37,12 +36,25 @@ class OutputMoments(NamedTuple):
     kurtosis: float
 
 
-def _pieces(mean: float, std: float) -> Iterator[tuple[float, float]]:
+def _reach(h: Activation, start: float, std: float) -> float:
+    """Up to where the integrand of h⁴ matters, from `start`, the mean or a kink.
+
+    Below 0 it may grow like e^4x, and more steeply where the exponent of h grows faster than x; beyond 0 it falls.
+    """
+    var = std * std
+    reach = start + _REACH * std + _TILT * var
+    if h.growth <= 1:
+        return reach
+    steep = math.prod([abs(start)] * (h.growth - 1))  # a power of floats raises where this is infinite
+    return max(reach, min(_REACH, start + _REACH * std + _TILT * steep * var))
+
+
+def _pieces(h: Activation, mean: float, std: float) -> Iterator[tuple[float, float]]:
     """Intervals without interior kinks that contain the whole integral, also between the mean and a kink."""
-    edges = (-math.inf, *_KINKS, math.inf)
+    edges = (-math.inf, *h.kinks, math.inf)
     for low, high in itertools.pairwise(edges):
         low = max(low, min(mean, high) - _REACH * std)
-        high = min(high, max(mean, low) + _REACH * std + _TILT * std * std)
+        high = min(high, _reach(h, max(mean, low), std))
         if low < high:
             yield low, high
 
@@ -68,12 +80,13 @@ def activation_moments(activation: str, *, mean: float = 0.0, var: float = 1.0) 
         check.refuse_name(op, "activation", activation, ACTIVATIONS)
     mean, std = check.number(op, "mean", mean), math.sqrt(_variance(op, "var", var))
     xp, nodes, weights = quadrature(_POINTS)
-    h = ACTIVATIONS[activation].h
+    record = ACTIVATIONS[activation]
+    h = record.h
     if std == 0:
         (value,) = h(xp, xp.asarray([mean])).tolist()
         return ActivationMoments(*(value**p for p in (1, 2, 3, 4)))
     sums = [0.0] * 4
-    for low, high in _pieces(mean, std):
+    for low, high in _pieces(record, mean, std):
         panels = min(math.ceil((high - low) / min(std, 1.0)), _PANELS)
         half = (high - low) / (2.0 * panels)
         x = low + half * (2.0 * xp.arange(panels)[:, None] + 1.0 + nodes)

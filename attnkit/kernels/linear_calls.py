@@ -6,12 +6,14 @@ Memory, views and launches are those of a backend.
 import math
 from typing import Any, NamedTuple
 
+from attnkit._core.activations import lacking
 from attnkit._core.typing import Array, Namespace
 from attnkit.kernels.plan import Layout, Linear, blocks_of, is_array, layout, linear_plan
 
 PROGRAMS = 512  # per launch: heads are divided into segments until there are as many
 ENOUGH = 200  # causal heads in one pass: an A100 runs 216 programs at once, an H100 264; another costs a third
 FEWEST = 4  # chunks per segment
+DEFAULT_MAP = "elu_plus_one"
 SUMS = ("key_sums", "query_sums")
 ELEMENTS = 1024  # of a state per program of `running`
 Packed = tuple[Any, Any, Any, int, int | None] | None
@@ -67,7 +69,7 @@ def setting(
     k: Array,
     v: Array,
     *,
-    feature_map: str = "elu_plus_one",
+    feature_map: str = DEFAULT_MAP,
     mask: Any = None,
     key_lengths: Any = None,
     query_mask: Any = None,
@@ -193,6 +195,17 @@ def running(s: Setting, steps: Span, reverse: bool) -> tuple[dict[str, Any], int
 # ---------------------------------------------------------------------------------------------- what is supported
 
 
+def unsupported_map(feature_map: str) -> str | None:
+    """Why the kernels do not have a feature map, or None."""
+    from attnkit.kernels.triton.features import FEATURE_MAPS  # needs triton
+
+    return lacking("triton", FEATURE_MAPS, feature_map, "feature map")
+
+
+# what the table has does not change while torch.compile traces
+unsupported_map._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def unsupported_options(q: Array, k: Array, v: Array, *rest: Any, **options: Any) -> str | None:
     """Why the kernels do not support a call on any device."""
     mask = options.get("mask")
@@ -202,7 +215,7 @@ def unsupported_options(q: Array, k: Array, v: Array, *rest: Any, **options: Any
         return "a mask of pairs is served by the generic implementation"
     if not v.shape[-1]:
         return "values without features are served by the generic implementation"
-    return None
+    return unsupported_map(options.get("feature_map", DEFAULT_MAP))
 
 
 def units(q: Array, k: Array) -> int:

@@ -107,7 +107,7 @@ def _pull(impl: str, x: Array, *others: Array, **options: Any) -> dict[str, Arra
     inside = pointwise_attention_vjp(p.q, p.k, p.after["v"], p.after["u"] * gated, **options)
     dz = inside["q"] * p.weights["gamma_q"] + inside["k"] * p.weights["gamma_k"]
     after = {"z": dz, "u": a * gated, "v": inside["v"]}
-    before = {name: _SILU.derivative(xp, p.before[name]) * g for name, g in after.items()}
+    before = {name: _SILU.slope(xp, p.before[name]) * g for name, g in after.items()}
     grads = {
         "x": before["z"] @ p.weights["w_z"].mT + before["u"] @ p.weights["w_u"].mT + before["v"] @ p.weights["w_v"].mT,
         **{f"w_{name}": p.x.mT @ dy for name, dy in before.items()},

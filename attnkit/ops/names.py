@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from attnkit._core.activations import NAMES as ACTIVATIONS
+from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.family import RECORDS
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.pointwise import POINTWISE

@@ -66,7 +66,7 @@ def score_gradient(
     **factor: Any,
 ) -> Array:
     """ds = h'(s + shift)·du."""
-    return ACTIVATIONS[activation].derivative(xp, _shifted(xp, s, a, length, shift)) * du
+    return ACTIVATIONS[activation].slope(xp, _shifted(xp, s, a, length, shift)) * du
 
 
 def beside(

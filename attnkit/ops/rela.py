@@ -156,7 +156,7 @@ def normalised_vjp(
     dy = of_some = xp.where(xp.any(x != 0, axis=n.axes, keepdims=True), do, 0.0)
     g = do * n.weight
     if n.opening is not None:
-        slope = of_some * (unit * n.weight) * ACTIVATIONS["sigmoid"].derivative(xp, n.gate * n.x)
+        slope = of_some * (unit * n.weight) * ACTIVATIONS["sigmoid"].slope(xp, n.gate * n.x)
         more, grads["gate_weight"] = slope * n.gate, _of_weight(xp, slope * n.x, gate_weight)
         dy, g = of_some * n.opening, g * n.opening
     grads["norm_weight"] = _of_weight(xp, dy * unit, norm_weight)

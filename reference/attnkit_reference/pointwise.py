@@ -23,12 +23,17 @@ from attnkit_reference._op import derived_gradients, derived_weights, keywords_o
 
 
 class ScoreFunction(NamedTuple):
-    """h, its derivative, and facts for statistics: can h be negative, and are its zeros exact?"""
+    """h, its derivative, and what statistics and a judge want to know: can h be negative, and is it 0 on an interval?
+    Where does it or its slope jump? What is the size of the exponent that it takes of x, with which errors grow?
+    """
 
+    name: str
     h: Callable[[Array], Array]
     slope: Callable[[Array], Array]
     signed: bool = False
     exact_zeros: bool = False
+    kinks: tuple[float, ...] = ()
+    growth: Callable[[Array], Array] | None = None  # None: h takes no exponential
 
 
 def sigmoid(x: Array) -> Array:
@@ -77,17 +82,36 @@ def gelu_tanh_slope(x: Array) -> Array:
     return sigmoid(y) + x * sigmoid_slope(y) * dy
 
 
-SCORE_FUNCTIONS = {
-    "relu": ScoreFunction(relu, relu_slope, exact_zeros=True),
-    "relu_squared": ScoreFunction(lambda x: relu(x) ** 2, lambda x: 2.0 * relu(x), exact_zeros=True),
-    "gelu": ScoreFunction(lambda x: x * normal_cdf(x), gelu_slope, signed=True),
-    "gelu_tanh": ScoreFunction(lambda x: x * sigmoid(_tanh_argument(x)), gelu_tanh_slope, signed=True),
-    "softplus": ScoreFunction(lambda x: np.logaddexp(x, 0.0), sigmoid),
-    "identity": ScoreFunction(lambda x: x, lambda x: np.where(np.isnan(x), x, 1.0), signed=True),
-    "relu6": ScoreFunction(relu6, relu6_slope, exact_zeros=True),
-    "sigmoid": ScoreFunction(sigmoid, sigmoid_slope),
-    "silu": ScoreFunction(lambda x: x * sigmoid(x), lambda x: sigmoid(x) + x * sigmoid_slope(x), signed=True),
-}
+_ROWS = (
+    ScoreFunction("relu", relu, relu_slope, exact_zeros=True, kinks=(0.0,)),
+    ScoreFunction("relu_squared", lambda x: relu(x) ** 2, lambda x: 2.0 * relu(x), exact_zeros=True, kinks=(0.0,)),
+    ScoreFunction("relu6", relu6, relu6_slope, exact_zeros=True, kinks=(0.0, 6.0)),
+    ScoreFunction("identity", lambda x: x, lambda x: np.where(np.isnan(x), x, 1.0), signed=True),
+    ScoreFunction("softplus", lambda x: np.logaddexp(x, 0.0), sigmoid, growth=np.abs),
+    ScoreFunction("sigmoid", sigmoid, sigmoid_slope, growth=np.abs),
+    ScoreFunction(
+        "silu",
+        lambda x: x * sigmoid(x),
+        lambda x: sigmoid(x) + x * sigmoid_slope(x),
+        signed=True,
+        growth=np.abs,
+    ),
+    ScoreFunction(
+        "gelu",
+        lambda x: x * normal_cdf(x),
+        gelu_slope,
+        signed=True,
+        growth=lambda x: x**2 / 2,  # of the density in its slope
+    ),
+    ScoreFunction(
+        "gelu_tanh",
+        lambda x: x * sigmoid(_tanh_argument(x)),
+        gelu_tanh_slope,
+        signed=True,
+        growth=lambda x: np.abs(_tanh_argument(x)),
+    ),
+)
+SCORE_FUNCTIONS = {row.name: row for row in _ROWS}
 ACTIVATIONS = tuple(SCORE_FUNCTIONS)
 
 

@@ -1,6 +1,7 @@
 """Nothing is left out: names, signatures, gradients, samples, kernels and the table in the documentation."""
 
 import inspect
+import re
 from operator import attrgetter
 from typing import Any
 
@@ -116,6 +117,14 @@ def test_ids_are_unique_and_quick_is_part_of_full() -> None:
     full = [sample.id for sample in core.samples("softmax_attention", "full")]
     assert len(full) == len({*full})
     assert {sample.id for sample in core.samples("softmax_attention", "quick")} <= {*full}
+
+
+@pytest.mark.parametrize("op", ["pointwise_attention", "pointwise_attention_packed"])
+def test_every_score_function_is_met_by_the_quick_profile(op: str) -> None:
+    """In every dtype: those of the reference's table, whatever is added to it. The default needs no mention."""
+    for dtype in DTYPES:
+        words = {word for sample in core.samples(op, "quick", (dtype,)) for word in re.findall(r"\w+", sample.id)}
+        assert {*attnkit_reference.ACTIVATIONS} - words == {"relu"} - words
 
 
 @pytest.mark.parametrize("op", OPDB, ids=lambda op: op.name)

@@ -4,7 +4,6 @@ import torch
 import triton
 import triton.language as tl
 
-from attnkit._core.activations import NAMES
 from attnkit.kernels.triton.activations import ACTIVATIONS
 from tests.library import tails
 
@@ -22,7 +21,7 @@ def evaluate(s, value, slope, SIZE: tl.constexpr, H: tl.constexpr, DH: tl.conste
 
 if __name__ == "__main__":
     s = torch.nn.functional.pad(torch.tensor(tails.GRID), (0, SIZE - len(tails.GRID)))
-    for name in NAMES:
+    for name in ACTIVATIONS:
         value, slope = torch.empty_like(s), torch.empty_like(s)
         evaluate[(1,)](s, value, slope, SIZE, *ACTIVATIONS[name])
         for got, is_slope in ((value, False), (slope, True)):

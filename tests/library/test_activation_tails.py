@@ -39,7 +39,7 @@ def grid(library: str, dtype: str) -> Any:
 def test_h_and_its_slope(name: str, library: str, dtype: str) -> None:
     s = grid(library, dtype)
     tails.assert_tails(name, False, ACTIVATIONS[name].h(namespace(s), s))
-    tails.assert_tails(name, True, ACTIVATIONS[name].derivative(namespace(s), s))
+    tails.assert_tails(name, True, ACTIVATIONS[name].slope(namespace(s), s))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -75,7 +75,7 @@ def test_torch_by_fewer_instructions(capability: str) -> None:
 
 # ---------------------------------------------------------------------------------------------- kinks (semantics A8)
 
-KINKS = {"relu": [0.0, -0.0], "relu_squared": [0.0, -0.0], "relu6": [0.0, -0.0, 6.0]}
+KINKS = {name: [-0.0, *h.kinks] for name, h in ACTIVATIONS.items() if h.kinks}
 SECOND = {"relu": (0.0, 0.0), "relu_squared": (0.0, 2.0), "relu6": (0.0, 0.0)}  # left and right of 0
 
 
@@ -89,7 +89,7 @@ def test_slopes_at_kinks_are_zero_in_torch(name: str) -> None:
         torch.func.vjp(h, s)[1](torch.ones_like(s))[0],
         torch.func.jvp(h, (s,), (torch.ones_like(s),))[1],
         torch.func.vmap(torch.func.grad(h))(s),
-        ACTIVATIONS[name].derivative(namespace(s), s),
+        ACTIVATIONS[name].slope(namespace(s), s),
     )
     assert not any(slope.any() for slope in slopes)
     assert torch.func.hessian(lambda s: h(s).sum())(torch.tensor([-1.0, 1.0])).diagonal().tolist() == [*SECOND[name]]
@@ -107,7 +107,7 @@ def test_slopes_at_kinks_are_zero_in_jax(name: str) -> None:
         jax.vjp(h, s)[1](jax.numpy.ones_like(s))[0],
         jax.jvp(h, (s,), (jax.numpy.ones_like(s),))[1],
         jax.vmap(jax.grad(h))(s),
-        ACTIVATIONS[name].derivative(namespace(s), s),
+        ACTIVATIONS[name].slope(namespace(s), s),
     )
     assert not any(slope.any() for slope in slopes)
     second = jax.hessian(lambda s: h(s).sum())(jax.numpy.asarray([-1.0, 1.0]))

@@ -19,7 +19,7 @@ def values(name: str, dtype: str) -> None:
     """h and the explicit h'."""
     s = grid(dtype)
     tails.assert_tails(name, False, ACTIVATIONS[name].h(namespace(s), s))
-    tails.assert_tails(name, True, ACTIVATIONS[name].derivative(namespace(s), s))
+    tails.assert_tails(name, True, ACTIVATIONS[name].slope(namespace(s), s))
 
 
 def by_reverse_mode(name: str, dtype: str) -> None:

@@ -61,8 +61,21 @@ def test_constants():
     ]
 
 
-def test_activations_are_numbered_in_the_order_of_their_names():
-    assert constants("attnkit_activation") == {name: number for number, name in enumerate(NAMES)}
+def test_activations_are_told_by_name(library):
+    """In any order of attnkit's table: a function that the library lacks has no number, whatever its place there."""
+    numbers = constants("attnkit_activation")
+    assert numbers.pop("no_activation") == abi.NO_ACTIVATION
+    assert numbers.pop("activations") == len(numbers)
+    assert {name: library.activation(name.encode()) for name in numbers} == numbers
+    assert numbers.keys() <= {*NAMES}
+    for unknown in ("mish", "", "relu ", "Relu"):
+        assert library.activation(unknown.encode()) == abi.NO_ACTIVATION
+
+
+def test_feature_maps_have_the_numbers_of_their_names():
+    numbers = constants("attnkit_feature_map")
+    of_kernels = {f"{name}_kernel": number for name, number in abi.KERNELS.items()}
+    assert {name.removesuffix("_features"): x for name, x in numbers.items()} == abi.FEATURE_MAPS | of_kernels
 
 
 def test_arrays():

@@ -113,7 +113,7 @@ def test_dtypes(op: str, index: int) -> None:
 @pytest.mark.parametrize(
     ("op", "own", "text"),
     [
-        ("pointwise_attention", {"activation": "tanh"}, "activation; expected one of relu, relu_squared, gelu, "),
+        ("pointwise_attention", {"activation": "tanh"}, "activation; expected one of relu, relu_squared, relu6, "),
         ("pointwise_attention", {"alpha": np.nan}, "alpha; expected a finite number, got nan"),
         ("pointwise_attention", {"gain": np.inf}, "gain; expected a finite number, got inf"),
         ("pointwise_attention", {"shift": np.nan}, "shift; expected a finite number, got nan"),

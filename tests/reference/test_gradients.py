@@ -8,8 +8,9 @@ import pytest
 
 import attnkit_reference as reference
 from attnkit_reference._core import Scores, scores
+from attnkit_reference.pointwise import SCORE_FUNCTIONS
 
-KINKS = {"relu": (0.0,), "relu_squared": (0.0,), "relu6": (0.0, 6.0)}
+KINKS = {name: h.kinks for name, h in SCORE_FUNCTIONS.items() if h.kinks}
 MARGIN = 0.05  # of scores from kinks, and between the two largest weights of a row
 OPS: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax": ("softmax_attention", {}),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import attnkit_reference as reference
+from attnkit_reference.pointwise import SCORE_FUNCTIONS
 
 OPS: dict[str, dict[str, Any]] = {
     "softmax_attention": {},
@@ -65,7 +66,7 @@ def everything(op: str, padding: str, arrays: dict[str, Any]) -> dict[str, Any]:
     q, k, v, do = (arrays[x] for x in ("q", "k", "v", "do"))
     common = {**own, **PADDING[padding], "bias": arrays["bias"], "enable_gqa": True}
     dropping = {**common, "dropout_mask": arrays["dropout_mask"]}
-    entropy = () if own.get("activation") in ("gelu", "gelu_tanh", "identity", "silu") else ("entropy",)
+    entropy = () if SCORE_FUNCTIONS[own.get("activation", "relu")].signed else ("entropy",)
     fields = ("total", "sum_squares", "maximum", "nonzero", "visible", *entropy)
     rows = do[..., 0]
     dstats = reference.RowStatistics(

@@ -13,6 +13,7 @@ from typing import Any
 
 import array_api_compat
 
+from attnkit._core.activations import lacking
 from attnkit._core.typing import Causal
 from attnkit.backends.cupy import pointwise
 from attnkit.backends.cupy.launch import FEATURE_MAPS, NUMBERS, OPEN, Launch, Tiles, View, tiles_of, width_of
@@ -50,6 +51,9 @@ def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | N
     mask = options.get("mask")
     if callable(options.get("feature_map")):
         return "a feature map of your own is served by the generic implementation"
+    lacks = lacking("cuda", FEATURE_MAPS, options.get("feature_map", "elu_plus_one"), "feature map")
+    if lacks is not None:
+        return lacks
     if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
         return "a mask of pairs is served by the generic implementation"
     if not (q.shape[-1] and v.shape[-1]):

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import array_api_compat
 
+from attnkit._core.activations import lacking
 from attnkit.backends.cupy.launch import (
     ACTIVATIONS,
     NUMBERS,
@@ -51,7 +52,7 @@ class Device(Protocol):
         ...
 
 
-def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, *, activation: str = "relu", **options: Any) -> str | None:
     """Why a call is not supported on any device."""
     if q.dtype.name not in NUMBERS:
         return f"no kernel for {q.dtype.name}"
@@ -59,7 +60,7 @@ def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | N
         return f"head sizes beyond {WIDEST} are served by the generic implementation"
     if max(q.shape[-2], k.shape[-2]) >= OPEN:
         return f"sequences of {OPEN} tokens and more are served by the generic implementation"
-    return None
+    return lacking("cuda", ACTIVATIONS, activation)
 
 
 class Call(Views):

@@ -106,7 +106,7 @@ def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | N
     """Why a call is not supported on any device."""
     if is_array(options.get("alpha")):
         return "an array alpha is served by the generic implementation"
-    return pointwise.unsupported_options(q, k, v)
+    return pointwise.unsupported_options(q, k, v, **options)
 
 
 def forward(

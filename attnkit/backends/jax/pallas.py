@@ -90,7 +90,7 @@ def launch(launched: Launch, kernel: Callable[..., None], inputs: Any, specs: An
     from attnkit.kernels.pallas import pointwise
 
     h = ACTIVATIONS[launched.activation]
-    score = pointwise.Score(partial(h.h, jnp), partial(h.derivative, jnp), launched.plan.numbers.scale)
+    score = pointwise.Score(partial(h.h, jnp), partial(h.slope, jnp), launched.plan.numbers.scale)
     return pl.pallas_call(
         partial(kernel, score, TILE),
         out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in outputs],

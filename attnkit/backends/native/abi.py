@@ -32,6 +32,8 @@ OPS = {
         )
     )
 }
+NO_ACTIVATION = -1
+"""What attnkit_activation says of a name that it does not know. Their numbers have no mirror: it is asked for each."""
 FEATURE_MAPS = {"elu_plus_one": 0, "relu": 1, "identity": 2}
 KERNELS = {"softmax": 3, "relu": 4}
 """Of Performer."""

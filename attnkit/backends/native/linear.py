@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from attnkit._core.activations import lacking
 from attnkit._core.check import broadcast
 from attnkit._core.dispatch import Kernel
 from attnkit.backends.native import abi
@@ -125,6 +126,9 @@ def refused(
     their widths are known; `function` is what they are arguments of, where it is not the op."""
     if callable(options.get("feature_map")):
         return "a feature map of your own is served by the generic implementation"
+    lacks = lacking("native", abi.FEATURE_MAPS, options.get("feature_map", "elu_plus_one"), "feature map")
+    if lacks is not None:
+        return lacks
     mask = options.get("mask")
     if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
         return "a mask of pairs is served by the generic implementation"

@@ -19,6 +19,7 @@ class Library(NamedTuple):
     run: Callable[..., Any]
     check: Callable[..., Any]
     message: Callable[..., Any]
+    activation: Callable[..., Any]
     jax: Any  # the handler of XLA's custom calls
 
 
@@ -76,9 +77,16 @@ def load() -> tuple[Library | None, NativeStatus]:
     handle.attnkit_message.restype = ctypes.c_char_p
     handle.attnkit_run.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int)
     handle.attnkit_check.argtypes = (ctypes.c_void_p,)
+    handle.attnkit_activation.argtypes = (ctypes.c_char_p,)
     handle.attnkit_listen.argtypes = (ctypes.c_void_p,) * len(LISTENED)
     handle.attnkit_listen(*(ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p) for name in LISTENED))
-    functions = Library(handle.attnkit_run, handle.attnkit_check, handle.attnkit_message, handle.attnkit_jax)
+    functions = Library(
+        handle.attnkit_run,
+        handle.attnkit_check,
+        handle.attnkit_message,
+        handle.attnkit_activation,
+        handle.attnkit_jax,
+    )
     return functions, NativeStatus(level, None)
 
 

@@ -13,7 +13,7 @@ from functools import cache, lru_cache, partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from attnkit._core.activations import NAMES as ACTIVATIONS
+from attnkit._core.activations import lacking
 from attnkit._core.poison import poisons
 from attnkit._core.quadratic import leading_shape
 from attnkit.backends.native import abi, linear
@@ -168,6 +168,19 @@ def _length(plan: abi.Plan, length: Any) -> None:
         plan.length_kind, plan.length = abi.LENGTH_NUMBER, float(length)
 
 
+@cache
+def _activation(name: str) -> int:
+    """The number by which the library knows an activation, or `abi.NO_ACTIVATION`: its own answer to the name."""
+    number: int = library().activation(name.encode())
+    return number
+
+
+def _lacking(options: Mapping[str, Any]) -> str | None:
+    """Why the library does not serve the activation of a call, if that has one."""
+    name = options.get("activation", "relu")
+    return lacking("native", () if _activation(name) == abi.NO_ACTIVATION else (name,), name)
+
+
 def _compute(dtype: Any) -> str:
     """The compute dtype of arrays of a dtype (semantics A7)."""
     return "float64" if dtype_name(dtype) == "float64" else "float32"
@@ -236,7 +249,7 @@ def _plan(
         version=abi.VERSION,
         op=abi.OPS[op],
         pass_=abi.BACKWARD if backward else abi.FORWARD,
-        activation=ACTIVATIONS.index(options.get("activation", "relu")),
+        activation=_activation(options.get("activation", "relu")),
         log_length=isinstance(shift, str),
         exact_zeros=options.get("exact_zeros", False),
         axes=_filled([axes.sizes[axis] for axis in keep], 1),
@@ -300,8 +313,9 @@ def prepare(
     allocated = tuple((operand.shape, operand.dtype) for operand in results)
     keep = [axis for axis, size in enumerate(axes.sizes) if size != 1]
     name = f"{op}_packed" if packed else op
-    if len(keep) > abi.AXES:
-        return Prepared(name, abi.Plan(), 0, places, extents, pack, _refused, allocated, TOO_MANY)
+    reason = TOO_MANY if len(keep) > abi.AXES else _lacking(chosen)
+    if reason is not None:
+        return Prepared(name, abi.Plan(), 0, places, extents, pack, _refused, allocated, reason)
     plan = _plan(op, backward, everything, chosen, axes, keep, mapped)
     code = library().check(ctypes.byref(plan))
     reason = _message(code) if code else None

@@ -1,6 +1,8 @@
 // The C interface: what of a plan is served, and by which kernel.
 #include "attnkit.h"
 
+#include <cstring>
+#include <iterator>
 #include <new>
 #include <optional>
 
@@ -58,6 +60,16 @@ bool legal_dtype(const attnkit_plan &plan, int array) {
   }
 }
 
+constexpr struct {
+  const char *name;
+  int number;
+} kActivations[] = {
+    {"relu", ATTNKIT_RELU},         {"relu_squared", ATTNKIT_RELU_SQUARED}, {"gelu", ATTNKIT_GELU},
+    {"gelu_tanh", ATTNKIT_GELU_TANH}, {"softplus", ATTNKIT_SOFTPLUS},       {"identity", ATTNKIT_IDENTITY},
+    {"relu6", ATTNKIT_RELU6},       {"sigmoid", ATTNKIT_SIGMOID},           {"silu", ATTNKIT_SILU},
+};
+static_assert(std::size(kActivations) == ATTNKIT_ACTIVATIONS, "an activation without a name");
+
 bool legal_size(int64_t n) { return n >= 0 && n < (int64_t{1} << 31); }
 
 // Arrays that a plan of this kind must have, where they have elements.
@@ -85,7 +97,7 @@ int check(const attnkit_plan &plan) {
   if (is_linear(plan) && plan.arrays[ATTNKIT_MASK].row != 0) return ATTNKIT_UNSUPPORTED;
   if (is_packed(plan) && !can_be_packed(plan)) return ATTNKIT_UNSUPPORTED;
   if (plan.pass != ATTNKIT_FORWARD && plan.pass != ATTNKIT_BACKWARD) return ATTNKIT_BAD_PLAN;
-  if (plan.activation < ATTNKIT_RELU || plan.activation > ATTNKIT_SILU) return ATTNKIT_BAD_PLAN;
+  if (plan.activation < 0 || plan.activation >= ATTNKIT_ACTIVATIONS) return ATTNKIT_BAD_PLAN;
   if (plan.feature_map < ATTNKIT_ELU_PLUS_ONE || plan.feature_map > ATTNKIT_RELU_KERNEL) return ATTNKIT_BAD_PLAN;
   return ATTNKIT_OK;
 }
@@ -143,6 +155,12 @@ int attnkit_run(const attnkit_plan *plan, const int64_t *places, int64_t count, 
 
 void attnkit_listen(int (*ensure)(), void (*release)(int), int (*occurred)(), void (*set)()) {
   attnkit::interpreter = {ensure, release, occurred, set};
+}
+
+int attnkit_activation(const char *name) {
+  for (const auto &known : attnkit::kActivations)
+    if (std::strcmp(known.name, name) == 0) return known.number;
+  return ATTNKIT_NO_ACTIVATION;
 }
 
 const char *attnkit_message(int code) {

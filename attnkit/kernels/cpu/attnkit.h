@@ -75,7 +75,7 @@ enum attnkit_op {
 
 enum attnkit_pass { ATTNKIT_FORWARD = 0, ATTNKIT_BACKWARD = 1 };
 
-enum attnkit_activation { /* the order of attnkit.ACTIVATIONS */
+enum attnkit_activation { /* a name never changes its number; attnkit_activation() has them by name */
     ATTNKIT_RELU = 0,
     ATTNKIT_RELU_SQUARED = 1,
     ATTNKIT_GELU = 2,
@@ -84,10 +84,12 @@ enum attnkit_activation { /* the order of attnkit.ACTIVATIONS */
     ATTNKIT_IDENTITY = 5,
     ATTNKIT_RELU6 = 6,
     ATTNKIT_SIGMOID = 7,
-    ATTNKIT_SILU = 8
+    ATTNKIT_SILU = 8,
+    ATTNKIT_ACTIVATIONS = 9,  /* how many there are */
+    ATTNKIT_NO_ACTIVATION = -1
 };
 
-enum attnkit_feature_map { /* of linear attention, in the order of attnkit's FEATURE_MAPS; then Performer's kernels */
+enum attnkit_feature_map { /* of linear attention; then Performer's kernels */
     ATTNKIT_ELU_PLUS_ONE = 0,
     ATTNKIT_RELU_FEATURES = 1,
     ATTNKIT_IDENTITY_FEATURES = 2,
@@ -221,6 +223,9 @@ ATTNKIT_API void attnkit_listen(int (*ensure)(void), void (*release)(int), int (
 
 /* What attnkit_run would refuse of this plan, without pointers: ATTNKIT_OK where it would serve the call. */
 ATTNKIT_API int attnkit_check(const attnkit_plan *plan);
+
+/* The number of an activation by its name, such as "relu"; ATTNKIT_NO_ACTIVATION if this library has no such kernel. */
+ATTNKIT_API int attnkit_activation(const char *name);
 
 /* What a code means, in English; never NULL. */
 ATTNKIT_API const char *attnkit_message(int code);

@@ -33,10 +33,24 @@ constexpr ScoreFunction<T> score_function() {
 }
 
 template <class T>
-constexpr ScoreFunction<T> kScoreFunctions[] = {  // in the order of attnkit_activation
-    score_function<T, Relu<T>>(),     score_function<T, ReluSquared<T>>(), score_function<T, Gelu<T>>(),
-    score_function<T, GeluTanh<T>>(), score_function<T, Softplus<T>>(),    score_function<T, Identity<T>>(),
-    score_function<T, Relu6<T>>(),    score_function<T, Sigmoid<T>>(),     score_function<T, Silu<T>>()};
+struct ScoreFunctions {  // by the numbers of attnkit_activation
+  ScoreFunction<T> of[ATTNKIT_ACTIVATIONS] = {};
+
+  constexpr ScoreFunctions() {
+    of[ATTNKIT_RELU] = score_function<T, Relu<T>>();
+    of[ATTNKIT_RELU_SQUARED] = score_function<T, ReluSquared<T>>();
+    of[ATTNKIT_GELU] = score_function<T, Gelu<T>>();
+    of[ATTNKIT_GELU_TANH] = score_function<T, GeluTanh<T>>();
+    of[ATTNKIT_SOFTPLUS] = score_function<T, Softplus<T>>();
+    of[ATTNKIT_IDENTITY] = score_function<T, Identity<T>>();
+    of[ATTNKIT_RELU6] = score_function<T, Relu6<T>>();
+    of[ATTNKIT_SIGMOID] = score_function<T, Sigmoid<T>>();
+    of[ATTNKIT_SILU] = score_function<T, Silu<T>>();
+  }
+};
+
+template <class T>
+constexpr ScoreFunctions<T> kScoreFunctions;
 
 // w = gain n^-alpha h(s + shift)
 template <class T>
@@ -55,7 +69,7 @@ struct Pointwise {
     const T power = plan.alpha == 0 ? T{1} : plan.alpha == 1 ? 1 / n : std::pow(n, static_cast<T>(-plan.alpha));
     const T shift = static_cast<T>(plan.shift);
     return {plan.log_length ? shift - std::log(n) : shift, static_cast<T>(plan.gain) * power,
-            &kScoreFunctions<T>[plan.activation]};
+            &kScoreFunctions<T>.of[plan.activation]};
   }
   static T weigh(Row &row, T *s, int64_t width) {
     row.h->value(row.shift, s, width);

@@ -211,8 +211,10 @@ ACTIVATIONS = {
     "relu6": (relu6, d_relu6),
     "sigmoid": (sigmoid, d_sigmoid),
     "silu": (silu, d_silu),
-    "exp": (exponential, exponential),
 }
+"""(h, h') by the name of the score function."""
+OF_DISTANCES = {"exp": (exponential, exponential)}
+"""The same with distances instead of products: Gaussian attention. No score function of products has these names."""
 
 # ---------------------------------------------------------------------------------------------- for half types
 # Weights that are rounded to float16 or bfloat16 are computed to 2^-12 at least, tails included. Most functions take
@@ -336,17 +338,13 @@ HALF_ACTIVATIONS = BINARY | {
 SHARING = ("sigmoid", "silu", "gelu_tanh")
 """Those that share reciprocals in half types."""
 
-PIECES = ("relu", "relu_squared", "relu6", "identity")
-"""Polynomials in pieces: their slopes take few registers."""
 
-
-def forms(activation: str, half: bool, statistics: bool, lean: bool, open_rows: bool) -> tuple[str, ...]:
-    """The tables of `sizes` whose exceptions a call takes. `open_rows`: nothing but causality hides a pair."""
+def forms(activation: str, pieces: bool, half: bool, statistics: bool, lean: bool, open_rows: bool) -> tuple[str, ...]:
+    """The tables of `sizes` whose exceptions a call takes. `pieces`: h is a polynomial in pieces, whose slope takes few
+    registers. `open_rows`: nothing but causality hides a pair."""
     sharing = half and not statistics and activation in SHARING
-    names = ("distances",) * (activation == "exp") + ("statistics",) * statistics + ("sharing",) * sharing
-    return (
-        names + ("lean sharing" if sharing else "lean", *("lean pieces",) * (open_rows and activation in PIECES)) * lean
-    )
+    names = ("distances",) * (activation in OF_DISTANCES) + ("statistics",) * statistics + ("sharing",) * sharing
+    return names + ("lean sharing" if sharing else "lean", *("lean pieces",) * (open_rows and pieces)) * lean
 
 
 OF_BINARY = frozenset(h.fn.__name__ for pair in BINARY.values() for h in pair)
@@ -360,4 +358,5 @@ def unit_of(h):
 
 def functions(activation, rounded):
     """h and dh; `rounded`: for weights that are rounded to half types and summed over keys or queries."""
-    return (HALF_ACTIVATIONS if rounded else {}).get(activation, ACTIVATIONS[activation])
+    exact = ACTIVATIONS | OF_DISTANCES
+    return (HALF_ACTIVATIONS if rounded else {}).get(activation, exact[activation])

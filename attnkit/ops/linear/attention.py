@@ -4,6 +4,7 @@ Sums over keys become a state, so that time is linear in the number of tokens, a
 token costs the same however many there were. Masks of pairs take the quadratic form of the same weights.
 """
 
+from collections.abc import Callable
 from typing import Any, Unpack
 
 from attnkit._core import check
@@ -15,33 +16,32 @@ from attnkit.ops.linear.rule import BODIES
 from attnkit.ops.linear.states import STATE_CHECKS, Scaled, State, not_negative
 from attnkit.ops.linear.sums import Features, Rule
 
-FEATURE_MAPS = ("elu_plus_one", "relu", "identity")
 FeatureMap = Any  # a name of FEATURE_MAPS or a callable (..., n, d) -> (..., n, f)
 
 
 # ---------------------------------------------------------------------------------------------- features
 
 
-def _map(xp: Namespace, name: str, x: Array) -> Array:
-    if name == "relu":
-        return relu(xp, x)
-    if name == "identity":
-        return x
-    return xp.where(x > 0, x + 1.0, xp.exp(xp.where(x > 0, 0.0, x)))
+def _below(xp: Namespace, x: Array) -> Array:
+    """exp(x) where x is not above 0."""
+    return xp.exp(xp.where(x > 0, 0.0, x))
 
 
-def _slope(xp: Namespace, name: str, x: Array, d: Array) -> Array:
-    """φ'(x)·d; φ'(0) is 0 for relu and 1 for elu_plus_one."""
-    if name == "relu":
-        return xp.where(x <= 0, 0.0, d)
-    if name == "identity":
-        return d
-    return xp.where(x > 0, d, d * xp.exp(xp.where(x > 0, 0.0, x)))
+FEATURE_MAPS: dict[str, tuple[Callable[..., Array], Callable[..., Array]]] = {
+    "elu_plus_one": (
+        lambda xp, x: xp.where(x > 0, x + 1.0, _below(xp, x)),
+        lambda xp, x, d: xp.where(x > 0, d, d * _below(xp, x)),
+    ),
+    "relu": (relu, lambda xp, x, d: xp.where(x <= 0, 0.0, d)),
+    "identity": (lambda xp, x: x, lambda xp, x, d: d),
+}
+"""φ(x) and φ'(x)·d by name; φ'(0) is 0 for relu and 1 for elu_plus_one. Kernels have tables of their own."""
 
 
 def _features(xp: Namespace, op: str, feature_map: FeatureMap, x: Array) -> Features:
     if not callable(feature_map):
-        return Features(_map(xp, feature_map, x), lambda d: _slope(xp, feature_map, x, d))
+        phi, times_slope = FEATURE_MAPS[feature_map]
+        return Features(phi(xp, x), lambda d: times_slope(xp, x, d))
     values = feature_map(x)
     if not check.is_array(values) or tuple(values.shape[:-1]) != tuple(x.shape[:-1]):
         got = tuple(values.shape) if check.is_array(values) else type(values).__name__

@@ -49,6 +49,7 @@ def interpreted(launched: launch.Launch, compute_capability: int | None = None) 
 TABLE = pointwise.KERNELS | rows.KERNELS | linear.KERNELS
 KERNELS = {op: row.call for op, row in TABLE.items() if not op.endswith(VJP)}
 REFUSED: dict[str, Callable[..., str | None]] = {
+    **dict.fromkeys(pointwise.KERNELS, pointwise.unsupported_options),
     **dict.fromkeys(rows.KERNELS, rows.unsupported_options),
     **dict.fromkeys(linear.KERNELS, linear.unsupported_options),
 }
@@ -85,5 +86,5 @@ class Interpreted(Jax):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
-        refusal = REFUSED.get(base_op(op), launch.unsupported_options)
+        refusal = REFUSED[base_op(op)]
         return learned(op, {**arrays, **params}) or refusal(**base_arguments(op, {**arrays, **params}))

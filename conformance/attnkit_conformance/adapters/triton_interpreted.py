@@ -84,6 +84,7 @@ def too_large(*, a: Any = None, landmarks: Any = None, **arguments: Any) -> str 
 STATISTICS = tuple(without_gradients(triton_statistics.KERNELS))
 REFUSED: dict[str, Callable[..., str | None]] = {
     **dict.fromkeys(STATISTICS, unserved_statistics),
+    POINTWISE.name: pointwise.unsupported_options,
     **dict.fromkeys(linear.KERNELS, linear_calls.unsupported_options),
     **dict.fromkeys(linear_step.KERNELS, unserved_step),
     **{record.name: partial(unserved_features, record) for record, _ in linear_features.SERVED},

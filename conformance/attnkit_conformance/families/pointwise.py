@@ -20,8 +20,11 @@ from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes import attention, plain
 from attnkit_conformance.scenes.attention import GQA, LENGTH_ARRAY
 from attnkit_conformance.scenes.options import LEARNED
+from attnkit_reference import ACTIVATIONS
 
-POINTWISE_VARIANTS: tuple[Params, ...] = (
+DEFAULT = "relu"
+
+CHOSEN: tuple[Params, ...] = (
     {},
     {"activation": "softplus", "alpha": 0.0},
     {"activation": "relu6", "alpha": 0.5},
@@ -34,9 +37,12 @@ POINTWISE_VARIANTS: tuple[Params, ...] = (
     {"activation": "softplus", "shift": "-log_length", "length": LENGTH_ARRAY},
     {"activation": "relu", "alpha": 0.5, "gain": 1.7, "shift": -0.4},
 )
+UNCHOSEN = (name for name in ACTIVATIONS if name not in {variant.get("activation", DEFAULT) for variant in CHOSEN})
+POINTWISE_VARIANTS = (*CHOSEN, *({"activation": name} for name in UNCHOSEN))
+"""Whatever the reference's table has is met in each scene, also what is new."""
 
 POINTWISE_LEVELS = {
-    "activation": (None, "relu_squared", "relu6", "identity", "softplus", "sigmoid", "silu", "gelu", "gelu_tanh"),
+    "activation": (None, *(name for name in ACTIVATIONS if name != DEFAULT)),
     "alpha": (None, 0.0, 0.5),
     "gain": (None, -0.7),
     "length": (None, "all", 50.0, LENGTH_ARRAY),

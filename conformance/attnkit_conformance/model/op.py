@@ -11,15 +11,14 @@ from attnkit_conformance.model.binding import FIELDS, PLAIN, Binding
 from attnkit_conformance.model.case import DTYPES, INTEGER, Case, ErrorSample, Sample, compute_dtype
 from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.scene import Scene
+from attnkit_reference.pointwise import SCORE_FUNCTIONS, ScoreFunction
 
 Params = Mapping[str, Any]
 
 QKV = ("q", "k", "v")
 OPTIONAL = ("mask", "bias", "key_lengths", "query_mask", "dropout_mask", "scale", "length")
 STATEFUL = ("initial_state", "return_state", "chunk_size")  # weights and statistics are of calls without a state
-SIGNED_ACTIVATIONS = ("identity", "gelu", "gelu_tanh", "silu")
 OF_WEIGHTS = ("causal_prefix", "padding_contents")  # what can fail for weights but not for the op
-EXPONENTIATING_ACTIVATIONS = ("gelu", "gelu_tanh", "softplus", "sigmoid", "silu")
 
 
 def always(params: Any) -> bool:
@@ -153,17 +152,22 @@ def o_and_statistics(params: Params) -> tuple[str, ...]:
     return ("o", *statistics_fields(params))
 
 
+def score_function(params: Params) -> ScoreFunction:
+    """The reference's record of the activation."""
+    return SCORE_FUNCTIONS[params.get("activation", "relu")]
+
+
 def exponentiates(params: Params) -> bool:
-    return params.get("activation", "relu") in EXPONENTIATING_ACTIVATIONS
+    return score_function(params).growth is not None
 
 
 def has_signed_weights(params: Params) -> bool:
     gain = params.get("gain", 1.0)
-    return params.get("activation", "relu") in SIGNED_ACTIVATIONS or isinstance(gain, str) or gain < 0
+    return score_function(params).signed or isinstance(gain, str) or gain < 0
 
 
 def has_kinks(params: Params) -> tuple[float, ...]:
-    return {"relu": (0.0,), "relu_squared": (0.0,), "relu6": (0.0, 6.0)}.get(params.get("activation", "relu"), ())
+    return score_function(params).kinks
 
 
 def without_parameters(variant: Params, left_out: tuple[str, ...]) -> Params:

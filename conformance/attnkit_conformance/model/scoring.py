@@ -9,6 +9,7 @@ import numpy as np
 
 from attnkit_conformance.model.case import Case, compute_dtype, finfo
 from attnkit_reference._core import Scores, row_lengths, scores
+from attnkit_reference.pointwise import SCORE_FUNCTIONS
 
 Array = np.ndarray
 Settings = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -16,11 +17,6 @@ Settings = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 COMMON = (
     "mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "enable_gqa", "dropout_mask", "dropout",
 )  # fmt: skip
-
-EXPONENTS: Mapping[str, Callable[[Array], Array]] = {  # of activations whose exponent is not the score itself
-    "gelu": lambda x: x**2 / 2,  # of the density in its slope
-    "gelu_tanh": lambda x: 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3),  # (1 + tanh y)/2 = 1/(1 + exp(-2y))
-}
 
 
 def subject(case: Case) -> str:
@@ -63,7 +59,9 @@ def largest_exponent(case: Case, settings: Settings | None) -> float:
     sc = case_scores(case, with_v=False)
     x = np.abs(shifted(case, sc, settings)[sc.visible])
     x = x[np.isfinite(x)]
-    activation = "" if settings is None else pointwise_settings(case, settings)["activation"]
-    exponent = EXPONENTS.get(activation, lambda x: x)(x)
+    of_activation = (
+        None if settings is None else SCORE_FUNCTIONS[pointwise_settings(case, settings)["activation"]].growth
+    )
+    exponent = x if of_activation is None else of_activation(x)
     vanishing = -np.log(float(finfo(compute_dtype(case.dtype)).smallest_subnormal))
     return float(np.max(np.maximum(x, np.minimum(exponent, vanishing)), initial=0.0))

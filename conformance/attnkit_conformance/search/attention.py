@@ -17,6 +17,7 @@ from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes.attention import GQA, LENGTH_ARRAY, attention_case
 from attnkit_conformance.scenes.options import LEARNED, NUMBERS
+from attnkit_reference import ACTIVATIONS
 
 Draw = Any
 Settings = Mapping[str, Any]
@@ -29,7 +30,6 @@ VALUES = st.sampled_from(((), ("integers",), ("equal_keys",), ("positive_values"
 EIGHTHS = st.integers(-16, 16).map(lambda n: n / 8)
 POSITIVE = st.integers(1, 16).map(lambda n: n / 8)
 LENGTH = st.one_of(st.sampled_from(("all", LENGTH_ARRAY)), st.integers(1, 90).map(float))
-ACTIVATIONS = ("relu", "relu_squared", "relu6", "identity", "softplus", "sigmoid", "silu", "gelu", "gelu_tanh")
 
 
 def optional(**strategies: st.SearchStrategy[Any]) -> st.SearchStrategy[Settings]:

@@ -17,13 +17,11 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 
 import attnkit
+from attnkit._core.activations import ACTIVATIONS
 from attnkit_experiments.engine.files import fingerprint
 from attnkit_experiments.engine.optim import TrainConfig
 
 T = TypeVar("T")
-
-# Activations whose weights can be negative: attnkit defines no entropy for them
-SIGNED = ("identity", "gelu", "gelu_tanh", "silu")
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,9 @@ class Variant:
 
     @property
     def signed(self) -> bool:
-        return self.options.get("activation") in SIGNED
+        """Whether weights can be negative: attnkit defines no entropy for them."""
+        activation = self.options.get("activation")
+        return activation in ACTIVATIONS and ACTIVATIONS[activation].signed
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from attnkit_reference._check import number
 from attnkit_reference._op import refuse_others
 from attnkit_reference.pointwise import ACTIVATIONS, SCORE_FUNCTIONS
 
-KINKS = (0.0, 6.0)  # of relu, relu_squared and relu6
 REACH = 38.0  # standard deviations beyond which the density is 0 in float64
 ORDERS = (1, 2, 3, 4)
 
@@ -39,21 +38,21 @@ def activation_moments(activation: str, *, mean: float = 0.0, var: float = 1.0) 
     if activation not in ACTIVATIONS:
         raise ValueError(f"{op}: activation; expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     mean, std = number(op, "mean", mean), np.sqrt(_variance(op, "var", var))
-    h = SCORE_FUNCTIONS[activation].h
+    h, kinks = SCORE_FUNCTIONS[activation].h, SCORE_FUNCTIONS[activation].kinks
     if std == 0:
         value = float(h(np.asarray(mean)))
         return ActivationMoments(*(value**p for p in ORDERS))
-    return ActivationMoments(*(_expectation(lambda x, p=p: h(np.asarray(x)) ** p, mean, std) for p in ORDERS))
+    return ActivationMoments(*(_expectation(lambda x, p=p: h(np.asarray(x)) ** p, kinks, mean, std) for p in ORDERS))
 
 
-def _expectation(f: Any, mean: float, std: float) -> float:
+def _expectation(f: Any, kinks: tuple[float, ...], mean: float, std: float) -> float:
     from scipy.integrate import quad  # imported here: it is a third of the import time of the reference
 
     def integrand(x: float) -> float:
         return float(f(x)) * np.exp(-0.5 * ((x - mean) / std) ** 2) / (std * np.sqrt(2.0 * np.pi))
 
     lowest, highest = mean - REACH * std, mean + REACH * std
-    inner = {*KINKS, mean, mean - 8.0 * std, mean + 8.0 * std}
+    inner = {*kinks, mean, mean - 8.0 * std, mean + 8.0 * std}
     edges = [lowest, *sorted(x for x in inner if lowest < x < highest), highest]
     pieces = (
         quad(integrand, a, b, epsabs=0.0, epsrel=2e-14, limit=500, full_output=1)[0]

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from attnkit._core.activations import is_in_pieces, lacking
 from attnkit._core.dispatch import Kernel, with_gradients
 from attnkit.backends.jax import gpu
 from attnkit.backends.jax.blocked import Arrays, Static, divided
@@ -116,7 +117,7 @@ def run(c: Call, kernel: str, inputs: Views, programs: Callable[..., int], *outp
     h, dh = activations.functions(activation(c), c.half and kernel == "forward")
     lean = c.arrays["q"].dtype.name == "bfloat16" and not launch.bytes_of_pairs(c) and launch.SEED not in c.arrays
     open_rows = c.plan.limits.left is None and not {"key_lengths", "query_mask"} & {*c.arrays}
-    forms = activations.forms(activation(c), c.half, False, lean, open_rows)
+    forms = activations.forms(activation(c), is_in_pieces(activation(c)), c.half, False, lean, open_rows)
     name, bits = "backward_queries" if kernel == "backward_bias" else kernel, c.arrays["q"].dtype.itemsize * 8
     tile = sizes.pointwise(name, bits, a.d, a.e, launch.capability(), *forms)
     values = launch.constants(c, inputs, outputs) | sizes.with_pairs(tile, launch.bytes_of_pairs(c))._asdict()
@@ -168,7 +169,19 @@ def pull(op: str, q: Array, k: Array, v: Array, do: Array, **options: Any) -> Ar
     return EXPLICIT.pull(*divided(op, {"q": q, "k": k, "v": v, **options}), do, None)
 
 
+def unsupported_options(*arrays: Array, activation: str = "relu", **options: Any) -> str | None:
+    """Why the kernels do not support a call on any device."""
+    from attnkit.kernels.triton.activations import ACTIVATIONS  # needs triton
+
+    return lacking("triton", ACTIVATIONS, activation) or launch.unsupported_options(*arrays, **options)
+
+
+def unsupported(*arrays: Array, **options: Any) -> str | None:
+    """Why a call is not supported."""
+    return launch.unsupported_device(*arrays, **options) or unsupported_options(*arrays, **options)
+
+
 KERNELS: dict[str, Kernel] = {}
 for op, kind in ((pointwise_attention, "pointwise"), (gaussian_attention, "gaussian")):
-    row = gpu.kernel("triton", partial(attend, op.__name__), launch.unsupported, kind)
+    row = gpu.kernel("triton", partial(attend, op.__name__), unsupported, kind)
     KERNELS |= with_gradients(op, row, partial(pull, op.__name__))

@@ -16,12 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnkit._core.activations import ACTIVATIONS
+from attnkit._core.activations import ACTIVATIONS, is_in_pieces
 from attnkit.kernels.plan import Layout, Plan, blocks_of, cached_plan, signature, summed_axes
 
 NEWEST = 9
-NEGATIVE = tuple(name for name, h in ACTIVATIONS.items() if h.signed)
-EXACT_ZEROS = tuple(name for name, h in ACTIVATIONS.items() if h.exact_zeros)
 
 
 class Call(NamedTuple):
@@ -185,7 +183,8 @@ def constants_of(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: 
     lean = q.dtype == torch.bfloat16 and not statistics and not bytes_of_pairs(c) and c.seed is None
     hiding = c.edges_q, c.key_lengths, c.query_mask, c.plan.limits.left
     open_rows = all(x is None for x in hiding)
-    forms = activations.forms(c.activation, q.dtype.itemsize < 4, statistics, lean, open_rows)
+    pieces = is_in_pieces(c.activation)
+    forms = activations.forms(c.activation, pieces, q.dtype.itemsize < 4, statistics, lean, open_rows)
     forms = ("sequences",) * (c.edges_q is not None) + forms
     tile = sizes.pointwise(kernel, dtype.itemsize * 8, a.d, a.e, capability(q.device), *forms)
     return constants | with_pairs(tile, bytes_of_pairs(c))._asdict()
@@ -301,8 +300,9 @@ def forward_launches(
 
     a = c.plan.layout
     constants = constants_of("rows" if v is None else "forward", q, c, statistics is not None, "H")
-    signed = c.activation in NEGATIVE or c.plan.numbers.gain <= 0.0
-    constants["KIND"] = kind(statistics, c.activation in EXACT_ZEROS, signed, first)
+    h = ACTIVATIONS.get(c.activation)  # functions of distances have no record: they are positive
+    signed = (h is not None and h.signed) or c.plan.numbers.gain <= 0.0
+    constants["KIND"] = kind(statistics, h is not None and h.exact_zeros, signed, first)
     programs = a.blocks(a.queries, constants["ROWS"]) * a.heads * a.items
     scored, before = _scored(q, k, c, False, statistics is not None, "q")
     x = scored["q"]

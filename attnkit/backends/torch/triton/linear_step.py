@@ -15,7 +15,7 @@ from attnkit.backends.torch.custom import Arguments, Outputs, register
 from attnkit.backends.torch.triton import launch, pointwise
 from attnkit.backends.torch.triton.launch import Launch, view_of
 from attnkit.backends.torch.triton.linear import initial_of
-from attnkit.kernels import predicted
+from attnkit.kernels import linear_calls, predicted
 from attnkit.kernels.plan import Layout, blocks_of, layout
 from attnkit.ops.linear import states
 from attnkit.ops.linear.attention import linear_attention_step, linear_attention_step_vjp
@@ -50,7 +50,7 @@ def _launch(arguments: Arguments, o: Tensor, S: Tensor, z: Tensor) -> Launch:
     tokens = (view_of(q, a.leading, a.d), view_of(k, a.shared, a.d), view_of(v, a.shared, a.e))
     before = initial_of(arguments) or (None, None)
     views = (*tokens, *_state(a, *before), view_of(o, a.leading, a.e), *_state(a, S, z))
-    name = arguments.get("feature_map", "elu_plus_one")
+    name = arguments.get("feature_map", linear_calls.DEFAULT_MAP)
     normalize = arguments.get("normalize", name != "identity")
     D = sizes.padded(a.d)
     block = min(sizes.padded(a.e), max(16, sizes.STEP // D))
@@ -122,7 +122,7 @@ def unsupported_options(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Any = N
     own = broadcast(OP, "leading axes of states", *(tuple(x.shape[:-1]) for x in (k_t, v_t)), *of_state)
     if own != layout_of(q_t, k_t, v_t, grouped).shared:
         return "states with fewer axes than queries are served by the generic implementation"
-    return None
+    return linear_calls.unsupported_map(options.get("feature_map", linear_calls.DEFAULT_MAP))
 
 
 def unsupported(q_t: Tensor, k_t: Tensor, v_t: Tensor, **options: Any) -> str | None:

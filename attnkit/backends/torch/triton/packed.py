@@ -46,8 +46,8 @@ def pull(
 
 
 def unsupported_options(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> str | None:
-    """Why the kernels do not support a call on any device; only linear attention has such calls."""
-    return linear_calls.unsupported_options(q, k, v, **options)
+    """Why the kernels do not support a call on any device: its score function, or an option of linear attention."""
+    return pointwise.unsupported_options(**options) or linear_calls.unsupported_options(q, k, v, **options)
 
 
 def unsupported(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnkit._core.activations import lacking
 from attnkit._core.dispatch import Kernel, with_gradients
 from attnkit.backends.torch.custom import Arguments, register
 from attnkit.backends.torch.signature import PLAIN, watched
@@ -95,6 +96,22 @@ def unsupported_device(q: Tensor) -> str | None:
     return None
 
 
+def _refused(activation: str) -> str | None:
+    """Why the table of the kernels does not serve an activation."""
+    from attnkit.kernels.triton.activations import ACTIVATIONS  # needs triton
+
+    return lacking("triton", ACTIVATIONS, activation)
+
+
+# what the table has does not change while torch.compile traces
+_refused._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def unsupported_options(*, activation: str = "relu", **options: Any) -> str | None:
+    """Why the kernels do not support a call on any device."""
+    return _refused(activation)
+
+
 def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
     """Why Triton does not support a call."""
     if unsupported_device(q):
@@ -103,7 +120,7 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options
         return f"head sizes beyond {WIDEST} are served by the generic implementation"
     if any(x is None for x in rest):
         return "no cotangent of the output was given"
-    return None
+    return unsupported_options(**options)
 
 
 def is_faster(kind: str | None, q: Tensor, k: Tensor, *rest: Tensor | None, **options: Any) -> bool:

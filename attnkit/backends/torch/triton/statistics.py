@@ -128,7 +128,7 @@ def unsupported_options(op: str, **options: Any) -> str | None:
     """Why the rows of an op have no statistics here on any device."""
     if base_op(op) not in SERVED:
         return f"statistics of {op} are served by the generic implementation"
-    return rows.unsupported_options(**options) if normalised(op) else None
+    return (rows if normalised(op) else pointwise).unsupported_options(**options)
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: Any) -> str | None:
