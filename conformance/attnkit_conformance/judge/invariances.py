@@ -30,6 +30,7 @@ STATES = ("S", "z", "c", "m")  # parts of a state
 PLAIN = Scene("property", L, S)
 LAST_CAUSAL = Scene("property-causal", L, S, params=CAUSAL)
 FEW = Scene("property-few-keys", 3, 3, params=CAUSAL)  # less than a vector of any kernel
+OF_FEW = ", of three keys"
 PADDED = Scene("property-padded", L, S, options=("query_mask",))
 BIASED = Scene("property-bias", L, S, options=("mask", "bias"))
 
@@ -223,7 +224,7 @@ def visible_nan(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str
     if BY_NAME[case.op].group == "a" and not getattr(adapter, "compiles", False):
         few = make(FEW)
         with contextlib.suppress(Unsupported):  # not every kernel takes so few
-            yield from nan_in_rows(adapter, few, with_a_nan(few, 0))
+            yield from (f"{text}{OF_FEW}" for text in nan_in_rows(adapter, few, with_a_nan(few, 0)))
 
 
 def nan_in_rows(adapter: Adapter, case: Case, given: Case) -> Iterator[str]:
