@@ -32,23 +32,21 @@ def in_library(first: Array, options: dict[str, Any], keys: int) -> dict[str, An
     given = [name for name in CONSTANTS if library(options.get(name)) == "numpy"]
     if not given or library(first) != "jax":
         return options
-    import numpy
-
     xp, changed = namespace(first), {}
     for name in given:
         x = options[name]
         if isinstance(x, numbers.Number) or x.dtype.kind not in "biu" or not x.dtype.isnative:
             continue
         if x.dtype.kind != "b":
-            most = int(numpy.iinfo(x.dtype).max)
-            x = numpy.clip(x, 0, min(keys, most) if isinstance(keys, int) else most)
+            most = int(namespace(x).iinfo(x.dtype).max)
+            x = x.clip(0, min(keys, most) if isinstance(keys, int) else most)
         changed[name] = xp.asarray(x)
     return {**options, **changed}
 
 
 def in_range(options: dict[str, Any], queries: int, keys: int) -> dict[str, Any]:
     """The options of a checked call with so many queries and keys: the same dictionary if all are in range."""
-    changed = {name: float(options[name]) for name in NUMBERS if _is_awkward(options.get(name))}
+    changed: dict[str, Any] = {name: float(options[name]) for name in NUMBERS if _is_awkward(options.get(name))}
     window, lengths = options.get("window"), options.get("key_lengths")
     if window is not None and any(_is_awkward(x) for x in window):
         changed["window"] = tuple([None if x is None else _bound(x, queries + keys) for x in window])

@@ -66,8 +66,8 @@ class Jax(Transformed, AttnkitAdapter):
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
         """On the default device. JAX would cut integers of 64 bits: they become what it has."""
-        if x.dtype.kind in "iu" and x.dtype.itemsize == 8 and not jax.config.jax_enable_x64:
-            own = np.int32 if x.dtype.kind == "i" else np.uint32
+        own = jax.dtypes.canonicalize_dtype(x.dtype)
+        if x.dtype.kind in "iu" and own != x.dtype:
             x = np.clip(x, np.iinfo(own).min, np.iinfo(own).max).astype(own)
         return jax.device_put(x)  # jax.numpy.asarray would compile a copy for each shape
 
