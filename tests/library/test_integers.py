@@ -105,6 +105,19 @@ def test_gradients_and_statistics_with_lengths(dtype: str) -> None:
         assert torch.equal(rows[0].visible, rows[1].visible)
 
 
+@pytest.mark.parametrize("dtype", check.INTEGERS)
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_seeds_of_any_dtype(library: str, dtype: str) -> None:
+    """Their bits count: 64, or 32 of a narrower dtype."""
+    for value in (np.iinfo(dtype).min, np.iinfo(dtype).max):
+        seed = np.array(value, dtype)
+        meant = int(value) & (2**64 - 1 if seed.itemsize == 8 else 2**32 - 1)
+        for impl in ("generic", "native", "blocked"):
+            arrays = [LIBRARIES[library](x) for x in (Q, K, V)]
+            o = attnkit.softmax_attention(*arrays, dropout=(0.4, LIBRARIES[library](seed)), impl=impl)
+            assert_agrees(o, exact(attnkit.softmax_attention, dropout=(0.4, meant)), dtype="float32")
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_program_takes_them(dynamic: bool) -> None:
     lengths = torch.tensor(np.array([[3], [2**32 - 1]], np.uint32))
