@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from attnkit._core.activations import ACTIVATIONS
-from attnkit._core.library import beside, library, namespace, peculiar
+from attnkit._core.integers import in_library, in_range
+from attnkit._core.library import beside, library, peculiar
 from attnkit._core.special import is_key
 from attnkit._core.typing import Array
 
@@ -84,6 +85,15 @@ def known_options(op: str, options: Iterable[str], accepted: tuple[str, ...]) ->
     for name in options:
         if name not in accepted:
             _refuse_option(op, name, accepted)
+
+
+def shown(value: Any) -> str:
+    """The value as a message shows it; Python does not print an integer of thousands of digits."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return f"{type(value).__name__} with more digits than Python prints"
+    return text if len(text) <= 80 else f"{text[:40]}… of {len(text)} characters"
 
 
 def wrong_shape(op: str, name: str, x: Array, expected: str) -> NoReturn:
@@ -255,7 +265,7 @@ def _query_mask(c: Context, name: str, x: Any) -> None:
 def _key_lengths(c: Context, name: str, x: Any) -> None:
     if isinstance(x, numbers.Integral) and not isinstance(x, bool):
         if int(x) < 0:
-            raise ValueError(f"{c.op}: key_lengths must not be negative; got {x}")
+            raise ValueError(f"{c.op}: key_lengths must not be negative; got {shown(x)}")
         return
     option_array(c, name, x, INTEGERS, "an integer dtype", c.leading, "the leading axes (...)")
 
@@ -269,7 +279,9 @@ def _window(c: Context, name: str, value: Any) -> None:
     legal = isinstance(value, tuple) and len(value) == 2
     legal = legal and all(x is None or (isinstance(x, numbers.Integral) and int(x) >= 0) for x in value)
     if not legal:
-        raise ValueError(f"{c.op}: window must be (left, right), each a non-negative integer or None; got {value!r}")
+        raise ValueError(
+            f"{c.op}: window must be (left, right), each a non-negative integer or None; got {shown(value)}"
+        )
 
 
 def number(op: str, name: str, value: Any) -> float:
@@ -277,10 +289,15 @@ def number(op: str, name: str, value: Any) -> float:
     if isinstance(value, bool) or (is_array(value) and value.shape) or not isinstance(value, numbers.Real):
         kind = f"an array of shape {tuple(value.shape)}" if is_array(value) else repr(value)
         raise TypeError(f"{op}: {name} must be a number; got {kind}")
+    try:
+        own = float(value)
+    except OverflowError:
+        own = math.inf
     # math.isfinite cannot be traced when the number is a symbol of torch.compile
-    if not abs(value) < math.inf:  # type: ignore[operator]
-        raise ValueError(f"{op}: {name} must be finite; got {value}")
-    return float(value)
+    if not abs(own) < math.inf:
+        expected = "finite" if isinstance(value, float) else "finite and within the range of a float"
+        raise ValueError(f"{op}: {name} must be {expected}; got {shown(value)}")
+    return own
 
 
 def is_learned(x: Any) -> bool:
@@ -304,7 +321,7 @@ def learned(c: Context, name: str, value: Any) -> None:
 
 def positive(c: Context, name: str, value: Any) -> None:
     if not number(c.op, name, value) > 0:
-        raise ValueError(f"{c.op}: {name} must be greater than 0; got {value}")
+        raise ValueError(f"{c.op}: {name} must be greater than 0; got {shown(value)}")
 
 
 def _gamma(c: Context, name: str, value: Any) -> None:
@@ -315,7 +332,7 @@ def _length(c: Context, name: str, value: Any) -> None:
     if isinstance(value, str):
         if value not in ("visible", "all"):
             raise ValueError(f"{c.op}: length must be 'visible', 'all', a number or an array; got {value!r}")
-    elif is_array(value):
+    elif is_learned(value):
         option_array(c, name, value, FLOATS, "a real float dtype", (*c.leading, c.queries), "(..., L)")
     else:
         positive(c, name, value)
@@ -336,10 +353,10 @@ def _activation(c: Context, name: str, value: Any) -> None:
 
 def _dropout(c: Context, name: str, value: Any) -> None:
     if not (isinstance(value, tuple) and len(value) == 2):
-        raise ValueError(f"{c.op}: dropout must be (p, seed); got {value!r}")
+        raise ValueError(f"{c.op}: dropout must be (p, seed); got {shown(value)}")
     p, seed = value
     if not 0 <= number(c.op, "dropout p", p) < 1:
-        raise ValueError(f"{c.op}: dropout p must lie in [0, 1); got {p}")
+        raise ValueError(f"{c.op}: dropout p must lie in [0, 1); got {shown(p)}")
     if is_array(seed) and not isinstance(seed, numbers.Integral):
         if not (dtype_name(seed) in INTEGERS or is_key(seed)) or tuple(seed.shape):
             got = f"{dtype_name(seed)} of shape {tuple(seed.shape)}"
@@ -347,7 +364,7 @@ def _dropout(c: Context, name: str, value: Any) -> None:
             raise TypeError(f"{c.op}: a dropout seed array must be {expected}; got {got}")
         same_home(c.op, c.first_name, c.first, "dropout seed", seed)
     elif isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not 0 <= int(seed) < 2**64:
-        raise ValueError(f"{c.op}: dropout seed must be an integer in [0, 2**64); got {seed!r}")
+        raise ValueError(f"{c.op}: dropout seed must be an integer in [0, 2**64); got {shown(seed)}")
 
 
 def flag(c: Context, name: str, value: Any) -> None:
@@ -410,20 +427,6 @@ OptionCheck = Callable[[Context, str, Any], None]
 NO_CHECKS: Mapping[str, OptionCheck] = {}
 
 
-CONSTANTS = ("mask", "query_mask", "key_lengths")
-"""Options that may be NumPy arrays beside JAX's."""
-
-
-def in_library(first: Array, options: dict[str, Any]) -> dict[str, Any]:
-    """The options, with NumPy's masks and lengths as arrays of JAX where `first` is one."""
-    given = [name for name in CONSTANTS if library(options.get(name)) == "numpy"]
-    if not given or library(first) != "jax":
-        return options
-    xp = namespace(first)
-    exact = [name for name in given if dtype_name(options[name]) in ("bool", *INTEGERS)]
-    return {**options, **{name: xp.asarray(options[name]) for name in exact}}
-
-
 def call(
     op: str,
     names: tuple[str, ...],
@@ -437,13 +440,14 @@ def call(
     """Check a whole call: names of options, library, device and dtype of the arrays, shapes, then each option.
 
     `context_of` checks the shapes of the arrays; `own` holds the checks of options that only this op has; `optional`
-    arrays may be None. The context holds the options as bodies and kernels take them.
+    arrays may be None. The context holds the options as bodies and kernels take them: those that were given, if
+    nothing about them had to change.
     """
     known_options(op, options, accepted)
     one_home(op, names, arrays, optional)
-    options = in_library(arrays[0], options)
     context = context_of(op, dict(zip(names, arrays, strict=False)), options)
+    options = in_library(arrays[0], options, context.keys)
     for name, value in options.items():
         if value is not None or name not in OPTIONAL:
             (own.get(name) or OPTIONS[name])(context, name, value)
-    return context
+    return context._replace(options=in_range(options, context.queries, context.keys))

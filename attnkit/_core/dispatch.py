@@ -9,6 +9,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial, wraps
 from types import NoneType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
@@ -149,7 +150,8 @@ MOST_CHOICES = 1 << 14
 _choices: dict[Any, _Choice] = {}
 
 
-_ran: dict[str, set[str]] | None = None
+_ran: ContextVar[tuple[dict[str, set[str]], ...]] = ContextVar("ran", default=())
+"""Of this thread or task, what is filled by its calls."""
 
 
 @contextmanager
@@ -157,7 +159,7 @@ def implementations() -> Iterator[dict[str, set[str]]]:
     """Which implementations ran: `with implementations() as ran:` fills {op: names} with the calls made inside.
 
     Calls inside are checked and chosen anew, each time. What torch.compile has compiled is not seen; what JAX compiles
-    is seen when it is traced. One `with` at a time.
+    is seen when it is traced. Blocks may be nested, and each thread or asynchronous task fills its own.
 
     >>> import numpy as np, attnkit
     >>> q = np.zeros((2, 8, 4))
@@ -166,17 +168,18 @@ def implementations() -> Iterator[dict[str, set[str]]]:
     >>> ran
     {'softmax_attention': {'generic'}}
     """
-    global _ran
-    _ran = {}
+    ran: dict[str, set[str]] = {}
+    token = _ran.set((*_ran.get(), ran))
     try:
-        yield _ran
+        yield ran
     finally:
-        _ran = None
+        _ran.reset(token)
 
 
 def _note(op: str, kernel: Kernel, arrays: tuple[Any, ...]) -> Kernel:
-    if _ran is not None and not is_traced(arrays):
-        _ran.setdefault(op, set()).add(kernel.name)
+    if not is_traced(arrays):
+        for ran in _ran.get():
+            ran.setdefault(op, set()).add(kernel.name)
     return kernel
 
 
@@ -185,7 +188,7 @@ def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, A
 
     Tracing may be what loads torch's kernels, and the compiler fails on a table that changes while it is guarded.
     """
-    if _ran is not None or is_traced(arrays):
+    if is_traced(arrays) or _ran.get():
         return None
     ask = _signatures.get(type(arrays[0])) if arrays else None
     if ask is None or impl is _Explain or type(impl) is _Ahead:
@@ -208,14 +211,35 @@ def kernels(op: str, x: Array) -> tuple[Kernel, ...]:
     return () if name is None else _tables(name).get(op, ())
 
 
+_operations: dict[str, Callable[..., Any]] = {}
+
+
+def known_by_name(operation: Callable[P, R]) -> Callable[P, R]:
+    """The public function, which `explain` finds by its name."""
+    _operations[operation.__name__] = operation
+    return operation
+
+
 def as_kernel(function: Callable[..., Any]) -> Kernel:
     """The generic body as a kernel that supports every call."""
     return Kernel("generic", function, lambda *arrays, **options: None)
 
 
+def _named(op: str, impl: Any) -> Any:
+    """`impl` as a name or a tuple of names; what only this module passes stays as it is."""
+    if impl is _Explain or isinstance(impl, (str, _OnBehalf)):
+        return impl
+    if not isinstance(impl, (tuple, list)) or not all(isinstance(name, str) for name in impl):
+        raise TypeError(f"{op}: impl must be the name of an implementation, or a tuple or list of names; got {impl!r}")
+    if not impl:
+        raise ValueError(f"{op}: impl must name at least one implementation; got {impl!r}")
+    return tuple(impl)
+
+
 def choose(op: str, impl: Any, generic: Kernel, arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel:
     """The implementation for this call under `impl`; NotImplementedError if a named kernel does not support it."""
     rows = kernels(op, arrays[0])
+    impl = _named(op, impl)
     if isinstance(impl, _OnBehalf):
         op, impl = impl
     if impl is _Explain:
@@ -231,13 +255,11 @@ def _chosen(
     arrays: tuple[Array, ...],
     options: dict[str, Any],
 ) -> Kernel:
-    if impl == "generic":
-        return generic
-    if impl == "auto":
-        return _automatic(rows, arrays, options) or generic
     by_name = {row.name: row for row in rows}
     reasons = []
     for name in (impl,) if isinstance(impl, str) else impl:
+        if name == "auto":
+            return _automatic(rows, arrays, options) or generic
         if name == "generic":
             return generic
         instead = next((row.name for row in rows if name in row.replaces), None)
@@ -277,9 +299,9 @@ def _kernel_at_once(
     """The kernel for a repeated call under `impl`; None if the op that it calls decides."""
     if impl is _Explain:
         return None
-    if impl == "auto":
+    first = impl if isinstance(impl, str) else impl[0]
+    if first == "auto":
         return _automatic(rows, arrays, options)
-    first = impl if isinstance(impl, str) else next(iter(impl), None)
     candidates = (row for row in rows if row.name == first)
     return next((row for row in candidates if row.unsupported(*arrays, **options) is None), None)
 
@@ -340,6 +362,8 @@ def _wrap(
 
     @wraps(body)
     def call(*arrays: Any, impl: Any = "auto", **options: Any) -> Any:
+        if type(impl) is not str:
+            impl = _named(op, impl)
         if len(arrays) != len(names):
             arrays = _bind(op, names, arrays, options)
         key = _signature(op, impl, arrays, options)
@@ -349,17 +373,17 @@ def _wrap(
                 return choice.call(*arrays, **options)
         if len(arrays) < required:
             raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
-        options = check.call(op, names, arrays, options, accepted, context_of, own, optional).options
-        kernel = resolve(op, impl, arrays, options)
+        checked = check.call(op, names, arrays, options, accepted, context_of, own, optional).options
+        kernel = resolve(op, impl, arrays, checked)
         if type(impl) is _Ahead:
-            return kernel.prepared(arrays, options)
-        if key is not None:
+            return kernel.prepared(arrays, checked) if checked is options else None
+        if key is not None and checked is options:  # options of remembered calls reach the kernel as they are
             _remember(key, op, arrays, options, kernel)
         with without_autocast(arrays[0]):
-            return kernel.call(*arrays, **options)
+            return kernel.call(*arrays, **checked)
 
     call.__signature__ = signature  # type: ignore[attr-defined]
-    return call
+    return known_by_name(call)
 
 
 def operation_checked_by(
@@ -383,8 +407,8 @@ def operation(generic: Callable[P, R]) -> Callable[P, R]:
     """Decorate a generic array-API body: arguments are checked first, then the implementation that `impl` names runs.
 
     `impl="auto"` runs the first kernel of the library that supports the call and is faster than the body, or else the
-    body. A name runs that kernel or raises NotImplementedError with its reason; a tuple of names is tried in order.
-    `impl` is never passed to the body.
+    body. A name runs that kernel or raises NotImplementedError with its reason; a tuple or list of names is tried in
+    order. `impl` is never passed to the body.
     """
     return operation_checked_by()(generic)
 
@@ -428,8 +452,8 @@ def repeated_call_checked_by(
     return decorate
 
 
-def explain(op: Callable[..., Any], *arrays: Array, **options: Any) -> dict[str, str | None]:
-    """Which implementations support `op(*arrays, **options)`: {name: reason against it, or None}.
+def explain(op: str | Callable[..., Any], *arrays: Array, **options: Any) -> dict[str, str | None]:
+    """Which implementations support `op(*arrays, **options)`, op or its name: {name: reason against it, or None}.
 
     Names are in the order in which `impl="auto"` tries them, so it takes the first one without a reason. `"generic"`
     supports every call; the kernels listed after it support the call but would not be faster (on GPUs by a model that
@@ -441,4 +465,8 @@ def explain(op: Callable[..., Any], *arrays: Array, **options: Any) -> dict[str,
     >>> attnkit.explain(attnkit.softmax_attention, q, q, q)
     {'generic': None, 'blocked': None}
     """
+    if isinstance(op, str):
+        if op not in _operations:
+            check.refuse_name("explain", "op", op, _operations)
+        op = _operations[op]
     return op(*arrays, impl=_Explain, **options)

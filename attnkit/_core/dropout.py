@@ -57,8 +57,9 @@ def _key(xp: Namespace, seed: Any, like: Array) -> tuple[Any, Any]:
         low, high = (xp.reshape(word, (1,)) for word in words_of_key(seed))
         return xp.astype(low, like.dtype), xp.astype(high, like.dtype)
     seed = xp.reshape(seed, (1,))
-    wide = str(seed.dtype).endswith("64")
-    low = seed & _WORD if wide else seed
+    wide, signed = str(seed.dtype).endswith("64"), library(seed) == "torch"
+    seed = xp.astype(seed, xp.int64) if signed else seed  # torch shifts no uint64
+    low = seed & _WORD if wide or signed else seed
     high = (seed >> 32) & _WORD if wide else seed * 0
     return xp.astype(low, like.dtype), xp.astype(high, like.dtype)
 

@@ -150,7 +150,15 @@ def row_length(xp: Namespace, length: Length, count: Any, keys: int, rows: Rows,
 
 def power(length: Any, alpha: float) -> Any:
     """length^-alpha, a number if length is one."""
-    return 1.0 if alpha == 0 else length**-alpha
+    return 1.0 if alpha == 0 else raise_to(length, -alpha)
+
+
+def raise_to(x: Any, exponent: Any) -> Any:
+    """x^exponent for x > 0; of numbers infinite where Python has no float for it."""
+    try:
+        return x**exponent
+    except OverflowError:
+        return math.inf
 
 
 def log(xp: Namespace, length: Any) -> Any:

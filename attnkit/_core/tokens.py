@@ -45,7 +45,7 @@ def whole(op: str, name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{op}: {name} must be an integer; got {value!r}")
     if value < least:
-        raise ValueError(f"{op}: {name} must be at least {least}; got {value}")
+        raise ValueError(f"{op}: {name} must be at least {least}; got {check.shown(value)}")
 
 
 def steps(c: check.Context, name: str, value: Any) -> None:

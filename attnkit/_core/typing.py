@@ -6,7 +6,7 @@ Array = Any
 Namespace = Any
 Causal = Literal["upper_left"] | bool
 Length = Any  # "visible" | "all" | a number > 0 | an array broadcast to (..., Hq, L)
-Impl = str | tuple[str, ...]
+Impl = str | tuple[str, ...] | list[str]
 
 
 class Common(TypedDict, total=False):

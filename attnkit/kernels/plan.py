@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from attnkit._core.check import broadcast
 from attnkit._core.dropout import last_kept
+from attnkit._core.mask import raise_to
 from attnkit._core.quadratic import leading_shape
 from attnkit._core.typing import Array, Causal
 
@@ -211,7 +212,7 @@ def numbers(s: Signature, a: Layout, visible: Limits) -> Numbers:
     gain, alpha, shift = s.gain, s.alpha, s.shift
     n = same_length(s, a, visible)
     if n is not None:
-        gain, alpha = gain * n**-alpha, 0.0
+        gain, alpha = gain * raise_to(n, -alpha), 0.0
         shift = -math.log(n) if isinstance(shift, str) else shift
     gain = gain / (1.0 - s.dropout)
     scale = 1.0 / math.sqrt(a.d) if s.scale is None else float(s.scale)

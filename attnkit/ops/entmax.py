@@ -266,7 +266,8 @@ def entmax_attention(
         alpha: 1 or 1.01 ≤ α ≤ 2 (nearer to 1 rounding of (α-1)s destroys the weights). A number: 1.5 (default), 1 and
             2 are exact, others take a fixed number of steps. Or an array of any real float dtype, broadcast to
             (..., L, 1), which is differentiable; its values are not validated.
-        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
         **common: `mask`, `bias` (-inf allowed), `causal`, `window`, `key_lengths`, `query_mask`, `scale` (None = 1/√d),
             `enable_gqa`, `dropout_mask`, `dropout`; see docs/semantics.md. A
             scale that is an array, () or (H,) with a number for each head, is differentiable.

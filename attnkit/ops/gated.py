@@ -151,7 +151,8 @@ def gated_attention_unit(
         w_z: (D, s); w_u, w_v: (D, e); w_o: (e, D'); gamma_q, beta_q, gamma_k, beta_k: (s,); any real float dtype.
         alpha: exponent of the length. 2 is Hua et al.'s relu(q·k/n)², 1 the form of Wortsman et al.
         length: n_i, as in `pointwise_attention`.
-        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
         **common: `mask`, `bias`, `causal`, `window`, `key_lengths`, `query_mask`, `dropout_mask`, `dropout` as in
             `pointwise_attention`. bias is added before the relu, and so divided by the length with it.
 

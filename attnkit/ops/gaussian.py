@@ -125,7 +125,8 @@ def gaussian_attention(q: Array, k: Array, v: Array, *, impl: Impl = "auto", **c
         q: (..., L, d). Leading axes broadcast; heads are axis -3.
         k: (..., S, d).
         v: (..., S, e).
-        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
         **common: `mask`, `bias` (-inf allowed), `causal`, `window`, `key_lengths`, `query_mask`, `scale` (None = 1/√d),
             `enable_gqa`, `dropout_mask`, `dropout`; see docs/semantics.md. A
             scale that is an array, () or (H,) with a number for each head, is differentiable.

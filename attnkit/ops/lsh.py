@@ -321,7 +321,8 @@ def lsh_buckets(qk: Array, rotations: Array, *, mask: Array | None = None, impl:
         qk: (..., n, d).
         rotations: (..., d, num_hashes, num_buckets/2), any real float dtype, for example from `random_rotations`.
         mask: a key mask (..., 1, n) or (n,). What it excludes falls into bucket num_buckets, beyond the last.
-        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
 
     Raises:
         ValueError, TypeError: shapes, dtypes or libraries that do not fit.
@@ -363,7 +364,8 @@ def lsh_attention(
         mask: a key mask (..., 1, n) or (n,). An excluded token falls into a bucket of its own beyond the last, is
             neither key nor query, and its output is 0.
         causal: keys after the query are hidden. Which of the earlier keys the query sees depends on all tokens.
-        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
 
     Returns:
         o (..., n, e) in the dtype of qk, computed in float32 (float64 for float64).

@@ -120,7 +120,8 @@ def key_value_memory(
         norm_weight, norm_bias: (e,), any real float dtype: (H - mean)/√(variance + eps) ⊙ norm_weight + norm_bias,
             with the population variance. norm_bias needs norm_weight.
         eps: added to the variance; 1e-5 as in torch's LayerNorm. The paper gives none.
-        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
 
     Returns:
         (..., T, e) in the dtype of x, computed in float32 (float64 for float64).

@@ -40,7 +40,7 @@ def _edges(op: str, name: str, cu: Any, first: Array, tokens: int) -> int:
     if not legal:
         raise TypeError(f"{op}: {name} must be a tuple of integers or an integer array; got {cu!r}")
     if cu[0] != 0 or cu[-1] != tokens or any(a > b for a, b in itertools.pairwise(cu)):
-        raise ValueError(f"{op}: {name} must rise from 0 to the {tokens} tokens; got {cu}")
+        raise ValueError(f"{op}: {name} must rise from 0 to the {tokens} tokens; got {check.shown(cu)}")
     return len(cu) - 1
 
 

@@ -11,7 +11,7 @@ from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.check import is_learned, layernorm_context
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, never, op, vjp_of, weights_of
-from attnkit._core.mask import log
+from attnkit._core.mask import log, raise_to
 from attnkit._core.typing import Array, Common, Impl, Length, Namespace
 
 
@@ -50,7 +50,7 @@ def of_length(xp: Namespace, a: quadratic.Inputs, alpha: Any, length: Length) ->
     alpha = quadratic.number(xp, alpha, a.dtype)
     if isinstance(alpha, float) and alpha == 0:
         return 1.0
-    return quadratic.length_of_rows(xp, a, length) ** -alpha
+    return raise_to(quadratic.length_of_rows(xp, a, length), -alpha)
 
 
 def score_gradient(
@@ -149,7 +149,8 @@ def pointwise_attention(
         length: n_i. "visible": the number of keys that query i sees, which makes the result independent of padding and
             of batch-mates; "all": S; or a number or an array > 0 broadcast to (..., L), used as given.
         shift: added to the scores inside h; "-log_length" is -log n_i.
-        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
         **common: `mask`, `bias`, `causal`, `window`, `key_lengths`, `query_mask`, `scale` (None = 1/√d), `enable_gqa`,
             `dropout_mask`, `dropout`; see docs/semantics.md.
 

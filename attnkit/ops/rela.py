@@ -193,7 +193,8 @@ def rela_attention(
         norm_axis: "hidden" (the official code): the mean runs over the H·e features of a token; "head" (a popular
             port): over the e features of a head.
         eps: added to the mean square; 1e-8 as in the official code.
-        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
         **common: `mask`, `bias`, `causal`, `window`, `key_lengths`, `query_mask`, `scale` (None = 1/√d), `enable_gqa`,
             `dropout_mask`, `dropout`; see docs/semantics.md. A
             scale that is an array, () or (H,) with a number for each head, is differentiable.

@@ -70,7 +70,8 @@ def softmax_attention(
         k: (..., S, d).
         v: (..., S, e).
         return_lse: also return lse_i = log Σ_t exp(s_it), (..., L), in the compute dtype; -inf on null rows.
-        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
         **common: `mask`, `bias` (-inf allowed), `causal`, `window`, `key_lengths`, `query_mask`, `scale` (None = 1/√d),
             `enable_gqa`, `dropout_mask`, `dropout`; see docs/semantics.md. A
             scale that is an array, () or (H,) with a number for each head, is differentiable.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from attnkit._core import check, quadratic
-from attnkit._core.dispatch import Kernel, as_kernel, choose, namespace
+from attnkit._core.dispatch import Kernel, as_kernel, choose, known_by_name, namespace
 from attnkit._core.family import RECORDS, Family, Record
 from attnkit._core.mask import Rows, positions
 from attnkit._core.special import take_along, without_autocast
@@ -184,6 +184,7 @@ def _served(caller: str, impl: Any, generic: Callable[..., Any], plan: _Plan, *a
         return serve(*arrays, **options)
 
 
+@known_by_name
 def row_statistics(
     op: Any, q: Array, k: Array, *, fields: Any = None, impl: Impl = "auto", **params: Any
 ) -> RowStatistics:
@@ -196,7 +197,8 @@ def row_statistics(
         op: an attention op of this package or its name: one of those marked in the README's table of ops.
         q, k: as in the op.
         fields: names of the fields to compute; None = all six.
-        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
         **params: the op's own options and its mask, bias, causal, ... without those that affect only the output:
             dropout, and the norm and gate of ReLA.
 
@@ -216,6 +218,7 @@ def row_statistics(
     return statistics
 
 
+@known_by_name
 def attention_with_statistics(
     op: Any, q: Array, k: Array, v: Array, *, fields: Any = None, impl: Impl = "auto", **params: Any
 ) -> tuple[Array, RowStatistics]:
@@ -322,6 +325,7 @@ def _check_cotangents(c: check.Context, dstats: Any) -> None:
             check.wrong_shape(c.op, f"dstats.{name}", x, f"{rows}, the shape of the statistics")
 
 
+@known_by_name
 def row_statistics_vjp(
     op: Any, q: Array, k: Array, dstats: RowStatistics, *, fields: Any = None, impl: Impl = "auto", **params: Any
 ) -> dict[str, Array]:
@@ -340,6 +344,7 @@ def row_statistics_vjp(
     return plan.family.pull(grads, **plan.family.split(params)[0])
 
 
+@known_by_name
 def attention_with_statistics_vjp(
     op: Any,
     q: Array,

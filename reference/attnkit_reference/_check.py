@@ -11,6 +11,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+MOST_TOKENS = 2**62
 
 
 def refuse_unexpected(op: str, arguments: Iterable[str], legal: Iterable[str]) -> None:
@@ -50,9 +51,22 @@ def number(op: str, name: str, x: Any, positive: bool = False) -> float:
     """A finite real number (> 0 if `positive`)."""
     if isinstance(x, bool) or not isinstance(x, numbers.Real):
         raise TypeError(f"{op}: {name}; expected a number, got {_kind(x)}")
-    if not np.isfinite(float(x)) or (positive and float(x) <= 0):
-        raise ValueError(f"{op}: {name}; expected a finite number{' > 0' if positive else ''}, got {x!r}")
-    return float(x)
+    try:
+        value = float(x)
+    except OverflowError:  # an integer or a fraction that float64 does not hold
+        value = np.inf
+    if not np.isfinite(value) or (positive and value <= 0):
+        raise ValueError(f"{op}: {name}; expected a finite number{' > 0' if positive else ''}, got {short(x)}")
+    return value
+
+
+def short(x: Any) -> str:
+    """What a message shows of x; Python prints no integer of thousands of digits."""
+    try:
+        text = repr(x)
+    except ValueError:
+        return f"{type(x).__name__} with thousands of digits"
+    return f"{text[:30]}..." if isinstance(x, numbers.Number) and len(text) > 40 else text
 
 
 def broadcast(op: str, name: str, x: Array, shape: tuple[int, ...]) -> Array:
@@ -86,7 +100,7 @@ def leading_axes(op: str, names: str, shapes: Iterable[tuple[int, ...]], hint: s
 
 
 def _kind(x: Any) -> str:
-    return f"{type(x).__name__} of dtype {x.dtype}" if hasattr(x, "dtype") else f"{type(x).__name__} {x!r}"
+    return f"{type(x).__name__} of dtype {x.dtype}" if hasattr(x, "dtype") else f"{type(x).__name__} {short(x)}"
 
 
 def _is_plain(x: Any) -> bool:
@@ -102,7 +116,7 @@ def boolean(op: str, name: str, x: Any) -> Array:
 
 
 def integers(op: str, name: str, x: Any) -> Array:
-    array = np.asarray(x)
+    array = np.asarray(max(-1, min(x, MOST_TOKENS)) if type(x) is int else x)  # no array holds every integer of Python
     if isinstance(x, bool | np.ma.MaskedArray) or array.dtype.kind not in "iu" or not array.dtype.isnative:
         raise TypeError(f"{op}: {name}; expected integers, got {_kind(x)}")
     return array
@@ -116,5 +130,6 @@ def window_bounds(op: str, window: Any) -> tuple[int | None, int | None]:
         whole = isinstance(bound, numbers.Integral) and not isinstance(bound, bool)
         legal = legal and (bound is None or (whole and bound >= 0))
     if not legal:
-        raise ValueError(f"{op}: window; expected (left, right), integers >= 0 or None, got {window!r}")
-    return window[0], window[1]
+        raise ValueError(f"{op}: window; expected (left, right), integers >= 0 or None, got {short(window)}")
+    left, right = (None if bound is None else int(bound) for bound in window)  # NumPy has none below 0 for some
+    return left, right

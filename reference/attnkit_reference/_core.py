@@ -19,6 +19,7 @@ from attnkit_reference._check import (
     integers,
     leading_axes,
     number,
+    short,
     tokens,
     window_bounds,
 )
@@ -172,7 +173,7 @@ def visibility(
     if key_lengths is not None:
         lengths = broadcast(op, "key_lengths", integers(op, "key_lengths", key_lengths), pairs[:-2])
         if np.any(lengths < 0):
-            raise ValueError(f"{op}: key_lengths; expected integers >= 0, got {key_lengths!r}")
+            raise ValueError(f"{op}: key_lengths; expected integers >= 0, got {short(key_lengths)}")
         visible &= j < lengths[..., None, None]
     if query_mask is not None:
         rows = broadcast(op, "query_mask", boolean(op, "query_mask", query_mask), pairs[:-1])

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from attnkit_reference._check import Array, as_float, broadcast, number
+from attnkit_reference._check import Array, as_float, broadcast, number, short
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -55,7 +55,7 @@ def dropout_multiplier(
     if not 0.0 <= p < 1.0:
         raise ValueError(f"{op}: dropout's p; expected 0 <= p < 1, got {p!r}")
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not 0 <= int(seed) < 2**64:
-        raise ValueError(f"{op}: dropout's seed; expected an integer in [0, 2**64), got {seed!r}")
+        raise ValueError(f"{op}: dropout's seed; expected an integer in [0, 2**64), got {short(seed)}")
     return np.where(visible, _from_seed(pairs, p, int(seed)), 0.0)
 
 

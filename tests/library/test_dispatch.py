@@ -1,7 +1,10 @@
 """Which implementation serves a call, and what the caller is told."""
 
+import asyncio
+import contextlib
 import inspect
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -121,14 +124,14 @@ def test_a_name_that_the_cpu_library_replaced_warns_and_serves(tensors):
         attnkit.nystrom_attention(*tensors, num_landmarks=2, impl="blocked")
 
 
-def test_sdpa_serves_what_it_says_and_nothing_else(tensors):
-    q, k, v = tensors
+def test_sdpa_serves_what_it_says_and_nothing_else():
+    q, k, v = (torch.tensor(x) for x in qkv(16, 16))
     for options in ({}, {"causal": True}, {"scale": 0.5}):
         fused = attnkit.softmax_attention(q, k, v, impl="sdpa", **options)
         generic = attnkit.softmax_attention(q, k, v, impl="generic", **options)
         assert_close(fused, generic)
     refused = {
-        "mask": torch.ones(5, 5, dtype=torch.bool),
+        "mask": torch.ones(16, 16, dtype=torch.bool),
         "return_lse": True,
         "key_lengths": 3,
         "dropout": (0.1, 1),
@@ -144,9 +147,35 @@ def test_sdpa_serves_what_it_says_and_nothing_else(tensors):
     for parts in ((q[0], k[0], v[0]), (q, k[:1], v[:1]), (q, k, v[:1])):
         with pytest.raises(NotImplementedError, match=r"shape \(B, H, tokens, features\) with one B"):
             attnkit.softmax_attention(*parts, impl="sdpa")
-    for queries, keys in ((0, 5), (5, 0)):
+    for queries, keys in ((0, 16), (16, 0)):
         with pytest.raises(NotImplementedError, match="no queries or no keys"):
             attnkit.softmax_attention(q[:, :, :queries], k[:, :, :keys], v[:, :, :keys], impl="sdpa")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("keys", [1, 2, 7, 8, 9, 15, 16, 17, 31, 33])
+def test_a_query_of_nan_is_seen_in_its_output(keys, dtype):
+    """Torch's kernel drops it below 16 keys, and has to be refused there; above it is what auto takes."""
+    q, k, v = (torch.randn(1, 2, keys, 4, generator=torch.Generator().manual_seed(n), dtype=dtype) for n in range(3))
+    q[..., 0, 0] = torch.nan
+    with attnkit.implementations() as ran:
+        for options in ({}, {"causal": True}):
+            for rows in (1, keys) if not options else (keys,):
+                o = attnkit.softmax_attention(q[..., :rows, :], k, v, **options)
+                assert o[..., 0, :].isnan().all()
+                assert not o[..., 1:, :].isnan().any()
+    assert ran["softmax_attention"] == {"sdpa" if keys >= 16 else "native"}
+
+
+def test_torchs_kernel_is_refused_where_it_drops_a_nan():
+    """What the limit is for; when torch has repaired it, it may fall."""
+    q, k = torch.full((1, 1, 1, 4), torch.nan), torch.ones(1, 1, 16, 4)
+    shown = [
+        torch.nn.functional.scaled_dot_product_attention(q, k[:, :, :n], k[:, :, :n]).isnan().all() for n in (7, 16)
+    ]
+    assert shown == [False, True]
+    with pytest.raises(NotImplementedError, match="with fewer than 16 keys torch turns a query that holds NaN into 0"):
+        attnkit.softmax_attention(k[:, :, :15], k[:, :, :15], k[:, :, :15], impl="sdpa")
 
 
 @pytest.mark.parametrize("beside", [lambda o: o, lambda o: o.transpose(-1, -2)[..., :2]], ids=["itself", "below"])
@@ -214,7 +243,7 @@ def test_calls_of_one_signature_are_checked_once_and_others_again(library, monke
             attnkit.gaussian_attention(q, k, v, **{"scale": 0.123, **wrong})
     with pytest.raises(TypeError, match="share one dtype"):
         attnkit.gaussian_attention(q, k, v[...].astype("float32") if library == "numpy" else v.float(), scale=0.123)
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(ValueError, match="impl must name at least one implementation"):
         attnkit.gaussian_attention(q, k, v, scale=0.123, causal=True, impl=())
 
 
@@ -246,6 +275,91 @@ def test_implementations_names_what_ran(tensors, kernel):
         "pointwise_attention_packed": {"generic"},
     }
     assert kernel == ["called", "called"]
+
+
+def test_implementations_within_implementations(tensors):
+    """What runs inside is noted in both, what runs after in the outer one alone."""
+    with attnkit.implementations() as outer:
+        attnkit.pointwise_attention(*tensors, impl="native")
+        with attnkit.implementations() as inner:
+            attnkit.pointwise_attention(*tensors, impl="generic")
+        with contextlib.suppress(NotImplementedError), attnkit.implementations():
+            attnkit.pointwise_attention(*tensors, impl="triton")
+        attnkit.gaussian_attention(*tensors, impl="generic")
+    attnkit.entmax_attention(*tensors)
+    assert inner == {"pointwise_attention": {"generic"}}
+    assert outer == {"pointwise_attention": {"generic", "native"}, "gaussian_attention": {"generic"}}
+
+
+def test_threads_and_tasks_note_what_runs_in_them(tensors):
+    async def task(impl, first, second):
+        with attnkit.implementations() as ran:
+            first.set()
+            await second.wait()
+            attnkit.pointwise_attention(*tensors, impl=impl)
+        return ran
+
+    async def both():
+        events = asyncio.Event(), asyncio.Event()
+        return await asyncio.gather(task("generic", *events), task("native", *events[::-1]))
+
+    assert asyncio.run(both()) == [{"pointwise_attention": {impl}} for impl in ("generic", "native")]
+    with attnkit.implementations() as ran, ThreadPoolExecutor(1) as pool:
+        pool.submit(attnkit.pointwise_attention, *tensors).result()
+    assert ran == {}
+
+
+def test_explain_takes_names(tensors):
+    for name in ("softmax_attention", "sigmoid_attention_vjp", "linear_attention_packed"):
+        more = {"sigmoid_attention_vjp": tensors[:1], "linear_attention_packed": [(0, 5), (0, 5)]}.get(name, [])
+        arrays = [x[0].transpose(0, 1) for x in tensors] if more and len(more) == 2 else tensors
+        arrays = [arrays[0]] * 3
+        assert attnkit.explain(name, *arrays, *more) == attnkit.explain(getattr(attnkit, name), *arrays, *more)
+    for name in ("row_statistics", attnkit.row_statistics):
+        assert attnkit.explain(name, "softmax_attention", *tensors[:2])["generic"] is None
+    with pytest.raises(ValueError, match=r"explain: op must be one of .*; did you mean 'softmax_attention'\?"):
+        attnkit.explain("softmax_atention", *tensors)
+
+
+def test_names_of_implementations_may_be_a_list(tensors, kernel):
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    for op in (attnkit.pointwise_attention, attnkit.sigmoid_attention):
+        for _ in range(2):
+            expected = op(*tensors, mask=mask, impl=("fast", "generic"))
+            assert torch.equal(op(*tensors, mask=mask, impl=["fast", "generic"]), expected)
+            assert torch.equal(op(*tensors, mask=mask, impl=["fast", "auto"]), expected)
+    assert kernel == []
+    attnkit.pointwise_attention(*tensors, impl=["fast", "generic"])
+    assert kernel == ["called"]
+    packed = [*(x[0].transpose(0, 1) for x in tensors), (0, 5), (0, 5)]
+    o = attnkit.pointwise_attention_packed(*packed, impl=["auto"])
+    assert torch.equal(o, attnkit.pointwise_attention_packed(*packed))
+
+
+@pytest.mark.parametrize(
+    ("impl", "error", "text"),
+    [
+        (None, TypeError, "impl must be the name of an implementation, or a tuple or list of names; got None"),
+        (1, TypeError, "got 1"),
+        ([None], TypeError, r"got \[None\]"),
+        ((["generic"],), TypeError, r"got \(\['generic'\],\)"),
+        ({"generic"}, TypeError, r"got \{'generic'\}"),
+        ([], ValueError, r"impl must name at least one implementation; got \[\]"),
+        ((), ValueError, r"impl must name at least one implementation; got \(\)"),
+        ("", ValueError, "impl must be one of 'auto', 'generic', .*; got ''"),
+        (["generc"], ValueError, r"got 'generc'; did you mean 'generic'\?"),
+    ],
+)
+def test_what_names_no_implementation(tensors, impl, error, text):
+    q, k, _ = tensors
+    with pytest.raises(error, match=f"^row_statistics: .*{text}"):
+        attnkit.row_statistics("softmax_attention", q, k, impl=impl)
+    for name in ("pointwise_attention", "sigmoid_attention"):
+        with pytest.raises(error, match=f"^{name}: .*{text}"):
+            getattr(attnkit, name)(*tensors, impl=impl)
+    packed = [x[0].transpose(0, 1) for x in tensors]
+    with pytest.raises(error, match=f"^softmax_attention_packed: .*{text}"):
+        attnkit.softmax_attention_packed(*packed, (0, 5), (0, 5), impl=impl)
 
 
 def test_choices_are_not_remembered_without_end(tensors, monkeypatch):

@@ -43,6 +43,41 @@ def test_keys_exactly_on_the_threshold(top, dtype):
     assert not grads["k"][top:].any()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("alpha", [1.01, 1.3, 1.5, 2.0, "array"])
+@pytest.mark.parametrize("impl", ["native", "generic"])
+def test_scores_that_have_no_digits_after_the_point(impl, alpha, dtype):
+    """From 2^24 on in float32, from 2^53 on in float64, 1 below a maximum is the maximum: it has all the weight."""
+    rng = np.random.default_rng(0)
+    q, k, v, do = (rng.normal(size=(2, n, 8)).astype(dtype) for n in (40, 50, 50, 40))
+    own = np.linspace(1, 2, 40)[:, None].astype(dtype) if alpha == "array" else alpha
+    first = np.argmax(q.astype(np.longdouble) @ np.swapaxes(k, -1, -2).astype(np.longdouble), axis=-1)[..., None]
+    for scale in (1e8, 1e18, 1e30):
+        call = {"alpha": own, "scale": scale, "impl": impl}
+        o = attnkit.entmax_attention(q, k, v, **call)
+        assert np.array_equal(o, np.take_along_axis(v, first, axis=1))
+        grads = attnkit.entmax_attention_vjp(q, k, v, do, **call)
+        sums = np.zeros_like(v)
+        for item in range(2):
+            np.add.at(sums[item], first[item, :, 0], do[item])
+        np.testing.assert_allclose(grads["v"], sums, rtol=1e-5)
+        assert not grads["q"].any()
+        assert not grads["k"].any()
+
+
+@pytest.mark.parametrize("alpha", [1.01, 1.3, 1.5, 2.0])
+@pytest.mark.parametrize("top", [2.0**22, 2.0**23 + 1, 2.0**24 - 1, 2.0**24 + 2, 2.0**25 - 2, 2.0**26])
+def test_keys_just_below_a_large_maximum(alpha, top):
+    """Whatever float32 holds of scores that are large, the weights of the same scores less their maximum."""
+    below = np.array([0, 0.5, 1, 2, 2, 3, 4, 8, 60, 96, 200])
+    scores = np.float32(top) - below.astype(np.float32)  # rounded to what is there
+    call = np.ones((1, 1), np.float32), np.eye(11, dtype=np.float32)
+    weights = attnkit.entmax_attention(call[0], scores[:, None], call[1], alpha=alpha, impl="native")
+    less = (scores - scores.max())[:, None].astype(float)
+    exact = attnkit.entmax_attention(np.ones((1, 1)), less, np.eye(11), alpha=alpha, impl="generic")
+    np.testing.assert_allclose(weights, exact, rtol=1e-4, atol=1e-6)
+
+
 def halves():
     """Arguments of float16 of which every number is subnormal."""
     return [torch.randn(2, 300, 64, generator=torch.Generator().manual_seed(i)).mul(2**-17).half() for i in range(3)]

@@ -63,6 +63,11 @@ def unsupported_options(q: Array, k: Array, v: Array, *, activation: str = "relu
     return lacking("cuda", ACTIVATIONS, activation)
 
 
+def _word(seed: Array) -> Array:
+    """A seed of any integer dtype as the 64 bits that the kernels read: those of less are 32."""
+    return (seed if seed.dtype.itemsize == 8 else seed.astype("uint32")).astype("uint64")
+
+
 class Call(Views):
     """One call of `pointwise_attention` or its gradient on a device: the arguments shared by all of its launches."""
 
@@ -110,7 +115,7 @@ class Call(Views):
         s.scale, s.shift, s.gain, s.alpha, s.last_kept = n.scale, n.shift, n.gain, n.alpha, n.last_kept
         if n.drops:
             seed = options["dropout"][1]
-            s.seed = self.pointer(seed.astype("uint64") if is_array(seed) else self.device.word(int(seed)))
+            s.seed = self.pointer(_word(seed) if is_array(seed) else self.device.word(int(seed)))
         if is_array(options.get("length")) and any(n.rows):
             self.view("lengths", "rows", options["length"].astype(self.compute))
         for name, present in zip(("factors", "logs"), n.rows, strict=True):

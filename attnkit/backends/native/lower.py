@@ -55,6 +55,8 @@ POISONS = poisons()
 
 TOO_MANY = f"more than {abi.AXES} leading axes"
 UNALIGNED = "an array is not aligned to its elements"
+SIZES = 1 << 31
+TOO_LONG = "an axis of 2^31 or more"
 
 
 def trailing_axes(name: str) -> int:
@@ -367,7 +369,12 @@ def _message(code: int) -> str:
 
 
 def refused_axes(q: Any, k: Any, v: Any = None, *rest: Any, enable_gqa: bool = False, **options: Any) -> str | None:
-    """Why the library does not serve the shapes of a call: of axes of size 1 it takes any number."""
+    """Why the library does not serve the shapes of a call: of axes of size 1 it takes any number. Symbols of a traced
+    program are not compared, which would bound them for good; `run` looks at their sizes.
+    """
+    sizes = [n for x in (q, k, v) if x is not None for n in x.shape]
+    if any(isinstance(n, int) and n >= SIZES for n in sizes):
+        return TOO_LONG
     shapes = [x.shape[:-2] for x in (q, k, v) if x is not None]
     several = [any(n != 1 for n in sizes) for sizes in zip_longest(*map(reversed, shapes), fillvalue=1)]
     groups = enable_gqa and 1 < k.shape[-3] < q.shape[-3]  # an axis of their own

@@ -9,11 +9,18 @@ from attnkit._core.dispatch import Kernel
 from attnkit.backends.torch import transforms
 from attnkit.ops.softmax import SOFTMAX
 
+LEAST_KEYS = 16
+"""Keys from which torch's kernel for CPUs shows a NaN in a query. It takes the maximum of a row by vectors of up to 16
+scores, which keep a NaN, and that of the rest one by one, which drops it. A row of nothing but NaN then has no maximum,
+and its output is 0, as that of a row without a visible key; its gradients are NaN.
+"""
+
 
 def sdpa_unsupported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str | None:
     """Why torch's function cannot serve this call with attnkit's semantics, or None.
 
     Its masks let padding that holds NaN reach the output, its causality is upper-left, and it returns no statistics.
+    Under causality the first query sees one key, but its scores are as many as there are keys.
     """
     allowed = ("causal", "scale", "enable_gqa")
     for name, value in options.items():
@@ -23,6 +30,8 @@ def sdpa_unsupported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **option
         return "causal needs as many queries as keys"
     if q.shape[-2] == 0 or k.shape[-2] == 0:
         return "no queries or no keys"
+    if q.device.type == "cpu" and k.shape[-2] < LEAST_KEYS:
+        return f"with fewer than {LEAST_KEYS} keys torch turns a query that holds NaN into 0"
     if transforms.maps():  # torch has no batching rule for its CPU kernel: it loops and warns
         return transforms.MAPS
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4 or not (q.shape[0] == k.shape[0] == v.shape[0]):

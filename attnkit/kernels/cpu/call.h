@@ -243,7 +243,9 @@ struct Item {
         head(static_cast<uint32_t>(along(call.plan.heads, at))),
         number(static_cast<uint32_t>(along(call.plan.items, at))) {
     const Matrix limit(call, ATTNKIT_KEY_LENGTHS, at);
-    if (limit) keys = std::clamp<int64_t>(read_integer(limit.dtype, limit.data), 0, keys);
+    const int64_t length = limit ? read_integer(limit.dtype, limit.data) : keys;
+    const bool beyond = limit.dtype == ATTNKIT_UINT64 && length < 0;  // 2^63 or more
+    if (!beyond) keys = std::clamp<int64_t>(length, 0, keys);
     if (drops_by_counter) {
       const int dtype = call.view(ATTNKIT_SEED).dtype;
       const int64_t word = read_integer(dtype, call.arrays[ATTNKIT_SEED]);

@@ -248,7 +248,7 @@ class Entmax {
     if (at.top == -kInfinity<T>) at.top = 0;
     else if (at.top != at.top) at.inverse = at.top;
     else {
-      list.collect(row, width, at.top - e.gap());
+      list.collect(row, width, e.least(at.top));
       T *x = list.values.data();
       const int64_t n = list.pad(-kInfinity<T>);
       for (int64_t j = 0; j < n; j += kLanes<T>) store<T>(x + j, (load(x + j) - at.top) * e.above);
@@ -446,8 +446,7 @@ class Entmax {
     if (at.inverse == 0 || at.inverse != at.inverse) return;
     constexpr T kSlack = 16 * std::numeric_limits<T>::epsilon();  // the comparison below rounds as t does not
     const T threshold = at.top + (at.tau + at.delta) / e.above - kSlack * (1 + std::abs(at.top));
-    const T least = e.softmax ? at.top - e.gap() : threshold;
-    list.collect(row, width, least);
+    list.collect(row, width, e.softmax ? e.least(at.top) : threshold);
     T *x = list.values.data();
     const int64_t n = list.pad(-kInfinity<T>);
     for (int64_t j = 0; j < n; j += kLanes<T>) store<T>(x + j, (load(x + j) - at.top) * e.above);

@@ -47,8 +47,12 @@ struct Exponent {
     const T norm = kPower == 2 ? std::sqrt(full) : std::pow(full, above);
     return kPower == 2 ? (full - norm) / low : (norm - 1) * (full / norm) / low;
   }
-  // Scores that are further below the maximum have weight 0 for every τ.
-  T gap() const { return softmax ? T{1000} : kPower == 1 ? T{1} : kPower == 2 ? T{2} : power; }
+  // Scores up to this have weight 0 for every τ where `top` is the maximum: they are further below it than the gap, and
+  // than its rounding, for from 2^24 on `top` - 1 is `top` in float32.
+  T least(T top) const {
+    const T gap = softmax ? T{1000} : kPower == 1 ? T{1} : kPower == 2 ? T{2} : power;
+    return (top - gap) - 2 * std::numeric_limits<T>::epsilon() * std::abs(top);
+  }
 };
 
 template <class T>

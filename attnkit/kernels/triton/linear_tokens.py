@@ -59,7 +59,7 @@ def seen_range(limits, masks, item, head):
         first = tl.load(masks[1][0] + item * masks[1][1] + head * masks[1][2]).to(tl.int32)
     if masks[2] is not None:
         length = tl.load(masks[2][0] + item * masks[2][1] + head * masks[2][2])
-        stop = tl.minimum(stop, length.to(tl.int32))
+        stop = tl.minimum(tl.maximum(length.to(tl.int64), 0), stop).to(tl.int32)
     return first, stop
 
 

@@ -128,7 +128,7 @@ def valid_keys(key_lengths, keys, item, head):
     """The number of keys of an item: `keys`, or fewer by its key_lengths."""
     if key_lengths is not None:
         length = tl.load(key_lengths[0] + item * key_lengths[1] + head * key_lengths[2])
-        keys = tl.minimum(keys, length.to(tl.int32))
+        keys = tl.minimum(tl.maximum(length.to(tl.int64), 0), keys).to(tl.int32)
     return keys
 
 

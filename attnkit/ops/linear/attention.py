@@ -149,7 +149,8 @@ def linear_attention(
             that every query sees. A row with a state is not null. With `causal` it needs L = S.
         return_state: also return the state: initial_state plus all keys that `key_lengths` and (for some query) `mask`
             allow, whatever `causal` and `query_mask` say, for later queries may see them.
-        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
         **common: `mask`, `causal`, `key_lengths`, `query_mask`, `scale` (a factor of φ(q)·φ(k), None = 1) and
             `enable_gqa`; see docs/semantics.md. A mask of pairs (not a key mask) costs O(L·S).
 

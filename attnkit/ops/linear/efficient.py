@@ -41,7 +41,8 @@ def efficient_attention(
             with a state is not null. With `causal` it needs L = S.
         return_state: also return the state: initial_state plus all keys that `key_lengths` and `mask` allow, whatever
             `causal` and `query_mask` say, for later queries may see them.
-        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
         **common: `mask`, a key mask (..., 1, S) or (S,), `causal`, `key_lengths`, `query_mask`, `enable_gqa`.
 
     Returns:

@@ -161,7 +161,8 @@ def linformer_attention(
         v: (..., S, e).
         proj_k, proj_v: (..., m, S_max), any real float dtype, shared by the heads or one per head of k. Columns
             0..S-1 are used; S > S_max is a ValueError.
-        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
         **common: `mask`, a key mask (..., 1, S) or (S,), and `key_lengths`: keys that they exclude are 0 before E and
             F, but slots are never masked. `query_mask` (..., L), `scale` (None = 1/√d), `enable_gqa`, and
             `dropout_mask` (..., L, m), which multiplies the weights of the slots. An item without a valid key gets 0.

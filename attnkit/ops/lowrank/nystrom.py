@@ -270,7 +270,8 @@ def nystrom_attention(
         init: "exact" takes ‖K2‖₁, the maximum column sum, of each matrix; "batch_max" the largest of all leading axes,
             as the authors' code does by default: an item then depends on its batch-mates. Items that get exact softmax
             are left out.
-        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
         **common: `mask`, a key mask (..., 1, n) or (n,), `key_lengths` and `query_mask` (..., n): a token that one of
             them excludes is neither key nor query, and its output is 0. `scale` (None = 1/√d), `enable_gqa`.
 

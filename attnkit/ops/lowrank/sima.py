@@ -107,7 +107,8 @@ def sima_attention(
         k: (..., S, d).
         v: (..., S, e).
         eps: the least norm, 1e-12 as in the official code.
-        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
         **tokens: `mask`, a key mask (..., 1, S) or (S,), and `key_lengths`: the valid keys; `query_mask` (..., L): the
             valid queries, which all enter the norm of q; `enable_gqa`. With hidden keys and L = S `query_mask` is
             required. There is no causal form: every output depends on every query.

@@ -160,7 +160,8 @@ def soft_attention(
         newton_steps, init_scale, inverse_grad: as in `newton_inverse`. "implicit" is what the authors' code does and
             what the exact gradient becomes once A X A = A; "unrolled" is the exact gradient of the T steps.
         ridge: ≥ 0, added to the diagonal of A before its norm is taken. The authors' code uses 0.01.
-        impl: "auto", "generic", the name of a kernel, or a tuple of names tried in order (see `attnkit.explain`).
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
         **tokens: `mask`, a key mask (..., 1, n) or (n,), `key_lengths` and `query_mask` (..., n): a token that one of
             them excludes is neither key nor query, and its output is 0.
 

@@ -65,7 +65,10 @@ class Jax(Transformed, AttnkitAdapter):
         self.options, self.number = options, next(Jax.numbers)
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
-        """On the default device."""
+        """On the default device. JAX would cut integers of 64 bits: they become what it has."""
+        own = jax.dtypes.canonicalize_dtype(x.dtype)
+        if x.dtype.kind in "iu" and own != x.dtype:
+            x = np.clip(x, np.iinfo(own).min, np.iinfo(own).max).astype(own)
         return jax.device_put(x)  # jax.numpy.asarray would compile a copy for each shape
 
     def numpy(self, x: Any) -> np.ndarray:

@@ -16,6 +16,7 @@ from attnkit_conformance.model.grammar import Level, Row
 from attnkit_conformance.model.op import ALL_TOKENS, Op, Tokens, o_only
 from attnkit_conformance.scenes import attention
 from attnkit_conformance.scenes.attention import CAUSAL, LENGTH_ARRAY
+from attnkit_conformance.scenes.options import of_some_dtype
 from attnkit_conformance.scenes.rows import parameters, sizes
 from attnkit_reference._core import visibility
 
@@ -105,7 +106,7 @@ def unit_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     options += ["poison"] if row["poison"] == "yes" else []
     options += ["wide_weights"] if row["weights"] == "float32" else []
     size *= 0.3 if row["values"] == "small" else 1.0
-    params = {**parameters({"heads": "equal", **row}, T, T, exact=False),
+    params = {**parameters(name, {"heads": "equal", **row}, T, T, exact=False),
               **{own: row[own] for own in ("alpha", "length") if row[own] is not None}}  # fmt: skip
     lead = LEADS[str(row["batch"])]
     return unit_case(op, Scene(name, T, 0, (lead, ()), (), tuple(options), params, size, d=d, e=e), dtype)
@@ -125,7 +126,8 @@ def unit_options(scene: Scene, lead: Shape, rng: np.random.Generator) -> dict[st
     options: dict[str, Array] = {}
     there = rng.random((*lead, T)) < 0.7
     if "key_lengths" in scene.options:
-        options["key_lengths"] = np.linspace(T * 0.8, 0, int(np.prod(lead))).astype(np.int64).reshape(lead)
+        ends = np.linspace(T * 0.8, 0, int(np.prod(lead))).astype(np.int64).reshape(lead)
+        options["key_lengths"] = of_some_dtype(scene.name, T, ends)
         there = np.arange(T) < options["key_lengths"][..., None]
     if "mask" in scene.options:
         options["mask"] = (rng.random((*lead, T, T)) < 0.6) & there[..., None, :]

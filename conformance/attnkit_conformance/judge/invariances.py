@@ -5,6 +5,7 @@ Each has the arguments (adapter, make), `make(scene)` being a case of the op und
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -28,6 +29,8 @@ STEPS = 7
 STATES = ("S", "z", "c", "m")  # parts of a state
 PLAIN = Scene("property", L, S)
 LAST_CAUSAL = Scene("property-causal", L, S, params=CAUSAL)
+FEW = Scene("property-few-keys", 3, 3, params=CAUSAL)  # less than a vector of any kernel
+OF_FEW = ", of three keys"
 PADDED = Scene("property-padded", L, S, options=("query_mask",))
 BIASED = Scene("property-bias", L, S, options=("mask", "bias"))
 
@@ -201,23 +204,33 @@ def kink_gradients(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[
         yield from (f"d{n} is not exactly 0 at s = {kink:g}" for n in ("q", "k") if np.any(grads[n] != 0))
 
 
-def with_a_nan(case: Case) -> Case:
-    """The case with NaN in the third key from the end."""
+def with_a_nan(case: Case, key: int = S - 3) -> Case:
+    """The case with NaN in a key, by default the third from the end."""
     tokens = tokens_of(case)
     source = next(iter(tokens.keys))
     copies = {source: case.arrays[source].copy()}
-    tokens_first(tokens.keys, copies)[source][S - 3] = np.nan
+    tokens_first(tokens.keys, copies)[source][key] = np.nan
     return changed(case, **copies)
 
 
 def visible_nan(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
     """A NaN in a visible key reaches the output of every query that sees it: all, or the last three if causal.
 
-    It reaches no other, unless keys are values too: a NaN in v is multiplied by weights of 0 in all rows.
+    It reaches no other, unless keys are values too: a NaN in v is multiplied by weights of 0 in all rows. Of three keys
+    it is the first: the scores of the first query are then nothing but NaN, if causal.
     """
     case = make(LAST_CAUSAL)
+    yield from nan_in_rows(adapter, case, with_a_nan(case))
+    if BY_NAME[case.op].group == "a" and not getattr(adapter, "compiles", False):
+        few = make(FEW)
+        with contextlib.suppress(Unsupported):  # not every kernel takes so few
+            yield from (f"{text}{OF_FEW}" for text in nan_in_rows(adapter, few, with_a_nan(few, 0)))
+
+
+def nan_in_rows(adapter: Adapter, case: Case, given: Case) -> Iterator[str]:
+    """What a NaN in the third key from the end, as in `given`, does wrong."""
     tokens = tokens_of(case)
-    for name, x in core.outputs(adapter, with_a_nan(case)).items():
+    for name, x in core.outputs(adapter, given).items():
         if name not in ("o", "w", "total"):
             continue
         nans = np.moveaxis(np.isnan(x.astype(np.float64)), tokens.queries.get(name, -1), -1)

@@ -143,8 +143,10 @@ def property_case(result: CaseResult) -> Case:
     op = BY_NAME[result.op]
     labels = dict(properties.subjects(op, "full"))
     label = result.id.partition("property.visible_nan")[2]
-    case = scene_case(op, invariances.LAST_CAUSAL, labels[label], label.strip("."), result.dtype)
-    return replace(invariances.with_a_nan(case), id=result.id)
+    few = invariances.OF_FEW in result.message
+    scene = invariances.FEW if few else invariances.LAST_CAUSAL
+    case = scene_case(op, scene, labels[label], label.strip("."), result.dtype)
+    return replace(invariances.with_a_nan(case, 0) if few else invariances.with_a_nan(case), id=result.id)
 
 
 def simplicity(result: CaseResult, case: Case) -> tuple[Any, ...]:

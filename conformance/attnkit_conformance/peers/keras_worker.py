@@ -85,7 +85,7 @@ class Functions:
         s = keras.ops.matmul(q, keras.ops.swapaxes(k, -1, -2)) * params.get("scale", q.shape[-1] ** -0.5)
         s = s if "bias" not in floats else s + keras.ops.cast(floats["bias"], s.dtype)
         s = s if clean else keras.ops.where(keras.ops.convert_to_tensor(seen), s, -np.inf)
-        alive = keras.ops.any(s > -np.inf, axis=-1, keepdims=True)
+        alive = keras.ops.any(s != -np.inf, axis=-1, keepdims=True)
         w = keras.ops.where(alive, keras.ops.sparsemax(keras.ops.where(alive, s, 0.0)), 0.0)
         return {"w": w} if v is None else {"o": keras.ops.matmul(w, v)}
 

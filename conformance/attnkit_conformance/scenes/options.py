@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -22,6 +23,8 @@ NUMBERS: Mapping[str, tuple[float, ...]] = {
     "shift": (0.3, -0.2, 0.1, 0.0),
     "gamma": (0.6, 1.5, 1.0, 0.8),
 }
+INTEGERS = ("uint64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")  # dtypes of lengths
+FAR = (None, 2**31 - 1, 2**63 - 1, 2**70)  # bounds of windows that exclude nothing
 EXACT_SCALES = (0.5, -0.25, 0.25, 1.0)  # of exact scores
 
 
@@ -58,6 +61,31 @@ def lengths(scene: Scene, least: float, most: float) -> Array:
     return np.linspace(least, most, int(np.prod(shape))).astype(np.int64).reshape(shape)
 
 
+def of_some_dtype(name: str, keys: int, x: Array, whole: bool = False) -> Array:
+    """Lengths in an integer dtype that a name draws and that holds them. If `whole`, those of all keys but one are the
+    largest number of the dtype, beyond the integers that most libraries count with: all keys.
+    """
+    fitting = [dtype for dtype in INTEGERS if np.iinfo(dtype).max >= keys]
+    dtype = fitting[drawn(name, len(fitting))]
+    own = x.astype(dtype)
+    if whole:
+        own[x == keys - 1] = np.iinfo(dtype).max
+    return own
+
+
+def drawn(name: str, count: int) -> int:
+    """A number below `count`, the same for the same name."""
+    return zlib.crc32(name.encode()) % count
+
+
+def some_lengths(scene: Scene, rng: np.random.Generator) -> Array:
+    return of_some_dtype(scene.name, scene.S, lengths(scene, 0.6 * scene.S, scene.S - 1))
+
+
+def zero_to_huge(scene: Scene, rng: np.random.Generator) -> Array:
+    return of_some_dtype(scene.name, scene.S, lengths(scene, 0, scene.S - 1), whole=True)
+
+
 def per_key(rng: np.random.Generator, scene: Scene) -> Array:
     return rng.standard_normal(items(scene, 1, scene.S))
 
@@ -85,8 +113,8 @@ MAKERS: Mapping[str, Mapping[str, Maker]] = {
     "key_lengths": {
         "key_lengths": lambda scene, rng: lengths(scene, 0.6 * scene.S, 0),
         "key_lengths_random": lambda scene, rng: rng.integers(0, scene.S + 1, items(scene)),
-        "key_lengths=some": lambda scene, rng: lengths(scene, 0.6 * scene.S, scene.S - 1),
-        "key_lengths=zero": lambda scene, rng: lengths(scene, 0, scene.S - 1),
+        "key_lengths=some": some_lengths,
+        "key_lengths=zero": zero_to_huge,
     },
     "query_mask": {
         "query_mask": lambda scene, rng: rng.random(items(scene, scene.L)) < 0.7,

@@ -18,7 +18,7 @@ from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.store import kept
 from attnkit_conformance.scenes.attention import GQA, LENGTH_ARRAY, scene_sample
-from attnkit_conformance.scenes.options import LEARNED, NUMBERS
+from attnkit_conformance.scenes.options import FAR, LEARNED, NUMBERS, drawn
 
 PREFIX = {"pairs": "pair.", "triples": "triple.", "tiles": "tile."}
 ARRAYS = {"quick": ("pairs",), "scenes": (), "full": ("pairs", "triples", "tiles")}
@@ -250,7 +250,7 @@ def scene_of(name: str, row: Row, exact: bool) -> Scene:
     options += ["gqa"] if row["heads"] != "equal" else []
     options += ["poison"] if row["poison"] == "yes" else []
     size, layout = SIZES.get(str(row["values"]), 1.0), str(row["layout"])
-    return Scene(name, L, S, d, e, leads(row), size, tuple(options), parameters(row, L, S, exact), layout)
+    return Scene(name, L, S, d, e, leads(row), size, tuple(options), parameters(name, row, L, S, exact), layout)
 
 
 def sizes(text: Level) -> tuple[int, ...]:
@@ -269,13 +269,15 @@ def leads(row: Row) -> tuple[tuple[int, ...], ...]:
     return ((2, of_q), (2, of_k), (2, of_k))
 
 
-def parameters(row: Row, L: int, S: int, exact: bool) -> dict[str, Any]:
-    """The common parameters that are not arrays; scales of exact scores are powers of 2."""
+def parameters(name: str, row: Row, L: int, S: int, exact: bool) -> dict[str, Any]:
+    """The common parameters that are not arrays; scales of exact scores are powers of 2, and where a window is open the
+    name draws no bound or one that excludes nothing."""
     params: dict[str, Any] = {} if row["heads"] == "equal" else dict(GQA)
     if row.get("causal", "none") != "none":
         params["causal"] = True if row["causal"] == "lower_right" else "upper_left"
     if row.get("window", "none") != "none":
-        windows = {"left": (S // 2, None), "right": (None, S // 8), "both": (S // 2, S // 3)}
+        far = FAR[drawn(name, len(FAR))]
+        windows = {"left": (S // 2, far), "right": (far, S // 8), "both": (S // 2, S // 3)}
         params["window"] = windows[str(row["window"])]
     if row.get("scale") in LEARNED:
         pass

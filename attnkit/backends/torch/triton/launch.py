@@ -77,7 +77,7 @@ def call_of(
     seed = None
     if plan.numbers.drops:
         seed = options["dropout"][1]
-        seed = seed.to(torch.int64) if isinstance(seed, Tensor) else _word(q, int(seed))
+        seed = _word_of(seed) if isinstance(seed, Tensor) else _word(q, int(seed))
     return Call(
         bias, mask, dropout_mask, key_lengths, query_mask, length, seed, *edges, activation, atomic, plan
     )  # fmt: skip
@@ -87,6 +87,12 @@ def _keys_of_sequences(q: Tensor, edges_q: Tensor, edges_k: Tensor) -> Tensor:
     """How many keys the sequence of each query has (L,), 1 if it has none."""
     sequence = torch.searchsorted(edges_q[1:], torch.arange(q.shape[-2], device=q.device), right=True)
     return edges_k.diff()[sequence].clamp(min=1)
+
+
+def _word_of(seed: Tensor) -> Tensor:
+    """A seed of any integer dtype as the 64 bits that the kernels read: those of less are 32."""
+    word = seed.to(torch.int64)
+    return word if seed.dtype.itemsize == 8 else word & 0xFFFFFFFF
 
 
 def _word(like: Tensor, seed: int) -> Tensor:

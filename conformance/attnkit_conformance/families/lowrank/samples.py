@@ -10,6 +10,7 @@ import numpy as np
 
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.scenes import attention
+from attnkit_conformance.scenes.options import of_some_dtype
 from attnkit_reference import newton_inverse
 from attnkit_reference.lowrank.soft import differences, gaussian
 
@@ -94,7 +95,8 @@ def masks_of(scene: Scene, S: int, rng: np.random.Generator) -> dict[str, Array]
     masks: dict[str, Array] = {}
     if "key_lengths" in scene.options:
         shape = (*lead[:-1], 1)
-        masks["key_lengths"] = np.linspace(S * 0.8, 0, int(np.prod(shape))).astype(np.int64).reshape(shape)
+        ends = np.linspace(S * 0.8, 0, int(np.prod(shape))).astype(np.int64).reshape(shape)
+        masks["key_lengths"] = of_some_dtype(scene.name, S, ends)
     if "query_mask" in scene.options:
         masks["query_mask"] = rng.random((*lead[:-1], 1, scene.n)) < 0.7
         masks["query_mask"][-1] = False  # the keys of this item are not read
