@@ -37,6 +37,8 @@ class Adapter(Protocol):
     implementation does not have: its cases are asked without them, and all else is judged. `errors = True` holds the
     adapter to the error texts of semantics A12. `description` (text) is shown in reports beside the name.
 
+    So is `with_threads(number)`, a context in which calls may use that many threads: a search draws their number.
+
     So are three methods, for derivatives beyond gradients, on which an adapter that has them is judged in float64:
 
     - `jvp(op, arrays, params, tangents)` returns {output name: tangent} for every output that has a gradient;

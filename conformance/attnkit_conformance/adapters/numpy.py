@@ -20,6 +20,11 @@ class ReadOnly(AttnkitAdapter):
         return view
 
 
+def auto() -> list[AttnkitAdapter]:
+    """What a call without `impl` runs."""
+    return [AttnkitAdapter("auto-numpy", DTYPES, "auto", "explicit gradients")]
+
+
 def adapters() -> list[AttnkitAdapter]:
     """One adapter per implementation, and the read-only one."""
     text = "explicit gradients"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,16 @@ class Explicit(AttnkitAdapter):
         if is_dtype(x, "bfloat16"):
             return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16).to(self.device)
         return torch.from_numpy(x).to(self.device)
+
+    @contextmanager
+    def with_threads(self, number: int) -> Iterator[None]:
+        """Calls with so many threads of torch."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(number)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def numpy(self, x: Any) -> np.ndarray:
         """Refuses anything that is not a tensor on this device."""
@@ -74,6 +85,14 @@ def pulled_back(
     grads = torch.autograd.grad([outputs[name] for name in live], list(leaves.values()), grads_of, allow_unused=True)
     pairs = zip(leaves.items(), grads, strict=True)
     return {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
+
+
+def auto() -> list[AttnkitAdapter]:
+    """What a call without `impl` runs, by autograd and by explicit gradients."""
+    return [
+        Autograd("auto-torch", "auto", "cpu", "cpu, autograd"),
+        Explicit("auto-torch-explicit", "auto", "cpu", "cpu, explicit gradients"),
+    ]
 
 
 def adapters() -> list[AttnkitAdapter]:

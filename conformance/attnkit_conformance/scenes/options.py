@@ -85,8 +85,8 @@ MAKERS: Mapping[str, Mapping[str, Maker]] = {
     "key_lengths": {
         "key_lengths": lambda scene, rng: lengths(scene, 0.6 * scene.S, 0),
         "key_lengths_random": lambda scene, rng: rng.integers(0, scene.S + 1, items(scene)),
-        "key_lengths=some": lambda scene, rng: lengths(scene, 0.6 * scene.S, scene.S - 1),
-        "key_lengths=zero": lambda scene, rng: lengths(scene, 0, scene.S - 1),
+        "key_lengths=some": lambda scene, rng: lengths(scene, 0.6 * scene.S, max(0, scene.S - 1)),
+        "key_lengths=zero": lambda scene, rng: lengths(scene, 0, max(0, scene.S - 1)),
     },
     "query_mask": {
         "query_mask": lambda scene, rng: rng.random(items(scene, scene.L)) < 0.7,
