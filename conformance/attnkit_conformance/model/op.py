@@ -99,10 +99,6 @@ class Op:
     telling: Callable[[Case], bool] = always  # whether a case that a search draws tells anything
     kind: Any = None  # what the samples of its family know of it
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """The name by which hypothesis shows an op."""
-        printer.text(f"Op({self.name!r})")
-
     def adapted(self, scene: Scene, params: Params) -> Scene | None:
         """The scene reduced to what this op supports with these parameters; None if nothing is left."""
         adapt = self.subject(params).adapt

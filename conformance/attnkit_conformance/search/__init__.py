@@ -1,8 +1,8 @@
 """A search for inputs on which an implementation is wrong, in addition to the fixed samples.
 
-Recipes are drawn by number: any op, combination of options, sizes, dtype, memory layouts and number of threads. Each case
-is judged on a few of the adapters, with a bound that is cheap where results are right. What fails is shrunk as a recipe
-and kept as one, and its smallest program is shown; `run --samples FILE` judges it again.
+Recipes are drawn by number: any op, combination of options, sizes, dtype, memory layouts and number of threads. Each
+case is judged on a few of the adapters, with a bound that is cheap where results are right. What fails is shrunk as a
+recipe and kept as one, and its smallest program is shown; `run --samples FILE` judges it again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.search import recipe as recipes
 from attnkit_conformance.search import screen, smallest
 from attnkit_conformance.search.placed import Placed
-from attnkit_conformance.search.recipe import Recipe, drawn, of_op, simpler
+from attnkit_conformance.search.recipe import Recipe, drawn, of_op, shrunk
 from attnkit_conformance.search.screen import Truth
 from attnkit_conformance.search.shrink import size
 
@@ -37,7 +38,7 @@ SHRINKING = 20.0  # seconds to shrink one failing case, beyond the time of the s
 TWICE = 2  # a result that depends on what was in memory before fails now and then
 WRITTEN = 400  # entries of all arrays that a program writes out
 VALUES = {"bound", "nonfinite"}  # checks of which memory that nobody wrote fails one or the other
-UNFINISHED = "unfinished.json"  # the recipe that is being judged: left behind by a process that dies
+UNFINISHED = "unfinished-{}.json"  # by its seed, the recipe that is being judged: left behind by a process that dies
 Way = tuple[str, str, frozenset[str]]
 
 
@@ -81,7 +82,12 @@ class Search:
             tell(self, recipe.op)
             self.look(recipe, n)
             n += 1
-        (self.folder / UNFINISHED).unlink(missing_ok=True)
+        self.unfinished.unlink(missing_ok=True)
+
+    @property
+    def unfinished(self) -> Path:
+        """The file of the recipe that is being judged."""
+        return self.folder / UNFINISHED.format(self.seed)
 
     def covers(self, adapter: Adapter, op: Op, dtype: str) -> bool:
         """Whether an adapter is judged on an op in a dtype."""
@@ -130,7 +136,7 @@ class Search:
     def note(self, recipe: Recipe) -> None:
         """Leave the recipe in a file, for whoever finds that the process has died of it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / UNFINISHED).write_text(recipe.text)
+        self.unfinished.write_text(recipe.text)
 
     def remember(self, result: CaseResult) -> None:
         """Keep the worst verdict on each adapter, op and dtype."""
@@ -145,7 +151,8 @@ class Search:
         if way in self.known:
             return
         self.known.add(way)
-        small = shrunk(recipe, lambda candidate: fails(candidate, adapter, way), self.clock)
+        end = self.clock() + SHRINKING
+        small = shrunk(recipe, lambda candidate: self.clock() < end and fails(candidate, adapter, way))
         again = result_of(small, adapter)
         result = again if again is not None and again.status == "fail" else result
         program = "" if adapter is None else program_of(small, adapter, result)
@@ -161,7 +168,9 @@ class Search:
 
 
 def way_of(result: CaseResult) -> Way:
-    """The kind of a failure: the adapter, the op, and the checks of outputs or gradients or the name of an exception."""
+    """The kind of a failure: the adapter, the op, and the checks, or the name of an exception; of values whether they
+    are outputs or gradients alone.
+    """
     failing = {measured.output for measured in result.measured if measured.failures}
     of = "gradients" if failing and all(name.startswith("d") for name in failing) else "outputs"
     kinds = {f"values of {of}" if check in VALUES else check for check in result.checks}
@@ -178,7 +187,7 @@ def of_reference(recipe: Recipe, error: Exception) -> CaseResult:
 def result_of(recipe: Recipe, adapter: Adapter | None) -> CaseResult | None:
     """The verdict on a recipe, of the reference where there is no adapter; None if it tells nothing."""
     try:
-        truth = Truth(recipe.case())
+        truth = truth_of(recipe.text)
     except NoDraw:
         return None
     except Exception as error:
@@ -188,27 +197,21 @@ def result_of(recipe: Recipe, adapter: Adapter | None) -> CaseResult | None:
     return screen.check(Placed(adapter, recipe.layouts, recipe.threads), truth.case, truth)
 
 
+@lru_cache(maxsize=2)
+def truth_of(text: str) -> Truth:
+    """What is known of the case of a recipe."""
+    return Truth(recipes.read(json.loads(text)).case())
+
+
+def untold(recipe: Recipe, adapter: Adapter) -> CaseResult:
+    """The verdict where results tell nothing."""
+    return CaseResult(recipe.id, adapter.name, recipe.op, recipe.dtype, "unsupported", reason="tells nothing")
+
+
 def fails(recipe: Recipe, adapter: Adapter | None, way: Way) -> bool:
     """Whether a recipe fails in a certain way."""
-    for _ in range(TWICE):
-        result = result_of(recipe, adapter)
-        if result is not None and result.status == "fail" and way_of(result) == way:
-            return True
-    return False
-
-
-def shrunk(recipe: Recipe, fails: Callable[[Recipe], bool], clock: Callable[[], float]) -> Recipe:
-    """The simplest recipe that fails, as far as single steps and the time go."""
-    end, progress = clock() + SHRINKING, True
-    while progress:
-        progress = False
-        for candidate in simpler(recipe):
-            if clock() > end:
-                return recipe
-            if fails(candidate):
-                recipe, progress = candidate, True
-                break
-    return recipe
+    results = (result_of(recipe, adapter) for _ in range(TWICE))
+    return any(result is not None and result.status == "fail" and way_of(result) == way for result in results)
 
 
 def program_of(recipe: Recipe, adapter: Adapter, result: CaseResult) -> str:
@@ -238,8 +241,5 @@ def replayed(adapters: Sequence[Adapter], paths: Sequence[Path], dtypes: tuple[s
             if core.covers(adapter, recipe.op) and recipe.dtype in adapter.dtypes and recipe.dtype in dtypes:
                 with np.errstate(all="ignore"):
                     result = result_of(recipe, adapter)
-                nothing = CaseResult(
-                    recipe.id, adapter.name, recipe.op, recipe.dtype, "unsupported", reason="tells nothing"
-                )
-                results.append(result or nothing)
+                results.append(result or untold(recipe, adapter))
     return results

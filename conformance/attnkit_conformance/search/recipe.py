@@ -13,7 +13,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -151,8 +151,8 @@ def sized(op: Op, grammar: Grammar, row: Row, rng: random.Random) -> dict[str, s
         batch = heads = 1
     if n * m * groups > PAIRS:
         n, m = (200, 200) if n == m else (n, max(n + 1, PAIRS // n)) if n < m else (max(m + 1, PAIRS // m), m)
-    least = [min(map(int, numbers)) for numbers in zip(*(str(x).split("x") for x in grammar.factors["width"]))]
-    d, e = (max(small, some(WIDTHS, rng)) for small in least)
+    widths = [rows.sizes(level) for level in grammar.factors["width"]]
+    d, e = (max(min(known), some(WIDTHS, rng)) for known in zip(*widths, strict=True))
     return {"shape": f"{n}x{m}", "width": f"{d}x{e}", LEAD: f"{batch}x{heads}x{groups}"}
 
 
@@ -195,12 +195,11 @@ def drawn_layouts(op: Op, sharing: bool, rng: random.Random) -> dict[str, str]:
 def scene_draw(op: Op, name: str, recipe: Recipe) -> Callable[[int], Case]:
     """The draw of a scene: that of a row of fixed ones, with other leading axes and numbers."""
     row = {factor: level for factor, level in recipe.row.items() if factor != LEAD}
-    own = {
-        factor: rows.FIELDS[level] if factor == "fields" else level for factor, level in row.items() if factor in op.own
-    }
+    own = {factor: level for factor, level in row.items() if factor in op.own}
     scene = rows.scene_of(name, {n: x for n, x in row.items() if n not in own}, bool(op.subjects))
     scene = replace(scene, lead=lead_of(row, recipe.row.get(LEAD)), params=varied(scene, recipe.seed))
-    variant = {n: x for n, x in own.items() if x is not None}
+    own |= {"fields": rows.FIELDS[own["fields"]]} if "fields" in own else {}
+    variant = {factor: level for factor, level in own.items() if level is not None}
     return lambda halvings: attention_case(op, scene, variant, "", recipe.dtype, ATTEMPTS)
 
 
@@ -244,36 +243,67 @@ def varied(scene: Scene, seed: int) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------- shrinking
 
 
-def simpler(recipe: Recipe) -> Iterator[Recipe]:
-    """Recipes with less in them, the boldest steps first."""
+def shrunk(recipe: Recipe, fails: Callable[[Recipe], bool]) -> Recipe:
+    """The simplest recipe that fails, as far as single steps go."""
+    for candidate in plainest(recipe):
+        recipe = candidate if fails(candidate) else recipe
+    before = None
+    while recipe != before:
+        before = recipe
+        while (less := next(filter(fails, fewer(recipe)), None)) is not None:
+            recipe = less
+        for step in plainer(recipe):
+            candidate = step(recipe)
+            recipe = candidate if candidate.seed <= recipe.seed and fails(candidate) else recipe
+    return recipe
+
+
+def plainest(recipe: Recipe) -> Iterator[Recipe]:
+    """A plain recipe of its sizes, and one of the smallest sizes."""
     plain = grammar_of(recipe.op).plain
-    yield replace(recipe, layouts={})
-    for name in recipe.layouts:
-        yield replace(recipe, layouts={n: x for n, x in recipe.layouts.items() if n != name})
-    if recipe.threads > 1:
-        yield replace(recipe, threads=1)
-    for name, level in recipe.row.items():
-        if name not in (*COUNTS, LEAD) and level != plain.get(name, level):
-            yield replace(recipe, row={**recipe.row, name: plain[name]})
+    options = {name: plain[name] for name in recipe.row if name in plain and name not in (*COUNTS, "dtype", "op")}
+    sizes = {name: re.sub(r"\d+", "1", str(recipe.row[name])) for name in (*COUNTS, LEAD) if name in recipe.row}
+    yield replace(recipe, row={**recipe.row, **options}, layouts={}, threads=1)
+    yield replace(recipe, row={**recipe.row, **options})
+    yield replace(recipe, row={**recipe.row, **sizes})
+
+
+def fewer(recipe: Recipe) -> Iterator[Recipe]:
+    """Recipes with less of something that is counted."""
     for name in (*COUNTS, LEAD):
         if name in recipe.row:
-            yield from (replace(recipe, row={**recipe.row, name: x}) for x in smaller(str(recipe.row[name])))
-    yield from (replace(recipe, seed=seed) for seed in range(min(recipe.seed, 3)))
+            yield from (replace(recipe, row={**recipe.row, name: level}) for level in smaller(str(recipe.row[name])))
+
+
+def plainer(recipe: Recipe) -> Iterator[Callable[[Recipe], Recipe]]:
+    """Steps, each of which makes one thing plain: a layout, an option, the threads, the seed of the numbers."""
+    plain = grammar_of(recipe.op).plain
+    for name in recipe.layouts:
+        yield partial(in_dense_memory, name)
+    for name, level in recipe.row.items():
+        if name not in (*COUNTS, "dtype") and level != plain.get(name, level):
+            yield partial(with_level, name, plain[name])
+    yield from (partial(replace, threads=1),) if recipe.threads > 1 else ()
+    yield from (partial(replace, seed=seed) for seed in range(min(recipe.seed, 3)))
+
+
+def in_dense_memory(name: str, recipe: Recipe) -> Recipe:
+    """The recipe without the layout of one array."""
+    return replace(recipe, layouts={n: layout for n, layout in recipe.layouts.items() if n != name})
+
+
+def with_level(name: str, level: Level, recipe: Recipe) -> Recipe:
+    """The recipe with another level of one factor."""
+    return replace(recipe, row={**recipe.row, name: level})
 
 
 def smaller(level: str) -> Iterator[str]:
-    """A level with one number less, all equal ones first."""
-    numbers = [int(n) for n in re.findall(r"\d+", level)]
-    for n in dict.fromkeys(numbers):
+    """A level with less in the place of a number, and of all that are equal to it."""
+    parts = re.split(r"(\d+)", level)
+    places = range(1, len(parts), 2)
+    equal = [[at for at in places if parts[at] == n] for n in dict.fromkeys(parts[1::2])]
+    for some_places in (*equal, *([at] for at in places)):
+        n = int(parts[some_places[0]])
         for less in dict.fromkeys((1, 2, 3, n // 2, n - 1)):
             if 0 < less < n:
-                yield re.sub(
-                    r"\d+", lambda found, n=n, less=less: str(less if int(found[0]) == n else int(found[0])), level
-                )
-    for at, n in enumerate(numbers if len({*numbers}) < len(numbers) else ()):
-        for less in dict.fromkeys((1, 2, n // 2, n - 1)):
-            if 0 < less < n:
-                place = iter(range(len(numbers)))
-                yield re.sub(
-                    r"\d+", lambda found, at=at, less=less: str(less) if next(place) == at else found[0], level
-                )
+                yield "".join(str(less) if at in some_places else part for at, part in enumerate(parts))

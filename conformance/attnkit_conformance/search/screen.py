@@ -1,10 +1,10 @@
 """The bound of a search: what is cheap to say of a result, and what is said where that does not do.
 
 First the reference runs once, and a result may be off by D's roundings of the summands of its last contraction, without
-anything for what comes before. Most results are that near. Of those that are not, the whole of D decides, with its
-probes; and where a result is still too far off, the jumps of the reference: how far it moves when inputs move by a few
-roundings of the compute dtype, which is far only beside a kink, a threshold or a tie. So whatever passes here also
-passes in a run of the kit, but for exact zeros, and nothing fails here alone.
+anything for what comes before. Nearly all results are that near. Of the others D decides as a whole, with its probes.
+Where a result is further off than that, but no further than the reference jumps, it tells nothing: jumps are how far
+the reference moves when the inputs move by a few roundings of the compute dtype, and are large beside a kink, a
+threshold or a tie. Nor does it tell where hardly a digit is left (`Golden.blurred`) and it is a few bounds off.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from attnkit_conformance.opdb import BY_NAME
 Array = np.ndarray
 Limits = tuple[Mapping[str, Limit], Mapping[str, Limit]]  # of outputs, of gradients
 JUMPS = 4  # moves of the inputs
-ROUNDINGS = 8.0  # of the compute dtype, by which they move
 A_FEW = 4.0  # bounds: seen are 2.5, where nearly opposite vectors have the weight 1 + cos
+ROUNDINGS = 8.0  # of the compute dtype, by which they move
 
 
 class Truth:
@@ -68,15 +68,12 @@ class Truth:
         rng, step = np.random.default_rng(0), ROUNDINGS * tolerance.eps(compute_dtype(self.case.dtype))
         with np.errstate(all="ignore"):
             moved = [probe.explicit(self.op, probe.shaken(self.op, self.case, rng, step)) for _ in range(JUMPS)]
-        outputs, gradients = (
-            {
-                name: replace(
-                    limit, allowed=limit.allowed + sum(tolerance.distance(m[of][name], limit.golden) for m in moved)
-                )
-                for name, limit in limits.items()
-            }
-            for of, limits in enumerate(self.dear)
-        )
+
+        def wider(of: int, name: str, limit: Limit) -> Limit:
+            jumps = sum((tolerance.distance(results[of][name], limit.golden) for results in moved), np.zeros(()))
+            return replace(limit, allowed=limit.allowed + jumps)
+
+        outputs, gradients = ({n: wider(of, n, x) for n, x in limits.items()} for of, limits in enumerate(self.dear))
         return outputs, gradients
 
 
