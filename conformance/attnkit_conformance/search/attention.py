@@ -13,9 +13,11 @@ from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
 from attnkit_conformance.model.case import Case, NoDraw
 from attnkit_conformance.model.golden import has_near_tie
-from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.layout import TIED
+from attnkit_conformance.model.op import QKV, Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes.attention import GQA, LENGTH_ARRAY, attention_case
+from attnkit_conformance.scenes.layouts import ALL, ARGUMENTS, COTANGENTS, LAYOUTS, OPTIONS
 from attnkit_conformance.scenes.options import LEARNED, NUMBERS
 
 Draw = Any
@@ -24,7 +26,7 @@ SEEDS = st.integers(0, 2**16)
 LENGTHS = st.one_of(st.integers(1, 9), st.sampled_from((16, 17, 32, 33, 63, 64, 65, 100, 128, 129)), st.just(0))
 WIDTHS = st.one_of(st.integers(1, 9), st.sampled_from((12, 16, 20, 32, 64)))
 SIZES = st.sampled_from((1.0, 0.0, 1e-2, 3.0, 12.0, 1e-4, 40.0, 1e-8))
-LAYOUTS = st.sampled_from(("contiguous", "transposed", "strided", "reversed"))
+LAID = (ALL, ARGUMENTS, OPTIONS, COTANGENTS, *QKV)
 VALUES = st.sampled_from(((), ("integers",), ("equal_keys",), ("positive_values",), ("opposite_keys",)))
 EIGHTHS = st.integers(-16, 16).map(lambda n: n / 8)
 POSITIVE = st.integers(1, 16).map(lambda n: n / 8)
@@ -131,8 +133,9 @@ def scenes(draw: Draw, op: Op, arguments: tuple[str, ...]) -> Scene:
         lead = axes
     if "integers" in values and op.group == "a":  # exact scores: ties and kinks are as in exact arithmetic
         params = {"scale": 0.5, **params}
-    d, e, layout, options = draw(WIDTHS), draw(WIDTHS), draw(LAYOUTS), (*options, *values)
-    return Scene(f"search-{draw(SEEDS)}", L, S, d, e, lead, size, options, params, layout)
+    d, e, options = draw(WIDTHS), draw(WIDTHS), (*options, *values)
+    layout = draw(st.sampled_from([name for name in LAYOUTS if name not in TIED or "poison" not in options]))
+    return Scene(f"search-{draw(SEEDS)}", L, S, d, e, lead, size, options, params, layout, draw(st.sampled_from(LAID)))
 
 
 @st.composite

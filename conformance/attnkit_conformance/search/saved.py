@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from attnkit_conformance.model.case import Case
 from attnkit_conformance.opdb import BY_NAME
 
-FORMAT = 1
+FORMAT = 2
 
 
 def named_by_content(case: Case, word: str = "search") -> Case:
@@ -29,7 +29,7 @@ def save(path: Path, case: Case, finding: dict[str, Any]) -> None:
     arrays |= {f"cotangent.{name}": x for name, x in case.cotangents.items()}
     header = {
         "format": FORMAT, "id": case.id, "op": case.op, "dtype": case.dtype, "params": dict(case.params),
-        "dtypes": dict(case.dtypes), "layout": case.layout, "tags": sorted(case.tags), "found": finding,
+        "dtypes": dict(case.dtypes), "layouts": dict(case.layouts), "tags": sorted(case.tags), "found": finding,
     }  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: x.copy(order="C") for name, x in arrays.items()}, path, {"case": json.dumps(header)})
@@ -48,7 +48,7 @@ def load(path: Path) -> Case:
     params = {name: as_tuple(value) for name, value in header["params"].items()}
     return Case(
         header["id"], header["op"], header["dtype"], part(arrays, "in."), params, part(arrays, "cotangent."),
-        frozenset(header["tags"]), header["dtypes"], header["layout"],
+        frozenset(header["tags"]), header["dtypes"], header["layouts"],
     )  # fmt: skip
 
 
