@@ -22,11 +22,12 @@ class IllFormed(ValueError):
 class Adapter(Protocol):
     """The interface of an implementation. Missing attributes or wrong types raise `IllFormed`.
 
-    `array` takes a NumPy array that already has the dtype `dtype` (bfloat16 as ml_dtypes.bfloat16) and possibly strides
-    that are not contiguous; `numpy` is its inverse and must refuse (TypeError) anything that is not an array of this
-    library on this device. `call` returns {output name: array}. `vjp` takes a cotangent for every differentiable output
-    and returns {argument name: gradient}. Both may raise `Unsupported(reason)`, and anything else that they raise is a
-    failure of the case.
+    `array` takes a NumPy array that already has the dtype `dtype` (bfloat16 as ml_dtypes.bfloat16) in any memory layout
+    (`model.layout`: strides of 0 and below, off its alignment, read-only), and keeps that as far as the library has it:
+    where it has not, a dense copy is judged instead. `numpy` is its inverse and must refuse (TypeError) anything that
+    is not an array of this library on this device. `call` returns {output name: array}. `vjp` takes a cotangent for
+    every differentiable output and returns {argument name: gradient}. Both may raise `Unsupported(reason)`, and
+    anything else that they raise is a failure of the case.
 
     Seven attributes are optional. `ops` (names) restricts what is asked of the adapter at all. `serves` ({op: {factor:
     levels}}, levels of the grammar of an op beside those of a plain call) says which calls it answers: all of its cases

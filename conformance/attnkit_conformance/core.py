@@ -11,7 +11,7 @@ import numpy as np
 
 from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy
 from attnkit_conformance.model import tolerance
-from attnkit_conformance.model.case import DTYPES, PROFILES, Case, Sample, aligned, is_dtype, numpy_dtype
+from attnkit_conformance.model.case import DTYPES, PROFILES, Case, Sample, is_dtype
 from attnkit_conformance.model.golden import Golden, draw_case, golden
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.tolerance import Limit, Measured
@@ -101,11 +101,8 @@ def typed_arrays(adapter: Adapter, case: Case) -> dict[str, Any]:
 
 def typed_cotangents(adapter: Adapter, case: Case) -> dict[str, Any]:
     """The cotangents of a case, converted by the adapter, each in the dtype of its output."""
-    op, typed = BY_NAME[case.op], {}
-    for name, x in case.cotangents.items():
-        dtype = op.output_dtype(name, case.dtype)
-        typed[name] = adapter.array(aligned(x.astype(numpy_dtype(dtype))), dtype)
-    return typed
+    dtypes = {name: BY_NAME[case.op].output_dtype(name, case.dtype) for name in case.cotangents}
+    return {name: adapter.array(case.typed_cotangent(name, dtype), dtype) for name, dtype in dtypes.items()}
 
 
 def outputs(adapter: Adapter, case: Case) -> dict[str, np.ndarray]:

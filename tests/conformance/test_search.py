@@ -1,5 +1,5 @@
-"""The search: it finds what is planted, what it finds becomes small and can be run again, it is the same every time, and
-it finds nothing where nothing is wrong.
+"""The search: it finds what is planted, what it finds becomes small and can be run again, it is the same every time,
+and it finds nothing where nothing is wrong.
 """
 
 import json
@@ -18,7 +18,7 @@ from attnkit_conformance.model.case import NoDraw, numpy_dtype
 from attnkit_conformance.model.golden import golden
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes import rows
-from attnkit_conformance.search import Search, layouts, recipe, replayed, screen
+from attnkit_conformance.search import Search, recipe, replayed, screen
 from attnkit_conformance.search.recipe import Recipe, drawn, smaller
 
 Arrays = Mapping[str, Any]
@@ -273,37 +273,6 @@ def test_one_percent_is_seen_in_every_output_and_gradient_of_plain_cases() -> No
                         assert np.all((0.01 * np.abs(limit.golden) > limit.allowed)[seen]), (made.text, name)
                         judged += 1
     assert judged > 50
-
-
-LAYOUTS = (*layouts.MOVED, *layouts.SHARING, *layouts.OF_SUMS)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layout_keeps_the_values_that_it_can_hold(layout: str) -> None:
-    for shape in ((2, 3, 4, 5), (3, 4, 2), (4, 5), (3,), (), (2, 0, 3), (2, 3, 0, 4)):
-        for x in (np.random.default_rng(0).standard_normal(shape), np.ones(shape, bool), np.ones(shape, np.int64)):
-            values = layouts.held(x, layout)
-            view = layouts.placed(values, layout)
-            assert (view.shape, view.dtype) == (x.shape, x.dtype)
-            assert np.array_equal(view, values)
-            assert layouts.held(values, layout).tobytes() == values.tobytes()
-
-
-def test_a_layout_lies_where_it_says() -> None:
-    x = np.arange(120.0).reshape(2, 3, 4, 5)
-    places = {layout: layouts.placed(layouts.held(x, layout), layout) for layout in LAYOUTS}
-    assert [layout for layout, view in places.items() if view.flags.c_contiguous] == ["unaligned", "readonly"]
-    assert not places["unaligned"].flags.aligned
-    assert not places["readonly"].flags.writeable
-    assert places["turned"].strides == (480, 40, 120, 8)
-    assert places["stepped"].strides == tuple(2 * 8 * n for n in (480, 80, 10, 1))
-    assert np.isnan(places["stepped"].base.view(np.float64)).any(), "what lies between may be read"
-    assert max(places["negative"].strides) < 0
-    assert places["expanded 0"].strides[0] == places["expanded 1"].strides[1] == places["expanded -1"].strides[3] == 0
-    assert set(places["expanded all"].strides) == {0}
-    assert places["overlapping"].strides[-2:] == (8, 8)
-    with pytest.raises(ValueError, match="entries that are to be one differ"):
-        layouts.placed(x, "expanded 0")
 
 
 def test_sizes_shrink_number_by_number_and_equal_ones_together() -> None:

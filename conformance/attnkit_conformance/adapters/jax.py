@@ -65,7 +65,7 @@ class Jax(Transformed, AttnkitAdapter):
         self.options, self.number = options, next(Jax.numbers)
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
-        """On the default device."""
+        """On the default device; JAX has no strides: every layout is dense there."""
         return jax.device_put(x)  # jax.numpy.asarray would compile a copy for each shape
 
     def numpy(self, x: Any) -> np.ndarray:

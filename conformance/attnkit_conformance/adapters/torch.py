@@ -19,6 +19,7 @@ from attnkit_conformance.adapters.base import (
 )
 from attnkit_conformance.adapters.derivatives import torch as transformations
 from attnkit_conformance.model.case import DTYPES, is_dtype, numpy_dtype
+from attnkit_conformance.model.layout import aligned
 from attnkit_conformance.opdb import BY_NAME
 
 
@@ -30,9 +31,9 @@ class Explicit(AttnkitAdapter):
         self.device = torch.device(device)
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
-        """A tensor with the strides of `x`, except negative ones, which torch does not support."""
-        if any(stride < 0 for stride in x.strides):
-            x = np.ascontiguousarray(x)
+        """A tensor with the memory of `x`, except that torch has no negative strides and no read-only tensors."""
+        if not x.flags.writeable or any(stride < 0 for stride in x.strides):
+            x = aligned(x.copy(order="C"))
         if is_dtype(x, "bfloat16"):
             return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16).to(self.device)
         return torch.from_numpy(x).to(self.device)

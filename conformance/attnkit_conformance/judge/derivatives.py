@@ -45,7 +45,7 @@ def samples(adapter: Adapter, op: Op, profile: str) -> list[Sample]:
     most = {"quick": few, "full": many}.get(profile, 0)
     if declared.declares(adapter, op.name):
         own = declared.grammar(adapter, op)
-        return in_double(op, own, own.covering(2, [own.plain]))[:most]
+        return in_double(op, own, declared.plain_pairs(own))[:most]
     return of_everyone(op)[:most]
 
 

@@ -62,6 +62,7 @@ class Op:
     levels: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)
     tiles: tuple[Level, ...] = ()  # shapes that cross tiles of kernels, if not those of attention
     row_case: Callable[[Op, str, Row, str, float], Case] | None = None  # by name, row, dtype and size of numbers
+    near: Callable[[Case], bool] | None = None  # of such a row: whether rounding decides something, for another draw
     forbidden: tuple[tuple[Choice, ...], ...] = ()  # levels of its grammar that cannot be combined
     optional: tuple[str, ...] = ()  # array arguments that may be absent
     differentiable: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +28,6 @@ from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.search import recipe as recipes
 from attnkit_conformance.search import screen, smallest
-from attnkit_conformance.search.placed import Placed
 from attnkit_conformance.search.recipe import Recipe, drawn, of_op, shrunk
 from attnkit_conformance.search.screen import Truth
 from attnkit_conformance.search.shrink import size
@@ -122,7 +121,8 @@ class Search:
             self.examples[recipe.op] += 1
             answers = 0
             for adapter in random.Random(f"{self.seed}/{n}").sample(adapters, len(adapters)):
-                result = screen.check(Placed(adapter, recipe.layouts, recipe.threads), truth.case, truth)
+                with several_threads(adapter, recipe.threads):
+                    result = screen.check(adapter, truth.case, truth)
                 self.silent[recipe.op] += result is None
                 if result is not None and result.status == "fail":
                     self.found(recipe, adapter, n, result)
@@ -194,7 +194,14 @@ def result_of(recipe: Recipe, adapter: Adapter | None) -> CaseResult | None:
         return of_reference(recipe, error)
     if adapter is None:
         return None
-    return screen.check(Placed(adapter, recipe.layouts, recipe.threads), truth.case, truth)
+    with several_threads(adapter, recipe.threads):
+        return screen.check(adapter, truth.case, truth)
+
+
+def several_threads(adapter: Adapter, number: int) -> AbstractContextManager[None]:
+    """A context in which an adapter has so many threads, if it takes a number."""
+    known = getattr(adapter, "with_threads", None)
+    return known(number) if known else nullcontext()
 
 
 @lru_cache(maxsize=2)
@@ -215,18 +222,12 @@ def fails(recipe: Recipe, adapter: Adapter | None, way: Way) -> bool:
 
 
 def program_of(recipe: Recipe, adapter: Adapter, result: CaseResult) -> str:
-    """The smallest program of a failure, and what its arrays do not say: where they lie, and how many threads there
-    are. Empty where it would be long."""
-    there = Placed(adapter, recipe.layouts, recipe.threads)
-    case = smallest.smaller(there, result, recipe.case())
-    if size(case) > WRITTEN:
-        return ""
-    places = [f"{name}: {layout}" for name, layout in recipe.layouts.items() if layout]
-    remark = ", ".join([*places, *([f"{recipe.threads} threads"] if recipe.threads > 1 else [])])
+    """The smallest program of a failure, and how many threads there are. Empty where it would be long."""
     text = ""
-    with suppress(Exception):  # what fails now and then may do otherwise now
-        text = smallest.program(there, case)
-    return f"{text}\n# in memory: {remark}" if text and remark else text
+    with several_threads(adapter, recipe.threads), suppress(Exception):  # it may do otherwise now
+        case = smallest.smaller(adapter, result, recipe.case())
+        text = smallest.program(adapter, case) if size(case) <= WRITTEN else ""
+    return f"{text}\n# with {recipe.threads} threads" if text and recipe.threads > 1 else text
 
 
 def replayed(adapters: Sequence[Adapter], paths: Sequence[Path], dtypes: tuple[str, ...]) -> list[CaseResult]:

@@ -21,12 +21,12 @@ import numpy as np
 from attnkit_conformance.model.case import Case, NoDraw, Sample, generator
 from attnkit_conformance.model.golden import has_near_tie
 from attnkit_conformance.model.grammar import Grammar, Level
+from attnkit_conformance.model.layout import DENSE, MAKERS, TIED, WHOLE
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.opdb import BY_NAME, OPDB
-from attnkit_conformance.scenes import rows
+from attnkit_conformance.scenes import layouts, rows
 from attnkit_conformance.scenes.attention import attention_case
-from attnkit_conformance.search import layouts
 
 Row = Mapping[str, Any]
 WEIGHTS = tuple(3 if op.vjp and op.row_case is None else 1 for op in OPDB)  # by op: with gradients and many options
@@ -81,9 +81,13 @@ class Recipe:
         case = sample.draw(0)
         if not op.subject(case.params).telling(case) or has_near_tie(op, case):
             raise NoDraw(f"{self.id}: rounding decides")
-        held = {name: layouts.held(x, self.layouts.get(name, "")) for name, x in case.arrays.items()}
-        cotangents = {name: layouts.held(x, self.layouts.get(f"d{name}", "")) for name, x in case.cotangents.items()}
-        return replace(case, id=self.id, arrays=held, cotangents=cotangents)
+        possible = {n: layout for n, layout in self.layouts.items() if layout not in TIED or may_tie(op, case, n)}
+        return replace(case.laid(possible), id=self.id)
+
+
+def may_tie(op: Op, case: Case, name: str) -> bool:
+    """Whether entries of an array may be made equal: of a mask only where it does not say the same as another (A3)."""
+    return op.group == "a" or name not in case.arrays or case.arrays[name].dtype.kind == "f"
 
 
 def read(record: Mapping[str, Any]) -> Recipe:
@@ -124,10 +128,10 @@ def of_op(op: Op, grammar: Grammar, rng: random.Random) -> Recipe:
 
 def legal_row(grammar: Grammar, rng: random.Random) -> dict[str, Any]:
     """A row without what cannot be combined."""
-    plain, options = grammar.plain, {**grammar.factors, "layout": grammar.factors.get("layout", ("",))[:1]}
+    plain, options = grammar.plain, layouts.dense(grammar).factors
     while True:
         often = rng.choice(PLAIN)
-        row = {name: rng.choice(levels) for name, levels in options.items() if levels != ("",)}
+        row = {name: rng.choice(levels) for name, levels in options.items()}
         row |= {name: plain[name] for name in row if name not in (*COUNTS, "dtype", "op") and rng.random() < often}
         if not any(some <= {*row.items()} for some in grammar.forbidden):
             return row
@@ -178,8 +182,8 @@ def drawn_layouts(op: Op, sharing: bool, rng: random.Random) -> dict[str, str]:
     """
     outputs = [f"d{name}" for name in op.outputs(rows.EVERYTHING)]
     names = [*op.arguments, *op.optional, *outputs]
-    usual = (*layouts.MOVED, *(layouts.SHARING if sharing else ()))
-    of_outputs = (*usual, *(layouts.OF_SUMS if sharing else ()))
+    of_outputs = [name for name in MAKERS if name != DENSE and (sharing or name not in TIED)]
+    usual = [name for name in of_outputs if name != WHOLE]
     how = rng.random()
     chosen = [] if how < 0.3 else [rng.choice(names)] if how < 0.5 else [name for name in names if rng.random() < 0.5]
     found = {name: rng.choice(of_outputs if name in outputs else usual) for name in chosen}

@@ -10,13 +10,14 @@ threshold or a tie. Nor does it tell where hardly a digit is left (`Golden.blurr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from attnkit_conformance import core
-from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported
+from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy
 from attnkit_conformance.core import CaseResult, Findings
 from attnkit_conformance.model import golden, probe, tolerance
 from attnkit_conformance.model.case import Case, compute_dtype
@@ -84,7 +85,7 @@ def check(adapter: Adapter, case: Case, truth: Truth | None = None) -> CaseResul
     asked = core.without_outputs(adapter, case)
     truth = truth if truth is not None and asked is case else Truth(asked)
     try:
-        got = core.outputs(adapter, asked), gradients_of(adapter, asked)
+        got = answers(adapter, asked)
     except IllFormed:
         raise
     except Unsupported as refusal:
@@ -105,14 +106,19 @@ def check(adapter: Adapter, case: Case, truth: Truth | None = None) -> CaseResul
     return None if is_blurred(result, truth.whole) else result
 
 
-def gradients_of(adapter: Adapter, case: Case) -> dict[str, Array] | None:
-    """The gradients of an adapter; None where it has none."""
-    if not BY_NAME[case.op].vjp:
-        return None
-    try:
-        return core.gradients(adapter, case)
-    except Unsupported:
-        return None
+def answers(adapter: Adapter, case: Case) -> tuple[dict[str, Array], dict[str, Array] | None]:
+    """The outputs of an adapter and its gradients, None where it has none; ValueError if it changes its inputs."""
+    arrays = core.typed_arrays(adapter, case)
+    before = {name: as_numpy(adapter, name, x).tobytes() for name, x in arrays.items()}
+    outputs, gradients = answered(adapter, "call", adapter.call(case.op, arrays, case.params)), None
+    if BY_NAME[case.op].vjp:
+        with suppress(Unsupported):
+            cotangents = core.typed_cotangents(adapter, case)
+            gradients = answered(adapter, "vjp", adapter.vjp(case.op, arrays, case.params, cotangents))
+    for name, x in arrays.items():
+        if adapter.numpy(x).tobytes() != before[name]:
+            raise ValueError(f"{name} was changed by the call")
+    return outputs, gradients
 
 
 def compared(got: tuple[Mapping[str, Array], Mapping[str, Array] | None], limits: Limits) -> Findings:

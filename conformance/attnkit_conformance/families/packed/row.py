@@ -30,7 +30,7 @@ GOOD = {
 
 
 class Pack(NamedTuple):
-    """Lengths of the sequences, heads of q and of k, options, features of q and of v, and the memory layout."""
+    """Lengths of the sequences, heads of q and of k, options, features of q and of v."""
 
     name: str
     queries: tuple[int, ...]
@@ -38,7 +38,6 @@ class Pack(NamedTuple):
     heads: tuple[int, int] = (2, 2)
     params: Mapping[str, Any] = {}
     width: tuple[int, ...] = (8, 5)
-    layout: str = "contiguous"
 
 
 QUICK = (
@@ -91,14 +90,13 @@ def packed_case(op: Op, pack: Pack, variant: Params, dtype: str) -> Case:
         name: rounded(rng.standard_normal(answers[name]), op.output_dtype(name, dtype)) for name in op.outputs(params)
     }
     name, tags = f"{op.name}/{dtype}/{named(pack, variant)}", frozenset((pack.name, "packed", "grid"))
-    return Case(name, op.name, dtype, arrays, params, cotangents, tags, dtypes, pack.layout)
+    return Case(name, op.name, dtype, arrays, params, cotangents, tags, dtypes)
 
 
 LEVELS: Mapping[str, tuple[Level, ...]] = {
     "shape": ("7+1+12x9+5+14", "5+9x9+5", "4+6+0x8+0+3", "9x11"),  # queries and keys of each sequence
     "width": ("8x5", "17x3", "1x8"),
     "heads": tuple(HEADS),
-    "layout": ("contiguous", "transposed", "strided", "reversed"),
     "causal": ("none", "lower_right", "upper_left"),
     "scale": (None, 0.5, -0.25),
     "boundaries": ("arrays", "tuples"),
@@ -120,7 +118,7 @@ def packed_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     params |= {"enable_gqa": True} if row["heads"] != "equal" else {}
     params |= {own: row[own] for own in ("scale", *op.own) if row.get(own) is not None}
     heads, width = HEADS[str(row["heads"])], sizes(row["width"])
-    case = packed_case(op, Pack(name, queries, keys, heads, params, width, str(row["layout"])), {}, dtype)
+    case = packed_case(op, Pack(name, queries, keys, heads, params, width), {}, dtype)
     return with_tuples(case) if row["boundaries"] == "tuples" else case
 
 
