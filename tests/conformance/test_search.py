@@ -148,8 +148,8 @@ def test_a_planted_bug_is_found_and_made_small(planted: Search) -> None:
 @pytest.mark.parametrize(
     ("adapter", "needs"),
     [(OneMember(), "expanded"), (OffByOne("causal"), "lower_right"), (Instead("bias"), "bias"),
-     (Instead("key_lengths"), "key_lengths"), (Instead("scale"), "scale")],
-    ids=("the first of expanded keys", "causality off by one", "no bias", "no lengths", "no scale"),
+     (Instead("key_lengths"), "key_lengths")],
+    ids=("the first of expanded keys", "causality off by one", "no bias", "no lengths"),
 )  # fmt: skip
 def test_bugs_are_found_within_a_few_hundred_cases(adapter: Any, needs: str, tmp_path: Path) -> None:
     search = searched(adapter, tmp_path, SOFTMAX, 300)
@@ -282,7 +282,7 @@ def test_sizes_shrink_number_by_number_and_equal_ones_together() -> None:
 
 
 def test_a_recipe_is_of_other_sizes_than_its_row() -> None:
-    sizes = {made.row["shape"] for made in map(drawn, [0] * 1500, range(1500)) if made.op == "softmax_attention"}
+    sizes = {made.row["shape"] for made in map(drawn, [0] * 300, range(300)) if "lead" in made.row}
     numbers = {n for shape in sizes for n in rows.sizes(shape)}
     assert {0, 1, 2}.issubset(numbers)
     assert max(numbers) > 128
