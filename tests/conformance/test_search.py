@@ -16,6 +16,7 @@ from attnkit_conformance import core
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.model.case import NoDraw, numpy_dtype
 from attnkit_conformance.model.golden import golden
+from attnkit_conformance.model.layout import DENSE, MAKERS
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes import rows
 from attnkit_conformance.search import Search, recipe, replayed, screen
@@ -282,8 +283,18 @@ def test_sizes_shrink_number_by_number_and_equal_ones_together() -> None:
 
 
 def test_a_recipe_is_of_other_sizes_than_its_row() -> None:
-    sizes = {made.row["shape"] for made in map(drawn, [0] * 300, range(300)) if "lead" in made.row}
+    made = [drawn(0, n) for n in range(300)]
+    sizes = {one.row["shape"] for one in made if "lead" in one.row}
     numbers = {n for shape in sizes for n in rows.sizes(shape)}
     assert {0, 1, 2}.issubset(numbers)
     assert max(numbers) > 128
-    assert isinstance(drawn(0, 0), Recipe)
+    assert {one.row.get("integers") for one in made} == {None, *recipe.INTEGER_DTYPES}
+    assert {layout for one in made for layout in one.layouts.values()} == {*MAKERS} - {DENSE}
+    assert {one.threads for one in made} == {1, 2, 3}
+
+
+def test_lengths_have_the_dtype_that_the_recipe_says_if_they_fit() -> None:
+    plain = {**rows.grammar(BY_NAME["softmax_attention"]).plain, "key_lengths": "some", "lead": "2x2x2"}
+    for shape, dtype, expected in (("9x9", "uint64", "uint64"), ("9x9", "int8", "int8"), ("9x300", "int8", "int64")):
+        case = Recipe("softmax_attention", {**plain, "shape": shape, "integers": dtype}).case()
+        assert case.arrays["key_lengths"].dtype == expected

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -159,7 +159,7 @@ class Search:
         path = self.folder / f"{recipe.op}-{result.adapter}-{result.id.rpartition('-')[2]}.json"
         told = {"adapter": result.adapter, "seed": self.seed, "case": n, "message": result.message}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({**asdict(small), "found": told}, indent=1) + "\n")
+        path.write_text(json.dumps({**small.record, "found": told}, indent=1) + "\n")
         self.findings.append(Finding(replace(result, program=program), path))
 
     def results(self) -> list[CaseResult]:

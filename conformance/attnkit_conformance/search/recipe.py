@@ -40,6 +40,10 @@ THREADS = (1, 1, 1, 2, 3)
 ATTEMPTS = 5  # draws of numbers for a scene, of which some have none that keeps its distance from a kink
 COUNTS = ("shape", "width", "features")  # factors whose levels are numbers of tokens and features
 LEAD = "lead"  # beside the factors of a grammar: sizes of batch, heads and groups
+INTEGERS = "integers"  # and the dtype of lengths, as far as they fit
+BESIDE = {INTEGERS: "int64"}  # the plain levels of such factors, without sizes
+INTEGER_DTYPES = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64")
+FAR = (2**31 - 1, 2**31, 2**40, 2**63 - 1)  # edges of windows beyond every key
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,16 @@ class Recipe:
         return str(self.row["dtype"])
 
     @property
+    def record(self) -> dict[str, Any]:
+        """What a file says of it: of the row what is not plain, and sizes."""
+        plain = {**grammar_of(self.op).plain, **BESIDE}
+        row = {name: x for name, x in self.row.items() if name in (*COUNTS, "dtype") or x != plain.get(name, LEAD)}
+        return {**asdict(self), "row": row}
+
+    @property
     def text(self) -> str:
         """As JSON: equal for equal recipes."""
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps(self.record, sort_keys=True)
 
     @property
     def id(self) -> str:
@@ -72,17 +83,25 @@ class Recipe:
     def case(self) -> Case:
         """The arrays. NoDraw where the numbers do not stay away from points where rounding decides."""
         op = BY_NAME[self.op]
-        row = {name: level for name, level in self.row.items() if name != LEAD}
+        row = {name: level for name, level in self.row.items() if name != LEAD and name not in BESIDE}
         name = f"drawn-{self.seed}"
         draw = rows.own_sample(op, name, row).draw if op.row_case else scene_draw(op, name, self)
         sample = Sample(self.id, draw)
         if row.get("cotangents", "every") != "every":
             sample = rows.with_cotangents(sample, row)
-        case = sample.draw(0)
+        case = with_integers(sample.draw(0), self.row.get(INTEGERS, BESIDE[INTEGERS]))
         if not op.subject(case.params).telling(case) or has_near_tie(op, case):
             raise NoDraw(f"{self.id}: rounding decides")
         possible = {n: layout for n, layout in self.layouts.items() if layout not in TIED or may_tie(op, case, n)}
         return replace(case.laid(possible), id=self.id)
+
+
+def with_integers(case: Case, dtype: str) -> Case:
+    """The case with key_lengths in another dtype, if they are an array and fit."""
+    lengths = case.arrays.get("key_lengths")
+    if lengths is None or np.max(lengths, initial=0) > np.iinfo(dtype).max:
+        return case
+    return replace(case, arrays={**case.arrays, "key_lengths": lengths.astype(dtype)})
 
 
 def may_tie(op: Op, case: Case, name: str) -> bool:
@@ -95,7 +114,8 @@ def read(record: Mapping[str, Any]) -> Recipe:
     names = ("op", "row", "seed", "layouts", "threads")
     if any(name not in record for name in names) or record["op"] not in BY_NAME:
         raise ValueError(f"no recipe of a case: it needs {', '.join(names)}, and an op that there is")
-    return Recipe(**{name: record[name] for name in names})
+    found = Recipe(**{name: record[name] for name in names})
+    return replace(found, row={**grammar_of(found.op).plain, **found.row})
 
 
 # --------------------------------------------------------------------------------------------------- drawing
@@ -121,6 +141,7 @@ def of_op(op: Op, grammar: Grammar, rng: random.Random) -> Recipe:
         row |= {name: resized(str(row[name]), rng) for name in COUNTS if name in row}
     else:
         row |= sized(op, grammar, row, rng)
+    row |= {INTEGERS: rng.choice(INTEGER_DTYPES)} if row.get("key_lengths") in ("some", "zero") else {}
     row |= {name: number(grammar.factors[name], row[name], rng) for name in op.own if name in row and not op.row_case}
     places = drawn_layouts(op, row.get("poison", "no") == "no", rng)
     return Recipe(op.name, row, rng.randrange(2**16), places, rng.choice(THREADS))
@@ -198,7 +219,7 @@ def drawn_layouts(op: Op, sharing: bool, rng: random.Random) -> dict[str, str]:
 
 def scene_draw(op: Op, name: str, recipe: Recipe) -> Callable[[int], Case]:
     """The draw of a scene: that of a row of fixed ones, with other leading axes and numbers."""
-    row = {factor: level for factor, level in recipe.row.items() if factor != LEAD}
+    row = {factor: level for factor, level in recipe.row.items() if factor != LEAD and factor not in BESIDE}
     own = {factor: level for factor, level in row.items() if factor in op.own}
     scene = rows.scene_of(name, {n: x for n, x in row.items() if n not in own}, bool(op.subjects))
     scene = replace(scene, lead=lead_of(row, recipe.row.get(LEAD)), params=varied(scene, recipe.seed))
@@ -234,7 +255,9 @@ def varied(scene: Scene, seed: int) -> dict[str, Any]:
 
     if "window" in params:
         edges = zip(("left", "right"), params["window"], strict=True)
-        params["window"] = tuple(None if edge is None else integer(name, 0, scene.S + 2) for name, edge in edges)
+        near = {name: None if edge is None else integer(name, 0, scene.S + 2) for name, edge in edges}
+        far = {name: FAR[n] for name in near if (n := integer(f"far {name}", 0, 8 * len(FAR))) < len(FAR)}
+        params["window"] = tuple(edge if edge is None else far.get(name, edge) for name, edge in near.items())
     if isinstance(params.get("key_lengths"), int):
         params["key_lengths"] = integer("key_lengths", 0, scene.S + 1)
     if "dropout" in params:
@@ -264,7 +287,7 @@ def shrunk(recipe: Recipe, fails: Callable[[Recipe], bool]) -> Recipe:
 
 def plainest(recipe: Recipe) -> Iterator[Recipe]:
     """A plain recipe of its sizes, and one of the smallest sizes."""
-    plain = grammar_of(recipe.op).plain
+    plain = {**grammar_of(recipe.op).plain, **BESIDE}
     options = {name: plain[name] for name in recipe.row if name in plain and name not in (*COUNTS, "dtype", "op")}
     sizes = {name: re.sub(r"\d+", "1", str(recipe.row[name])) for name in (*COUNTS, LEAD) if name in recipe.row}
     yield replace(recipe, row={**recipe.row, **options}, layouts={}, threads=1)
@@ -281,7 +304,7 @@ def fewer(recipe: Recipe) -> Iterator[Recipe]:
 
 def plainer(recipe: Recipe) -> Iterator[Callable[[Recipe], Recipe]]:
     """Steps, each of which makes one thing plain: a layout, an option, the threads, the seed of the numbers."""
-    plain = grammar_of(recipe.op).plain
+    plain = {**grammar_of(recipe.op).plain, **BESIDE}
     for name in recipe.layouts:
         yield partial(in_dense_memory, name)
     for name, level in recipe.row.items():

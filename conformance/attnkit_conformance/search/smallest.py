@@ -150,7 +150,8 @@ def answers_of(adapter: Adapter, case: Case, of_gradients: bool) -> dict[str, np
 
 def written(case: Case) -> str:
     """The call of a case."""
-    arguments = [name if name in BY_NAME[case.op].arguments else f"{name}={name}" for name in case.arrays]
+    positional = [name for name in BY_NAME[case.op].arguments if name in case.arrays]
+    arguments = [*positional, *(f"{name}={name}" for name in case.arrays if name not in positional)]
     return f"{case.op}({', '.join([*arguments, *(f'{name}={value!r}' for name, value in case.params.items())])})"
 
 
