@@ -140,7 +140,7 @@ def of_op(op: Op, grammar: Grammar, rng: random.Random) -> Recipe:
     if op.row_case:
         row |= {name: resized(str(row[name]), rng) for name in COUNTS if name in row}
     else:
-        row |= sized(op, grammar, row, rng)
+        row |= sized(grammar, row, rng)
     row |= {INTEGERS: rng.choice(INTEGER_DTYPES)} if row.get("key_lengths") in ("some", "zero") else {}
     row |= {name: number(grammar.factors[name], row[name], rng) for name in op.own if name in row and not op.row_case}
     places = drawn_layouts(op, row.get("poison", "no") == "no", rng)
@@ -163,7 +163,7 @@ def resized(level: str, rng: random.Random) -> str:
     return re.sub(r"\d+", lambda n: str(rng.choice((rng.randint(1, 9), n[0], n[0], n[0]))), level)
 
 
-def sized(op: Op, grammar: Grammar, row: Row, rng: random.Random) -> dict[str, str]:
+def sized(grammar: Grammar, row: Row, rng: random.Random) -> dict[str, str]:
     """Lengths, widths and leading axes of a scene. As many queries as keys, fewer or more, as in the row: what is legal
     depends on it.
     """
@@ -230,9 +230,8 @@ def scene_draw(op: Op, name: str, recipe: Recipe) -> Callable[[int], Case]:
 
 def lead_of(row: Row, lead: Any) -> tuple[tuple[int, ...], ...]:
     """Leading axes of q, k and v with these sizes of batch, heads and groups."""
-    usual = rows.leads(row)
     if lead is None:
-        return usual
+        return rows.leads(row)
     batch, heads, groups = rows.sizes(lead)
     of_k = 1 if row["heads"] == "shared" else heads
     of_q = of_k * (1 if row["heads"] == "equal" else groups)
@@ -286,7 +285,7 @@ def shrunk(recipe: Recipe, fails: Callable[[Recipe], bool]) -> Recipe:
 
 
 def plainest(recipe: Recipe) -> Iterator[Recipe]:
-    """A plain recipe of its sizes, and one of the smallest sizes."""
+    """A recipe without options and layouts, one without options, and one of the smallest sizes."""
     plain = {**grammar_of(recipe.op).plain, **BESIDE}
     options = {name: plain[name] for name in recipe.row if name in plain and name not in (*COUNTS, "dtype", "op")}
     sizes = {name: re.sub(r"\d+", "1", str(recipe.row[name])) for name in (*COUNTS, LEAD) if name in recipe.row}
