@@ -18,7 +18,7 @@ from attnkit_conformance.adapters.base import (
 )
 from attnkit_conformance.adapters.derivatives import torch as transformations
 from attnkit_conformance.model.case import DTYPES, is_dtype, numpy_dtype
-from attnkit_conformance.model.layout import aligned
+from attnkit_conformance.model.memory import memory_of
 from attnkit_conformance.opdb import BY_NAME
 
 
@@ -28,14 +28,14 @@ class Explicit(AttnkitAdapter):
     def __init__(self, name: str, impl: str, device: str, description: str, ops: tuple[str, ...] | None = None) -> None:
         super().__init__(name, DTYPES, impl, description, ops)
         self.device = torch.device(device)
+        self.copied = ("negative", "read_only", *(() if device == "cpu" else ("unaligned",)))
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
-        """A tensor with the memory of `x`, except that torch has no negative strides and no read-only tensors."""
-        if not x.flags.writeable or any(stride < 0 for stride in x.strides):
-            x = aligned(x.copy(order="C"))
-        if is_dtype(x, "bfloat16"):
-            return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16).to(self.device)
-        return torch.from_numpy(x).to(self.device)
+        """A tensor in the memory of `x`, or in a copy of it on the device."""
+        bfloat16 = is_dtype(x, "bfloat16")
+        x = x.view(np.uint16) if bfloat16 else x
+        tensor = torch.from_numpy(x) if self.device.type == "cpu" else on_device(x, self.device)
+        return tensor.view(torch.bfloat16) if bfloat16 else tensor
 
     def numpy(self, x: Any) -> np.ndarray:
         """Refuses anything that is not a tensor on this device."""
@@ -44,6 +44,13 @@ class Explicit(AttnkitAdapter):
             raise TypeError(f"{self.name}: expected a tensor on {self.device}, got {type(x).__name__}{where}")
         x = x.detach().cpu()
         return x.view(torch.uint16).numpy().view(numpy_dtype("bfloat16")) if x.dtype == torch.bfloat16 else x.numpy()
+
+
+def on_device(x: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A tensor with the strides of `x`, which `Tensor.to` keeps only if no two entries share a place."""
+    memory = memory_of(x)
+    elements = torch.from_numpy(memory.content.view(x.dtype)).to(device)
+    return elements.as_strided(x.shape, [n // x.itemsize for n in x.strides], memory.start // x.itemsize)
 
 
 class Autograd(Transformed, Explicit):
