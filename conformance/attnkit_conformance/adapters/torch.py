@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,13 @@ class Explicit(AttnkitAdapter):
         tensor = torch.from_numpy(x) if self.device.type == "cpu" else on_device(x, self.device)
         return tensor.view(torch.bfloat16) if bfloat16 else tensor
 
+    @property
+    def freed(self) -> Callable[[Any], Any] | None:
+        """Gives the storage of a tensor back, as training in shards does between uses. Only for the CPU library: where
+        torch's own operators and kernels of a device read what is not there, the process or the context ends.
+        """
+        return without_storage if self.impl == "native" else None
+
     def numpy(self, x: Any) -> np.ndarray:
         """Refuses anything that is not a tensor on this device."""
         if not isinstance(x, torch.Tensor) or x.device.type != self.device.type:
@@ -44,6 +51,13 @@ class Explicit(AttnkitAdapter):
             raise TypeError(f"{self.name}: expected a tensor on {self.device}, got {type(x).__name__}{where}")
         x = x.detach().cpu()
         return x.view(torch.uint16).numpy().view(numpy_dtype("bfloat16")) if x.dtype == torch.bfloat16 else x.numpy()
+
+
+def without_storage(x: torch.Tensor) -> torch.Tensor:
+    """The tensor after its storage was freed."""
+    x = x.clone()
+    x.untyped_storage().resize_(0)
+    return x
 
 
 def on_device(x: np.ndarray, device: torch.device) -> torch.Tensor:
