@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from attnkit_conformance.adapters.base import (
 )
 from attnkit_conformance.adapters.derivatives import torch as transformations
 from attnkit_conformance.model.case import DTYPES, is_dtype, numpy_dtype
-from attnkit_conformance.model.layout import aligned
+from attnkit_conformance.model.memory import memory_of
 from attnkit_conformance.opdb import BY_NAME
 
 
@@ -29,14 +29,21 @@ class Explicit(AttnkitAdapter):
     def __init__(self, name: str, impl: str, device: str, description: str, ops: tuple[str, ...] | None = None) -> None:
         super().__init__(name, DTYPES, impl, description, ops)
         self.device = torch.device(device)
+        self.copied = ("negative", "read_only", *(() if device == "cpu" else ("unaligned",)))
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
-        """A tensor with the memory of `x`, except that torch has no negative strides and no read-only tensors."""
-        if not x.flags.writeable or any(stride < 0 for stride in x.strides):
-            x = aligned(x.copy(order="C"))
-        if is_dtype(x, "bfloat16"):
-            return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16).to(self.device)
-        return torch.from_numpy(x).to(self.device)
+        """A tensor in the memory of `x`, or in a copy of it on the device."""
+        bfloat16 = is_dtype(x, "bfloat16")
+        x = x.view(np.uint16) if bfloat16 else x
+        tensor = torch.from_numpy(x) if self.device.type == "cpu" else on_device(x, self.device)
+        return tensor.view(torch.bfloat16) if bfloat16 else tensor
+
+    @property
+    def freed(self) -> Callable[[Any], Any] | None:
+        """Gives the storage of a tensor back, as training in shards does between uses. Only for the CPU library: where
+        torch's own operators and kernels of a device read what is not there, the process or the context ends.
+        """
+        return without_storage if self.impl == "native" else None
 
     @contextmanager
     def with_threads(self, number: int) -> Iterator[None]:
@@ -55,6 +62,20 @@ class Explicit(AttnkitAdapter):
             raise TypeError(f"{self.name}: expected a tensor on {self.device}, got {type(x).__name__}{where}")
         x = x.detach().cpu()
         return x.view(torch.uint16).numpy().view(numpy_dtype("bfloat16")) if x.dtype == torch.bfloat16 else x.numpy()
+
+
+def without_storage(x: torch.Tensor) -> torch.Tensor:
+    """The tensor after its storage was freed."""
+    x = x.clone()
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def on_device(x: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A tensor with the strides of `x`, which `Tensor.to` keeps only if no two entries share a place."""
+    memory = memory_of(x)
+    elements = torch.from_numpy(memory.content.view(x.dtype)).to(device)
+    return elements.as_strided(x.shape, [n // x.itemsize for n in x.strides], memory.start // x.itemsize)
 
 
 class Autograd(Transformed, Explicit):

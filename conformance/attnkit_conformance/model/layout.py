@@ -92,13 +92,19 @@ def overlaps(x: Array) -> bool:
     return x.ndim > 1 and x.shape[-2] > 1 and x.shape[-1] > 1
 
 
-def expanded(*which: int) -> Callable[[Array], Array]:
-    """One number along some of the leading axes, or along all if none is named."""
+def expanded_first(x: Array) -> Array:
+    """Stride 0 along the first axis: one item of all of a batch."""
+    return along(x, leading(x)[:1])
 
-    def expand(x: Array) -> Array:
-        return along(x, [leading(x)[n] for n in which if leading(x)] if which else leading(x))
 
-    return expand
+def expanded_last(x: Array) -> Array:
+    """Stride 0 along the last leading axis: one head for all, as in multi-query attention."""
+    return along(x, leading(x)[-1:])
+
+
+def expanded_all(x: Array) -> Array:
+    """Stride 0 along all leading axes."""
+    return along(x, leading(x))
 
 
 def leading(x: Array) -> range:
@@ -106,27 +112,37 @@ def leading(x: Array) -> range:
     return range(x.ndim - 1 if x.dtype.kind in "biu" else x.ndim - 2)
 
 
-def along(x: Array, axes: range | list[int]) -> Array:
+def along(x: Array, several: range) -> Array:
     """Stride 0 along these axes: their last entry is that of all."""
-    axes = [n for n in axes if x.shape[n] > 1]
+    axes = [n for n in several if x.shape[n] > 1]
     if not axes:
         return x
     one = block(x[tuple(slice(-1, None) if n in axes else slice(None) for n in range(x.ndim))])
     return as_strided(one, x.shape, [0 if n in axes else stride for n, stride in enumerate(one.strides)])
 
 
+def dense(x: Array) -> Array:
+    """Row after row."""
+    return x
+
+
+def whole(x: Array) -> Array:
+    """One number, as the cotangent of a sum."""
+    return along(x, range(x.ndim))
+
+
 MAKERS: Mapping[str, Callable[[Array], Array]] = {
-    DENSE: lambda x: x,
+    DENSE: dense,
     "turned": turned,
     "stepped": stepped,
     "negative": negative,
     "unaligned": unaligned,
     "read_only": read_only,
     "overlapping": overlapping,
-    "expanded_first": expanded(0),
-    "expanded_last": expanded(-1),
-    "expanded_all": expanded(),
-    WHOLE: lambda x: along(x, range(x.ndim)),
+    "expanded_first": expanded_first,
+    "expanded_last": expanded_last,
+    "expanded_all": expanded_all,
+    WHOLE: whole,
 }
 TIED = tuple(name for name in MAKERS if name.startswith(("expanded", "overlapping")))
 """The layouts in which one number in memory is several entries."""

@@ -134,7 +134,8 @@ def verdict(adapter: Adapter, case: Case, status: str, found: Findings | None = 
     """The verdict on a case."""
     found = found or Findings()
     measured, failures = tuple(found.measured), tuple(found.failures)
-    return CaseResult(case.id, adapter.name, case.op, case.dtype, status, measured, failures, reason)
+    axes = core.axes_of(adapter, case)
+    return CaseResult(case.id, adapter.name, case.op, case.dtype, status, measured, failures, reason, axes=axes)
 
 
 def is_blurred(result: CaseResult, truth: golden.Golden) -> bool:

@@ -13,7 +13,7 @@ from attnkit_conformance.families.pointwise import POINTWISE_LEVELS
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, ErrorSample, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.errors import zeros
-from attnkit_conformance.model.grammar import Level, Row
+from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.op import QKV, Op, Params, Tokens, always, exponentiates, has_kinks, o_and_lse, o_only
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, variant_label
@@ -102,6 +102,10 @@ LEVELS: Mapping[str, tuple[Level, ...]] = {
     "boundaries": ("arrays", "tuples"),
 }
 OF_FEATURES = ("feature_map", "normalize", "eps", "chunk_size")
+WITHOUT_DENOMINATOR: tuple[tuple[Choice, ...], ...] = tuple(
+    (choice, ("eps", 0.1)) for choice in (("normalize", False), ("feature_map", "identity"))
+)
+"""Where eps says nothing."""
 CAUSAL: Mapping[Level, dict[str, Any]] = {
     "none": {}, "lower_right": {"causal": True}, "upper_left": {"causal": "upper_left"},
 }  # fmt: skip
@@ -246,6 +250,7 @@ OPS = (
         },
         tiles=TILES,
         row_case=packed_row,
+        forbidden=WITHOUT_DENOMINATOR,
         variants=({}, {"feature_map": "relu", "eps": 0.1, "chunk_size": 5}, {"feature_map": "identity"}),
         differentiable=QKV,
         errors=packed_errors,
