@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import attnkit_reference
+from attnkit.backends.native import lower
 from attnkit_conformance import core
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.model.case import NoDraw, numpy_dtype
@@ -19,8 +20,9 @@ from attnkit_conformance.model.golden import golden
 from attnkit_conformance.model.layout import DENSE, MAKERS
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes import rows
-from attnkit_conformance.search import Search, recipe, replayed, screen
+from attnkit_conformance.search import Search, recipe, replayed, screen, several_threads
 from attnkit_conformance.search.recipe import Recipe, drawn, smaller
+from attnkit_conformance.selection import find
 
 Arrays = Mapping[str, Any]
 DTYPES = ("float64", "float32")
@@ -235,6 +237,21 @@ def test_a_gradient_that_has_no_digits_left_may_be_a_few_bounds_off(k: list[floa
     case = replace(plain, arrays=rounded, params={}, cotangents={"o_t": np.array([[1.0, 0.3]])})
     adapter = Off("v_t", times * golden(case).gradients["v_t"].allowed)
     assert (screen.check(adapter, case) is None) == silent
+
+
+def test_an_adapter_has_the_threads_of_a_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    lower.threads_of_environment.cache_clear()
+    with several_threads(find(["numpy-generic"])[0], 3):
+        assert lower.threads_of_environment() == 3
+    assert lower.threads_of_environment() == 2
+    monkeypatch.undo()
+    lower.threads_of_environment.cache_clear()
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    with several_threads(find(["torch-generic"])[0], before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
 
 
 def test_where_the_reference_jumps_a_result_tells_nothing() -> None:
