@@ -89,6 +89,9 @@ def check(adapter: Adapter, case: Case, truth: Truth | None = None) -> CaseResul
     except IllFormed:
         raise
     except Unsupported as refusal:
+        if undeclared(adapter, asked):
+            text = f"refused without having declared it: {refusal}"
+            return verdict(adapter, case, "fail", Findings(failures=[("declared", text)]))
         return verdict(adapter, case, "unsupported", reason=str(refusal) or "unsupported")
     except Exception as error:  # an adapter may raise anything, and the search goes on
         return verdict(adapter, case, "fail", Findings(failures=[("exception", f"{type(error).__name__}: {error}")]))
@@ -104,6 +107,12 @@ def check(adapter: Adapter, case: Case, truth: Truth | None = None) -> CaseResul
         return None
     result = verdict(adapter, case, "fail", found)
     return None if is_blurred(result, truth.whole) else result
+
+
+def undeclared(adapter: Adapter, case: Case) -> bool:
+    """Whether an adapter that says beforehand what it refuses does not say so of a case."""
+    declares = getattr(adapter, "unsupported", None)
+    return declares is not None and declares(case.op, core.typed_arrays(adapter, case), case.params) is None
 
 
 def answers(adapter: Adapter, case: Case) -> tuple[dict[str, Array], dict[str, Array] | None]:
