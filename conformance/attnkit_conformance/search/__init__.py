@@ -223,10 +223,13 @@ def fails(recipe: Recipe, adapter: Adapter | None, way: Way) -> bool:
 
 def program_of(recipe: Recipe, adapter: Adapter, result: CaseResult) -> str:
     """The smallest program of a failure, and how many threads there are. Empty where it would be long."""
-    text = ""
-    with several_threads(adapter, recipe.threads), suppress(Exception):  # it may do otherwise now
-        case = smallest.smaller(adapter, result, recipe.case())
+    text, case = "", recipe.case()
+    with several_threads(adapter, recipe.threads), suppress(Exception):  # it refuses, or does otherwise now
+        case = smallest.smaller(adapter, result, case)
         text = smallest.program(adapter, case) if size(case) <= WRITTEN else ""
+    if not text and size(case) <= WRITTEN:
+        typed = {name: case.typed(name) for name in case.arrays}
+        text = smallest.runnable(typed, [smallest.written(case), result.message], case.layouts)
     return f"{text}\n# with {recipe.threads} threads" if text and recipe.threads > 1 else text
 
 
