@@ -16,7 +16,7 @@ export JAX_PLATFORMS ?= cpu
 # Hundreds of processes of the tests import the same modules: they are compiled once, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install library native native-wheel run test tests lint types conformance transforms gradients emulated smoke survival gpu gpu-wheels benchmarks docs notebooks site wheel matrix clean
+.PHONY: install library native native-wheel run test tests lint types conformance soak transforms gradients emulated smoke survival gpu gpu-wheels benchmarks docs notebooks site wheel matrix clean
 
 install: $(VENV)/.installed
 
@@ -70,6 +70,7 @@ tests: library
 conformance: library
 	@mkdir -p $(OUT)
 	ATTNKIT_GOLDENS=$${ATTNKIT_GOLDENS-$(OUT)/goldens} $(BIN)/python -m attnkit_conformance run --profile full --workers $(WORKERS) --html $(OUT)/conformance-full.html --json $(OUT)/conformance-full.json
+	$(BIN)/python $(DRAWN) 60
 
 # Kernels of GPUs beside the generic bodies, without a GPU: interpreted, or emulated thread by thread.
 emulated: install
@@ -162,9 +163,15 @@ site: install
 vectors: install
 	$(BIN)/python -m attnkit_conformance vectors $(OUT)/vectors
 
-# Ten minutes of drawn cases beside the fixed ones.
-search: install
-	$(BIN)/python -m attnkit_conformance run --search 600 --save $(OUT)/found
+# Drawn cases for hours, in as many processes as there are workers, each from a seed of its own: `make soak SECONDS=3600`.
+# What fails is kept in $(OUT)/found; moved to tests/conformance/corpus, tests judge it again.
+SECONDS := 3600
+SEED ?= 1
+DRAWN = -m attnkit_conformance run $(SOAKED) --save $(OUT)/found --search
+SOAKED ?= auto numpy torch
+
+soak: library
+	seq $(SEED) $$(($(SEED) + $(WORKERS) - 1)) | xargs -P $(WORKERS) -I{} $(BIN)/python $(DRAWN) $(SECONDS) --seed {}
 
 # Who agrees with which definition, and the smallest input where one does not.
 peers: install

@@ -187,9 +187,7 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def with_programs(results: list[CaseResult], adapters: list[Adapter]) -> list[CaseResult]:
-    """Failures with the programs of their smallest cases, if hypothesis is installed."""
-    if find_spec("hypothesis") is None:
-        return results
+    """Failures with the programs of their smallest cases."""
     from attnkit_conformance.search import smallest
 
     return smallest.with_programs(results, adapters)
@@ -204,11 +202,10 @@ def closed(adapters: Iterable[Adapter]) -> None:
 
 def drawn_or_saved(args: argparse.Namespace, adapters: list[Adapter], dtypes: tuple[str, ...]) -> list[CaseResult]:
     """Verdicts of a search, with the command that reproduces each finding, or on the saved cases of an earlier one."""
-    require("a search or its samples", "hypothesis", "safetensors", "ml_dtypes")
     from attnkit_conformance import search
 
     if args.samples:
-        results = search.replayed(adapters, args.samples)
+        results = search.replayed(adapters, args.samples, dtypes)
         if not results:
             raise ValueError("nothing selected: no adapter serves the op and dtype of a sample")
         return results
@@ -219,7 +216,8 @@ def drawn_or_saved(args: argparse.Namespace, adapters: list[Adapter], dtypes: tu
         names = " ".join(own or [finding.result.adapter])
         print(f"found by seed {args.seed}; again: python -m attnkit_conformance run {names} --samples {finding.path}")
     tried = sum(hunt.examples.values())
-    print(f"{tried} cases judged, {sum(hunt.silent.values())} draws told nothing; judged and silent by op:")
+    silent = sum(hunt.silent.values())
+    print(f"{tried} cases judged by {hunt.verdicts} verdicts, {silent} told nothing; judged and silent by op:")
     for op in (op for op in OPDB if hunt.examples[op.name] or hunt.silent[op.name]):
         print(f"  {op.name:34} {hunt.examples[op.name]:7} {hunt.silent[op.name]:7}")
     return hunt.results()

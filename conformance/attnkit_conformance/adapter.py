@@ -22,20 +22,23 @@ class IllFormed(ValueError):
 class Adapter(Protocol):
     """The interface of an implementation. Missing attributes or wrong types raise `IllFormed`.
 
-    `array` takes a NumPy array that already has the dtype `dtype` (bfloat16 as ml_dtypes.bfloat16) and possibly strides
-    that are not contiguous; `numpy` is its inverse and must refuse (TypeError) anything that is not an array of this
-    library on this device. `call` returns {output name: array}. `vjp` takes a cotangent for every differentiable output
-    and returns {argument name: gradient}. Both may raise `Unsupported(reason)`, and anything else that they raise is a
-    failure of the case.
+    `array` takes a NumPy array that already has the dtype `dtype` (bfloat16 as ml_dtypes.bfloat16) in any memory layout
+    (`model.layout`: strides of 0 and below, off its alignment, read-only); `numpy` is its inverse and must refuse
+    (TypeError) anything that is not an array of this library on this device. `call` returns {output name: array}. `vjp`
+    takes a cotangent for every differentiable output and returns {argument name: gradient}. Both may raise
+    `Unsupported(reason)`, and anything else that they raise is a failure of the case.
 
-    Seven attributes are optional. `ops` (names) restricts what is asked of the adapter at all. `serves` ({op: {factor:
+    Eight attributes are optional. `ops` (names) restricts what is asked of the adapter at all. `serves` ({op: {factor:
     levels}}, levels of the grammar of an op beside those of a plain call) says which calls it answers: all of its cases
-    lie inside, a refusal there is a failure, and calls beside it must be refused. `compiles = True`: every case is a
-    program to compile first, so that the full profile judges all pairs of options, and no triples.
+    lie inside, a refusal there is a failure, and calls beside it must be refused. `copied` (names of layouts) says of
+    which layouts its library has no arrays: it is given dense ones. `compiles = True`: every case is a program to
+    compile first, so that the full profile judges all pairs of options, and no triples.
     `unsupported(op, arrays, params) -> reason or None` declares beforehand what will be refused: then exactly those
     calls must raise Unsupported. `without` (names of parameters, e.g. "return_lse") says which further outputs the
     implementation does not have: its cases are asked without them, and all else is judged. `errors = True` holds the
     adapter to the error texts of semantics A12. `description` (text) is shown in reports beside the name.
+
+    So is `with_threads(number)`, a context in which calls may use that many threads: a search draws their number.
 
     So are three methods, for derivatives beyond gradients, on which an adapter that has them is judged in float64:
 

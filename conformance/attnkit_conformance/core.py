@@ -11,8 +11,9 @@ import numpy as np
 
 from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy
 from attnkit_conformance.model import tolerance
-from attnkit_conformance.model.case import DTYPES, PROFILES, Case, Sample, aligned, is_dtype, numpy_dtype
+from attnkit_conformance.model.case import DTYPES, PROFILES, Case, Sample, is_dtype
 from attnkit_conformance.model.golden import Golden, draw_case, golden
+from attnkit_conformance.model.layout import DENSE
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.tolerance import Limit, Measured
 from attnkit_conformance.opdb import BY_NAME
@@ -36,6 +37,7 @@ class CaseResult:
     reason: str = ""
     seconds: float = 0.0
     program: str = ""  # for a failure: its smallest case, the expected and the actual values
+    axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # its levels on axes of which there are tables
 
     @property
     def ratio(self) -> float:
@@ -94,18 +96,28 @@ def cases(op: str, profile: str = "full", dtypes: tuple[str, ...] = DTYPES) -> I
     return (draw_case(sample) for sample in samples(op, profile, dtypes))
 
 
+def held(adapter: Adapter, case: Case) -> Case:
+    """The case without layouts of which the adapter's library has no arrays."""
+    copied = getattr(adapter, "copied", ())
+    return replace(case, layouts={name: layout for name, layout in case.layouts.items() if layout not in copied})
+
+
+def axes_of(adapter: Adapter, case: Case) -> Mapping[str, tuple[str, ...]]:
+    """The levels of a case on axes of which reports have a table: of the layouts of its arrays, those that are met."""
+    return {"layout": tuple(dict.fromkeys(held(adapter, case).layouts.values())) or (DENSE,)}
+
+
 def typed_arrays(adapter: Adapter, case: Case) -> dict[str, Any]:
     """The arrays of a case, converted by the adapter."""
+    case = held(adapter, case)
     return {name: adapter.array(case.typed(name), case.dtype_of(name)) for name in case.arrays}
 
 
 def typed_cotangents(adapter: Adapter, case: Case) -> dict[str, Any]:
     """The cotangents of a case, converted by the adapter, each in the dtype of its output."""
-    op, typed = BY_NAME[case.op], {}
-    for name, x in case.cotangents.items():
-        dtype = op.output_dtype(name, case.dtype)
-        typed[name] = adapter.array(aligned(x.astype(numpy_dtype(dtype))), dtype)
-    return typed
+    case = held(adapter, case)
+    dtypes = {name: BY_NAME[case.op].output_dtype(name, case.dtype) for name in case.cotangents}
+    return {name: adapter.array(case.typed_cotangent(name, dtype), dtype) for name, dtype in dtypes.items()}
 
 
 def outputs(adapter: Adapter, case: Case) -> dict[str, np.ndarray]:
@@ -173,6 +185,7 @@ def check(adapter: Adapter, case: Case) -> CaseResult:
         tuple(findings.failures),
         reason,
         seconds,
+        axes=axes_of(adapter, case),
     )
 
 

@@ -14,6 +14,7 @@ from attnkit_conformance.adapters.base import Absent
 from attnkit_conformance.adapters.worker import load
 from attnkit_conformance.judge import declared
 from attnkit_conformance.model.case import DTYPES
+from attnkit_conformance.model.layout import MAKERS
 from attnkit_conformance.opdb import BY_NAME
 
 METHODS = ("array", "numpy", "call", "vjp")
@@ -84,6 +85,9 @@ def what_is_wrong(adapter: Any) -> Iterator[str]:
         yield f"ops must be a tuple of names of ops (softmax_attention, ...); got {unknown!r}"
     if not texts(getattr(adapter, "without", ())):
         yield f"without must be a tuple of names; got {adapter.without!r}"
+    copied = getattr(adapter, "copied", ())
+    if not texts(copied) or set(copied) - set(MAKERS):
+        yield f"copied must be a tuple of some of the layouts {', '.join(MAKERS)}; got {copied!r}"
     yield from what_is_declared(adapter)
     for name in ("unsupported", *DERIVATIVES):
         if not callable(getattr(adapter, name, None) or str):

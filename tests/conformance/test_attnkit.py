@@ -30,7 +30,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], str | None, str]] = {  # families judge
     "arrays": (
         tuple(name for name in DEFAULT if not name.startswith("jax")),
         None,
-        f"not (property and (strict or {ON_SCENES}) or /pair. and {ON_SCENES})",
+        f"not (property and (strict or {ON_SCENES}) or /pair. and {ON_SCENES} or freed)",
     ),
     "jax-blocked": (("jax-blocked",), "float32", COMPILED),
     "jax_x64": (("jax_x64",), "float64", f"(jax_x64:: or pointwise_attention/float64/vmap_grad.plain) and {COMPILED}"),
@@ -82,6 +82,15 @@ def test_jax_conforms_as_xla_compiles_by_itself() -> None:
     results = list(judge(jax.adapters(options=usual), "quick", COMPILED, ("float32",), ops=ops))
     assert results
     assert not failures(results), "\n".join(failures(results))
+
+
+def test_a_tensor_without_storage_is_an_error_of_the_cpu_library() -> None:
+    """In a process of its own: reading what is not there may end it."""
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", "attnkit_conformance", "run", "torch-native", "--workers", "1", "-k", "freed"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert re.search(r"^[1-9]\d* pass, 0 fail", process.stdout, re.MULTILINE), process.stdout
 
 
 def test_what_is_hidden_raises_no_warning_in_products_of_numpy() -> None:

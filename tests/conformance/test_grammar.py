@@ -15,7 +15,7 @@ from attnkit_conformance.model.case import Case
 from attnkit_conformance.model.grammar import Grammar, Row
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME, OPDB
-from attnkit_conformance.scenes import rows
+from attnkit_conformance.scenes import layouts, rows
 
 OPTIONS = ("mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "dropout",
            "initial_state")  # fmt: skip
@@ -57,11 +57,29 @@ def test_a_plain_call_meets_every_option() -> None:
 @pytest.mark.parametrize("op", OPDB, ids=lambda op: op.name)
 def test_every_legal_pair_of_levels_meets_in_a_quick_case(op: Op) -> None:
     grammar, array = rows.grammar(op), rows.rows(op, "pairs")
-    assert uncovered(grammar, array, 2) == set()
-    fixed = tuple(row for row in array if not rows.has_learned_numbers(row))
-    assert uncovered(rows.of_fixed_numbers(grammar), fixed, 2) == set(), "kernels are judged on few other rows"
+    dense = layouts.dense(grammar)
+    in_dense = tuple({**row, **{name: dense.plain[name] for name in layouts.FACTORS}} for row in array)
+    assert uncovered(dense, in_dense, 2) == set()
+    fixed = tuple(row for row in in_dense if not rows.has_learned_numbers(row))
+    assert uncovered(rows.of_fixed_numbers(dense), fixed, 2) == set(), "kernels are judged on few other rows"
+    assert all(map(grammar.allows, array))
     named = [sample.id for dtype in op.dtypes for sample in rows.row_samples(op, dtype, "quick")]
     assert len(named) == len(rows.rows(op, "pairs"))
+
+
+@pytest.mark.parametrize("op", OPDB, ids=lambda op: op.name)
+def test_every_layout_and_every_group_of_arrays_is_in_a_quick_case(op: Op) -> None:
+    grammar, array = rows.grammar(op), rows.rows(op, "pairs")
+    for name in layouts.FACTORS:
+        laid_out = {row[name] for row in array if row["layout"] != layouts.DENSE}
+        assert laid_out | {grammar.plain[name]} == {*grammar.factors[name]}
+
+
+def test_the_full_profile_has_each_pair_with_a_layout() -> None:
+    op = BY_NAME["linear_attention_step"]
+    every = tuple(row for array in ("pairs", "triples", "layouts") for row in rows.rows(op, array))
+    assert uncovered(rows.grammar(op), every, 2) == set()
+    assert uncovered(rows.grammar(op), rows.rows(op, "pairs"), 2)
 
 
 def without(case: Case, option: str) -> Case:

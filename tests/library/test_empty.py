@@ -44,7 +44,7 @@ def cut(case: Case, name: str, part: Callable[[np.ndarray], np.ndarray]) -> Case
     left = {n: len(arrays[n[-1]]) for n in EDGES if n in case.params}
     edges = {n: tuple(min(edge, tokens) for edge in case.params[n]) for n, tokens in left.items()}
     label = f"{case.id} without {name}"
-    return replace(case, id=label, arrays=arrays, params={**case.params, **edges}, cotangents={}, layout="contiguous")
+    return replace(case, id=label, arrays=arrays, params={**case.params, **edges}, cotangents={}, layouts={})
 
 
 def none_of(sizes: set[int], x: np.ndarray) -> np.ndarray:

@@ -56,9 +56,7 @@ EXPERIMENTS = {
 # Other folders -> what their modules import. adapters and peers import what they judge.
 RULES = {
     "reference/attnkit_reference": "numpy scipy attnkit_reference",
-    "conformance/attnkit_conformance": (
-        "numpy scipy ml_dtypes rich safetensors hypothesis attnkit_reference attnkit_conformance"
-    ),
+    "conformance/attnkit_conformance": "numpy scipy ml_dtypes rich safetensors attnkit_reference attnkit_conformance",
     "conformance/attnkit_conformance/peers": (
         "numpy scipy torch jax entmax keras transformers einops attnkit_reference attnkit_conformance"
     ),

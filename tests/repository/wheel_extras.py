@@ -21,7 +21,7 @@ IMPORTS = {
     "cupy": ("cupy",),
     "triton": ("triton",),
     "jax-triton": ("jax", "jax_triton"),
-    "conformance": ("rich", "safetensors", "ml_dtypes", "array_api_strict", "hypothesis"),
+    "conformance": ("rich", "safetensors", "ml_dtypes", "array_api_strict"),
     "experiments": ("torch", "tyro", "sklearn", "tokenizers", "sacrebleu", "webdataset"),
     "transformers": ("attnkit.integrations.transformers", "attnkit.integrations.timm"),
     "flax": ("attnkit.integrations.flax",),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import attnkit
+from attnkit.backends.native import lower
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME
@@ -21,6 +23,7 @@ Arrays = Mapping[str, Any]
 Forward = Callable[[str, Arrays, Arrays], dict[str, Any]]
 
 VJP = "_vjp"
+THREADS = "OMP_NUM_THREADS"
 
 
 def kernels(library: str, gradients: bool = False) -> dict[str, tuple[str, ...]]:
@@ -46,6 +49,21 @@ def refusing() -> Iterator[None]:
         yield
     except NotImplementedError as refusal:
         raise Unsupported(str(refusal)) from refusal
+
+
+@contextmanager
+def threads_of_environment(number: int) -> Iterator[None]:
+    """For a while as many threads as if the process had started with OMP_NUM_THREADS, where a library has no number of
+    its own."""
+    before = os.environ.get(THREADS)
+    os.environ[THREADS] = str(number)
+    lower.threads_of_environment.cache_clear()
+    try:
+        yield
+    finally:
+        os.environ.pop(THREADS)
+        os.environ |= {} if before is None else {THREADS: before}
+        lower.threads_of_environment.cache_clear()
 
 
 def is_by_name(refusal: str, op: str, impl: str) -> bool:
@@ -106,6 +124,10 @@ class AttnkitAdapter:
         impl = {"impl": self.impl} if dispatches(row) else {}
         with refusing():
             return row.binding.vjp(attnkit, row, arrays, {**impl, **params}, cotangents)
+
+    def with_threads(self, number: int) -> AbstractContextManager[None]:
+        """Calls with so many threads."""
+        return threads_of_environment(number)
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """The reason that attnkit.explain gives against this adapter's `impl`."""

@@ -8,6 +8,7 @@ import cupy
 import numpy as np
 
 from attnkit_conformance.adapters.base import Absent, AttnkitAdapter, implementations
+from attnkit_conformance.model.memory import memory_of
 
 HALF_AND_ABOVE = ("float64", "float32", "float16")  # CuPy has no bfloat16
 
@@ -15,9 +16,12 @@ HALF_AND_ABOVE = ("float64", "float32", "float16")  # CuPy has no bfloat16
 class Cupy(AttnkitAdapter):
     """CuPy arrays on the current device."""
 
+    copied = ("unaligned", "read_only")
+
     def array(self, x: np.ndarray, dtype: str) -> Any:
-        """On the device."""
-        return cupy.asarray(x)
+        """On the device, with the strides of `x`."""
+        memory = memory_of(x)
+        return cupy.ndarray(x.shape, x.dtype, cupy.asarray(memory.content).data + memory.start, x.strides)
 
     def numpy(self, x: Any) -> np.ndarray:
         """Refuses anything that is not a CuPy array."""

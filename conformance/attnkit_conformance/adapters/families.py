@@ -7,6 +7,7 @@ import importlib.util
 import platform
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from attnkit_conformance.adapters.base import Absent
@@ -15,20 +16,24 @@ from attnkit_conformance.model.case import DTYPES
 
 HERE = "attnkit_conformance.adapters"
 REQUIRES = {
+    "auto": "numpy",
     "numpy": "numpy", "numpy_readonly": "numpy", "strict": "array_api_strict", "torch": "torch", "torch_cuda": "torch",
     "jax": "jax", "jax_x64": "jax", "cupy": "cupy", "triton_interpreted": "triton",
     "cuda_cpu": "numpy", "pallas_interpreted": "jax",
     "jax_triton_interpreted": "triton",
 }  # fmt: skip
 EMULATED = ("cuda_cpu", "pallas_interpreted")  # defined in separate modules
+AUTO = ("numpy", "torch")  # libraries of the family that names no implementation
 DEFAULT = ("numpy", "numpy_readonly", "strict", "torch", "jax", "jax_x64", "cupy")
 
 
 def family(name: str) -> list[Any]:
     """The adapters of one library, or of one mode that needs a process of its own."""
     library = REQUIRES[name]
-    if importlib.util.find_spec(library) is None:
+    if not is_installed(library):
         return [Absent(name, f"{library} is not installed", DTYPES)]
+    if name == "auto":
+        return [adapter for module in AUTO if is_installed(module) for adapter in adapters_of(module).auto()]
     if name == "strict":
         return [WorkerAdapter("strict", f"{HERE}.strict:Strict")]
     if name == "jax_x64":
@@ -45,8 +50,17 @@ def family(name: str) -> list[Any]:
         return workers(name, {name: "Interpreted"}, {"TRITON_INTERPRET": "1"})
     if name == "torch_cuda" and not has_cuda():
         return [Absent(name, "no CUDA device", DTYPES)]
-    module = importlib.import_module(f"{HERE}.{name if name in EMULATED else library}")
+    module = adapters_of(name if name in EMULATED else library)
     return [adapter for adapter in module.adapters() if adapter.name.partition("-")[0] == name]
+
+
+def is_installed(library: str) -> bool:
+    return importlib.util.find_spec(library) is not None
+
+
+def adapters_of(module: str) -> ModuleType:
+    """A module of adapters, which imports its library."""
+    return importlib.import_module(f"{HERE}.{module}")
 
 
 def workers(module: str, targets: Mapping[str, str], mode: dict[str, str]) -> list[Any]:

@@ -19,6 +19,7 @@ from attnkit_conformance.adapters.base import (
     refusing_by_name,
 )
 from attnkit_conformance.adapters.derivatives import jax as transformations
+from attnkit_conformance.model.layout import MAKERS
 from attnkit_conformance.opdb import BY_NAME
 
 CACHE_SIZE = 60  # jitted functions of a process: each holds memory maps, whose number is limited
@@ -54,6 +55,7 @@ class Jax(Transformed, AttnkitAdapter):
     """Every call is jitted; jitted functions are cached, so that a shape is compiled once."""
 
     compiles = True
+    copied = tuple(MAKERS)  # arrays have no strides
     jitted: ClassVar[dict[tuple[Any, ...], Any]] = {}
     numbers: ClassVar[Iterator[int]] = itertools.count()
 

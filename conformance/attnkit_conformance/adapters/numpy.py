@@ -8,6 +8,7 @@ import numpy as np
 
 from attnkit_conformance.adapters.base import AttnkitAdapter, implementations
 from attnkit_conformance.model.case import DTYPES
+from attnkit_conformance.model.layout import read_only
 
 
 class ReadOnly(AttnkitAdapter):
@@ -15,9 +16,12 @@ class ReadOnly(AttnkitAdapter):
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
         """A read-only view."""
-        view = x.view()
-        view.flags.writeable = False
-        return view
+        return read_only(x)
+
+
+def auto() -> list[AttnkitAdapter]:
+    """What a call without `impl` runs."""
+    return [AttnkitAdapter("auto-numpy", DTYPES, "auto", "explicit gradients")]
 
 
 def adapters() -> list[AttnkitAdapter]:

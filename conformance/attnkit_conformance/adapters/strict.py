@@ -21,7 +21,7 @@ class Strict(AttnkitAdapter):
         super().__init__("strict", ("float32", "float64"), description="array-api-strict, explicit gradients")
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
-        """An array with only the standard's attributes."""
+        """An array with only the standard's attributes, in the memory of `x`."""
         return array_api_strict.asarray(x)
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:

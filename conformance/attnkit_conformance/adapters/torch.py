@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from attnkit_conformance.adapters.base import (
 )
 from attnkit_conformance.adapters.derivatives import torch as transformations
 from attnkit_conformance.model.case import DTYPES, is_dtype, numpy_dtype
+from attnkit_conformance.model.memory import memory_of
 from attnkit_conformance.opdb import BY_NAME
 
 
@@ -27,14 +29,31 @@ class Explicit(AttnkitAdapter):
     def __init__(self, name: str, impl: str, device: str, description: str, ops: tuple[str, ...] | None = None) -> None:
         super().__init__(name, DTYPES, impl, description, ops)
         self.device = torch.device(device)
+        self.copied = ("negative", "read_only", *(() if device == "cpu" else ("unaligned",)))
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
-        """A tensor with the strides of `x`, except negative ones, which torch does not support."""
-        if any(stride < 0 for stride in x.strides):
-            x = np.ascontiguousarray(x)
-        if is_dtype(x, "bfloat16"):
-            return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16).to(self.device)
-        return torch.from_numpy(x).to(self.device)
+        """A tensor in the memory of `x`, or in a copy of it on the device."""
+        bfloat16 = is_dtype(x, "bfloat16")
+        x = x.view(np.uint16) if bfloat16 else x
+        tensor = torch.from_numpy(x) if self.device.type == "cpu" else on_device(x, self.device)
+        return tensor.view(torch.bfloat16) if bfloat16 else tensor
+
+    @property
+    def freed(self) -> Callable[[Any], Any] | None:
+        """Gives the storage of a tensor back, as training in shards does between uses. Only for the CPU library: where
+        torch's own operators and kernels of a device read what is not there, the process or the context ends.
+        """
+        return without_storage if self.impl == "native" else None
+
+    @contextmanager
+    def with_threads(self, number: int) -> Iterator[None]:
+        """Calls with so many threads of torch."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(number)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def numpy(self, x: Any) -> np.ndarray:
         """Refuses anything that is not a tensor on this device."""
@@ -45,6 +64,20 @@ class Explicit(AttnkitAdapter):
         return x.view(torch.uint16).numpy().view(numpy_dtype("bfloat16")) if x.dtype == torch.bfloat16 else x.numpy()
 
 
+def without_storage(x: torch.Tensor) -> torch.Tensor:
+    """The tensor after its storage was freed."""
+    x = x.clone()
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def on_device(x: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A tensor with the strides of `x`, which `Tensor.to` keeps only if no two entries share a place."""
+    memory = memory_of(x)
+    elements = torch.from_numpy(memory.content.view(x.dtype)).to(device)
+    return elements.as_strided(x.shape, [n // x.itemsize for n in x.strides], memory.start // x.itemsize)
+
+
 class Autograd(Transformed, Explicit):
     """Gradients by autograd, derivatives beyond them by torch's transformations."""
 
@@ -52,7 +85,9 @@ class Autograd(Transformed, Explicit):
         """torch.autograd.grad of the outputs that have a cotangent."""
         row = BY_NAME[op]
         leaves = {name: arrays[name].detach().requires_grad_() for name in row.differentiable if name in arrays}
-        return pulled_back(self.call(op, {**arrays, **leaves}, params), leaves, cotangents)
+        outputs = self.call(op, {**arrays, **leaves}, params)
+        with refusing_by_name(op, self.impl) if self.impl != "auto" else nullcontext():  # auto has to go on elsewhere
+            return pulled_back(outputs, leaves, cotangents)
 
     def derivatives(self, kind: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> dict[str, Any]:
         """By the transformation of this name."""
@@ -74,6 +109,14 @@ def pulled_back(
     grads = torch.autograd.grad([outputs[name] for name in live], list(leaves.values()), grads_of, allow_unused=True)
     pairs = zip(leaves.items(), grads, strict=True)
     return {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
+
+
+def auto() -> list[AttnkitAdapter]:
+    """What a call without `impl` runs, by autograd and by explicit gradients."""
+    return [
+        Autograd("auto-torch", "auto", "cpu", "cpu, autograd"),
+        Explicit("auto-torch-explicit", "auto", "cpu", "cpu, explicit gradients"),
+    ]
 
 
 def adapters() -> list[AttnkitAdapter]:

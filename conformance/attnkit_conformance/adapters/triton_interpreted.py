@@ -116,7 +116,11 @@ class Interpreted(Autograd):
     def array(self, x: np.ndarray, dtype: str) -> Any:
         """A tensor stored as (B, L, H, d), if it has both axes."""
         tensor = super().array(x, dtype)
-        return tensor if tensor.ndim < 3 else tensor.transpose(-3, -2).contiguous().transpose(-3, -2)
+        return (
+            tensor
+            if tensor.ndim < 3 or not tensor.is_contiguous()
+            else tensor.transpose(-3, -2).contiguous().transpose(-3, -2)
+        )
 
     def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """Outputs from the custom op."""

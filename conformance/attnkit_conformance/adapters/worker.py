@@ -1,7 +1,7 @@
 """An adapter in a separate process, for process-wide modes and for code that may crash.
 
-Cases are sent over a pipe as pickled NumPy arrays, bfloat16 as 16-bit integers. A worker that dies raises `WorkerDied`
-with its exit code instead of hanging, and the next call starts a fresh one.
+Arrays are sent over a pipe as the memory that they lie in, so that they have their layout there as well. A worker that
+dies raises `WorkerDied` with its exit code instead of hanging, and the next call starts a fresh one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from attnkit_conformance.adapter import DERIVATIVES, IllFormed, Unsupported, answered
-from attnkit_conformance.model.case import aligned, is_dtype, numpy_dtype
+from attnkit_conformance.model.memory import Memory, memory_of
 
 PATIENCE = 600.0  # seconds for one call, compilation included
 FAREWELL = 60.0  # seconds for a worker to exit after its pipe is closed
@@ -36,20 +36,14 @@ class WorkerDied(RuntimeError):
     """The worker process ended or stopped answering during a call."""
 
 
-def packed(x: np.ndarray) -> tuple[str, np.ndarray]:
-    """An array as (dtype name, array that pickles without ml_dtypes)."""
-    return x.dtype.name, x.view(np.uint16) if is_dtype(x, "bfloat16") else x
+def pack(arrays: Mapping[str, np.ndarray]) -> dict[str, Memory]:
+    """The memory of all arrays of a dict, which pickles without ml_dtypes."""
+    return {name: memory_of(np.asarray(x)) for name, x in arrays.items()}
 
 
-def unpacked(pair: tuple[str, np.ndarray]) -> np.ndarray:
-    """Inverse of `packed`."""
-    name, x = pair
-    return x.view(numpy_dtype("bfloat16")) if name == "bfloat16" else x
-
-
-def pack(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """All arrays of a dict, packed."""
-    return {name: packed(x.copy(order="C")) for name, x in arrays.items()}
+def unpacked(arrays: Mapping[str, Memory]) -> dict[str, np.ndarray]:
+    """Inverse of `pack`."""
+    return {name: x.array() for name, x in arrays.items()}
 
 
 def load(target: str) -> Any:
@@ -73,7 +67,7 @@ def serve(pipe: Connection, target: str) -> None:
         traits = {"dtypes": adapter.dtypes, "errors": getattr(adapter, "errors", False), "declares": declares}
         traits |= {"description": getattr(adapter, "description", ""), "ops": getattr(adapter, "ops", None)}
         traits |= {"without": getattr(adapter, "without", ()), "serves": getattr(adapter, "serves", None)}
-        traits |= {"compiles": getattr(adapter, "compiles", False)}
+        traits |= {"compiles": getattr(adapter, "compiles", False), "copied": getattr(adapter, "copied", ())}
         traits |= {"derivatives": tuple(kind for kind in DERIVATIVES if getattr(adapter, kind, None))}
         pipe.send(("answer", traits))
     except Exception as error:
@@ -91,7 +85,8 @@ def answer(adapter: Any, method: str, op: str, arrays: Any, params: Any, *others
     """Run one call in the worker."""
     try:
         inputs, *further = (
-            {name: adapter.array(aligned(unpacked(x)), x[0]) for name, x in held.items()} for held in (arrays, *others)
+            {name: adapter.array(x, held[name].dtype) for name, x in unpacked(held).items()}
+            for held in (arrays, *others)
         )
         result = getattr(adapter, method)(op, inputs, params, *further)
         return "answer", result if method == "unsupported" else pack(answered(adapter, method, result))
@@ -131,6 +126,7 @@ class WorkerAdapter:
         self.without: tuple[str, ...] = tuple(traits["without"])
         self.serves: Mapping[str, Mapping[str, Any]] | None = traits["serves"]
         self.compiles: bool = traits["compiles"]
+        self.copied: tuple[str, ...] = tuple(traits["copied"])
         self.unsupported = self.declared if traits["declares"] else None
         for kind in traits["derivatives"]:
             setattr(self, kind, partial(self.computed, kind))
@@ -186,7 +182,7 @@ class WorkerAdapter:
 
     def computed(self, method: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> dict[str, np.ndarray]:
         """What a method of the worker's adapter returns."""
-        return {name: unpacked(x) for name, x in self.ask(method, op, arrays, params, *others).items()}
+        return unpacked(self.ask(method, op, arrays, params, *others))
 
     def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, np.ndarray]:
         """Outputs, computed in the worker."""

@@ -76,7 +76,7 @@ def memory_case(op: Op, scene: Scene, dtype: str) -> Case:
     for attempt in range(ATTEMPTS):
         rng = generator(f"memory/{scene.name}/{attempt}")
         case = drawn_memory(op, scene, dtype, rng)
-        if scene.params.get("activation") or not near_zero(case):
+        if not near_kink(case):
             break
     else:
         raise NoDraw(f"{case.id}: no draw in {ATTEMPTS} keeps its distance from the kink")
@@ -145,9 +145,10 @@ def scores_of(case: Case) -> tuple[Array, Array]:
     return x @ keys + bias, np.abs(x) @ np.abs(keys) + np.abs(bias)
 
 
-def near_zero(case: Case) -> bool:
+def near_kink(case: Case) -> bool:
+    """Whether rounding decides the sign of a score of a relu memory."""
     s, size = scores_of(case)
-    return bool(np.any(np.abs(s) < MARGIN * size))
+    return not case.params.get("activation") and bool(np.any(np.abs(s) < MARGIN * size))
 
 
 def memory_growth(case: Case) -> float:
@@ -190,6 +191,7 @@ OPS: tuple[Op, ...] = (
         tiles=TILES,
         forbidden=FORBIDDEN,
         row_case=memory_row,
+        near=near_kink,
         optional=VECTORS,
         differentiable=("x", "keys", "values", *VECTORS),
         errors=memory_errors,

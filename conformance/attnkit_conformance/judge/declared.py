@@ -1,8 +1,8 @@
 """Declarations of adapters: cases inside, which must all be answered, and calls outside, which must be refused.
 
-`serves = {op: {factor: levels}}` names levels of the grammar of an op beside those of a plain call. Lengths, widths,
-values and layouts are not restricted; dtypes are those of its `dtypes`. The key "derivatives" names some of the
-optional methods.
+`serves = {op: {factor: levels}}` names levels of the grammar of an op beside those of a plain call. Lengths, widths
+and values are not restricted, nor are layouts unless some are named; dtypes are those of its `dtypes`. The key
+"derivatives" names some of the optional methods.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from attnkit_conformance.adapter import DERIVATIVES, Adapter, Unsupported
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.model.case import Sample
 from attnkit_conformance.model.golden import draw_case
-from attnkit_conformance.model.grammar import Choice, Grammar
+from attnkit_conformance.model.grammar import Choice, Grammar, Row
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes import rows
+from attnkit_conformance.scenes.layouts import dense, with_layouts
 
-OF_EVERYONE = ("shape", "width", "values", "layout")
-NOT_REFUSED = ("dtype", "poison", "cotangents")  # a plain call has no padding to poison, and refuses no gradient
+OF_EVERYONE = ("shape", "width", "values", "laid")
+NOT_JUDGED = ("dtype", "poison", "cotangents")  # a plain call has no padding to poison, and refuses no gradient
+NOT_REFUSED = ("layout",)  # arrays of another may be copied
 OUTSIDE = "outside."
 
 
@@ -48,7 +50,8 @@ def grammar(adapter: Adapter, op: Op, array: str = "pairs") -> Grammar:
     whole = rows.grammar(op, array)
     declared = adapter.serves[op.name]  # type: ignore[attr-defined]
     levels_of = {name: levels for name, levels in declared.items() if name != "derivatives"}
-    free = {name: whole.factors[name] for name in OF_EVERYONE if name in whole.factors}
+    everyone = OF_EVERYONE if "layout" in levels_of else (*OF_EVERYONE, "layout")
+    free = {name: whole.factors[name] for name in everyone if name in whole.factors}
     plain = {name: (whole.plain[name], *levels_of.get(name, ())) for name in whole.factors if name not in free}
     unknown = [name for name in levels_of if name not in plain or name == "dtype"]
     if unknown:
@@ -59,27 +62,29 @@ def grammar(adapter: Adapter, op: Op, array: str = "pairs") -> Grammar:
 def samples(adapter: Adapter, op: Op, profile: str, dtypes: Iterable[str]) -> Iterator[Sample]:
     """The rows of a profile within the declaration, including pairs on lengths that cross tiles in the quick one."""
     small = grammar(adapter, op)
-    pairs = small.covering(2, [small.plain])
-    arrays = {"pair.": pairs}
+    pairs = plain_pairs(small)
+    arrays = {"pair.": with_layouts(small, pairs, (small.plain,))}
     if rows.shapes_of(op, "tiles"):
         tiled = grammar(adapter, op, "tiles")
-        arrays["tile."] = tiled.covering(2, [tiled.plain])
+        arrays["tile."] = with_layouts(tiled, plain_pairs(tiled), (tiled.plain,))
     if profile == "full" and not getattr(adapter, "compiles", False):
-        arrays["triple."] = small.covering(3, pairs)[len(pairs) :]
+        arrays["triple."] = with_layouts(small, dense(small).covering(3, pairs)[len(pairs) :])
+        others = (*arrays["pair."], *arrays["triple."])
+        arrays["layout."] = small.covering(2, others)[len(others) :]
     for prefix, array in arrays.items():
         for dtype in dtypes:
             yield from rows.samples_of(op, prefix, [row for row in array if row["dtype"] == dtype])
 
 
+def plain_pairs(own: Grammar) -> tuple[Row, ...]:
+    """Rows of dense arrays in which all pairs of other levels meet."""
+    return dense(own).covering(2, [own.plain])
+
+
 def outside(adapter: Adapter, op: Op) -> list[Choice]:
     """The levels of options that an adapter does not declare."""
-    factors, whole = grammar(adapter, op).factors, rows.grammar(op).factors
-    return [
-        (name, level)
-        for name, levels in whole.items()
-        for level in levels
-        if name not in NOT_REFUSED and level not in factors[name]
-    ]
+    factors, whole = grammar(adapter, op).factors, rows.grammar(op)
+    return [(name, level) for name, level in whole.choices if level not in factors[name] and name not in NOT_JUDGED]
 
 
 def check_all(
@@ -92,7 +97,7 @@ def check_all(
         if keep(sample.id):
             yield inside(core.check(adapter, draw_case(sample)))
     plain = {**grammar(adapter, op).plain}
-    for name, level in outside(adapter, op):
+    for name, level in (choice for choice in outside(adapter, op) if choice[0] not in NOT_REFUSED):
         for sample in rows.samples_of(op, OUTSIDE, [{**plain, name: level}]) if plain["dtype"] in dtypes else ():
             if keep(sample.id):
                 yield from check_refusal(adapter, sample, f"{name}={level}")

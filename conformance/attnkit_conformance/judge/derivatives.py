@@ -18,10 +18,11 @@ from attnkit_conformance import core
 from attnkit_conformance.adapter import DERIVATIVES, Adapter, IllFormed, Unsupported, answered
 from attnkit_conformance.core import CaseResult, Findings
 from attnkit_conformance.judge import declared
-from attnkit_conformance.model.case import Case, Sample, aligned, numpy_dtype
+from attnkit_conformance.model.case import Case, Sample, numpy_dtype
 from attnkit_conformance.model.derivatives import Problem, off_kinks
 from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.grammar import Grammar, Row
+from attnkit_conformance.model.layout import aligned
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes import rows
@@ -45,7 +46,7 @@ def samples(adapter: Adapter, op: Op, profile: str) -> list[Sample]:
     most = {"quick": few, "full": many}.get(profile, 0)
     if declared.declares(adapter, op.name):
         own = declared.grammar(adapter, op)
-        return in_double(op, own, own.covering(2, [own.plain]))[:most]
+        return in_double(op, own, declared.plain_pairs(own))[:most]
     return of_everyone(op)[:most]
 
 
@@ -131,8 +132,9 @@ def check(adapter: Adapter, problem: Problem, kind: str, identity: str) -> CaseR
         findings.fail("exception", f"{type(error).__name__}: {error}")
     status = "fail" if findings.failures else "unsupported" if reason else "pass"
     seconds = time.perf_counter() - started
-    op, measured, failures = problem.case.op, tuple(findings.measured), tuple(findings.failures)
-    return CaseResult(identity, adapter.name, op, DTYPE, status, measured, failures, reason, seconds)
+    case, measured, failures = problem.case, tuple(findings.measured), tuple(findings.failures)
+    axes = core.axes_of(adapter, case)
+    return CaseResult(identity, adapter.name, case.op, DTYPE, status, measured, failures, reason, seconds, axes=axes)
 
 
 def judge_answer(adapter: Adapter, problem: Problem, kind: str, findings: Findings) -> None:

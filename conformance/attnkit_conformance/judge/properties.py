@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported
-from attnkit_conformance.core import CaseResult, Findings
+from attnkit_conformance.core import CaseResult, Findings, typed_arrays
 from attnkit_conformance.judge import invariances
 from attnkit_conformance.model.binding import STATISTICS
 from attnkit_conformance.model.case import Case, ErrorSample
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.scenes import rows
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, scene_case, variant_label
 
 QUICK_WITH_STATES = ("causal_prefix", "padding_contents", "step_by_step")
@@ -142,6 +143,29 @@ def check_error(adapter: Adapter, op: Op, sample: ErrorSample) -> CaseResult:
     )
 
 
+def check_freed(adapter: Any, op: Op, name: str) -> CaseResult:
+    """A call whose array of this name has no storage any more raises an error that names the array and says so. To
+    refuse it is not enough: the next implementation would read what is not there.
+    """
+    findings, case = Findings(), rows.named(op, "float32", "pair.plain").draw(0)
+    try:
+        arrays = typed_arrays(adapter, case)
+        adapter.call(op.name, {**arrays, name: adapter.freed(arrays[name])}, case.params)
+        findings.fail("freed", f"{name} has no storage, and a result was returned; expected an error that says so")
+    except Unsupported as refusal:
+        findings.fail("freed", f"{name} has no storage: refused ({refusal}); expected an error")
+    except Exception as error:
+        text = str(error)
+        if not (text.startswith(op.name.rpartition(".")[2]) and re.search(rf"\b{name}\b.*storage", text)):
+            findings.fail("freed", f"{type(error).__name__}: {text}; expected {op.name}, {name} and its storage")
+    identity, status = freed_id(op, name), "fail" if findings.failures else "pass"
+    return CaseResult(identity, adapter.name, op.name, "float32", status, (), tuple(findings.failures))
+
+
+def freed_id(op: Op, name: str) -> str:
+    return f"{op.name}/float32/error.freed-{name}"
+
+
 def property_id(op: Op, dtype: str, item: Property, label: str) -> str:
     return f"{op.name}/{dtype}/property.{item.name}{label}"
 
@@ -165,6 +189,9 @@ def check_all(
     for sample in op.errors(op) if getattr(adapter, "errors", False) and "float32" in dtypes else ():
         if sample.fits(adapter.dtypes) and keep(error_id(op, sample)):
             yield check_error(adapter, op, sample)
+    for name in op.arguments if getattr(adapter, "freed", None) and "float32" in dtypes else ():
+        if keep(freed_id(op, name)):
+            yield check_freed(adapter, op, name)
 
 
 def identities(op: Op, profile: str) -> Iterator[str]:
@@ -174,3 +201,4 @@ def identities(op: Op, profile: str) -> Iterator[str]:
             items = [item for item in PROPERTIES if in_profile(item, op, profile) and item.applies(op, params)]
             yield from (property_id(op, dtype, item, label) for item in items)
     yield from (error_id(op, sample) for sample in op.errors(op))
+    yield from (freed_id(op, name) for name in op.arguments)

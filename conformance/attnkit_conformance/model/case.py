@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
+from attnkit_conformance.model.layout import DENSE, aligned, laid_out, suits, tied
+
 INTEGER = "integer"  # an output of integers of any width
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 HAS_BFLOAT16 = find_spec("ml_dtypes") is not None  # NumPy itself has none
 PROFILES = ("quick", "scenes", "full")  # scenes: all hand-written ones, without rows of grammars
-ALIGNMENT = 64  # bytes, as in torch and JAX
 
 
 class NoDraw(ValueError):
@@ -60,16 +61,6 @@ def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
         return np.asarray(x, np.float64).astype(numpy_dtype(dtype)).astype(np.float64)
 
 
-def aligned(x: np.ndarray) -> np.ndarray:
-    """A dense array aligned to 64 bytes. A BLAS may sum in another order if arrays are aligned otherwise, and NumPy's
-    alignment varies, while reruns and prefixes are compared bit by bit.
-    """
-    room = np.empty(x.nbytes + ALIGNMENT, np.uint8)
-    copy = np.ndarray(x.shape, x.dtype, room, -room.ctypes.data % ALIGNMENT, x.strides)
-    copy[...] = x
-    return copy
-
-
 def generator(seed_text: str) -> np.random.Generator:
     """A generator seeded by text, the same on every machine."""
     digest = hashlib.sha256(seed_text.encode()).digest()
@@ -88,7 +79,7 @@ class Case:
     cotangents: Mapping[str, np.ndarray]
     tags: frozenset[str] = frozenset()
     dtypes: Mapping[str, str] = field(default_factory=dict)  # only where an array's dtype is not `dtype`
-    layout: str = "contiguous"
+    layouts: Mapping[str, str] = field(default_factory=dict)  # of arrays that are not dense; of cotangents by d<name>
 
     @property
     def digest(self) -> str:
@@ -99,7 +90,7 @@ class Case:
             sorted(self.params.items()),
             sorted(self.dtypes.items()),
             sorted(self.tags),
-            self.layout,
+            sorted(self.layouts.items()),
         )
         digest = hashlib.sha256(repr(static).encode())
         for arrays in (self.arrays, self.cotangents):
@@ -113,22 +104,24 @@ class Case:
         return self.dtypes.get(name, self.dtype) if x.dtype.kind == "f" else x.dtype.name
 
     def typed(self, name: str) -> np.ndarray:
-        """Array `name` in its dtype and with the memory layout of the case."""
+        """Array `name` in its dtype and in its memory layout."""
         x = aligned(self.arrays[name].astype(numpy_dtype(self.dtype_of(name))))
-        return laid_out(x, self.layout) if name in ("q", "k", "v") else x
+        return laid_out(x, self.layouts.get(name, DENSE))
 
+    def typed_cotangent(self, name: str, dtype: str) -> np.ndarray:
+        """The cotangent of output `name` in the dtype of that output and in its memory layout."""
+        x = aligned(self.cotangents[name].astype(numpy_dtype(dtype)))
+        return laid_out(x, self.layouts.get(f"d{name}", DENSE))
 
-def laid_out(x: np.ndarray, layout: str) -> np.ndarray:
-    """The same values as a view that is not contiguous; a reversed one has negative strides."""
-    if layout == "transposed" and x.ndim >= 3:  # (B, L, H, d) memory seen as (B, H, L, d)
-        return np.swapaxes(np.ascontiguousarray(np.swapaxes(x, -3, -2)), -3, -2)
-    if layout == "strided":
-        wide = np.zeros((*x.shape[:-2], 2 * x.shape[-2], 2 * x.shape[-1]), x.dtype)
-        wide[..., ::2, 1::2] = x
-        return wide[..., ::2, 1::2]
-    if layout == "reversed":
-        return np.ascontiguousarray(x[..., ::-1, ::-1])[..., ::-1, ::-1]
-    return x
+    def laid(self, layouts: Mapping[str, str]) -> Case:
+        """The case with these layouts, by names of arrays and d<name> of cotangents, as far as they suit what it has;
+        values become such that the layouts can hold them.
+        """
+        arrays = {name: tied(x, layouts.get(name, DENSE)) for name, x in self.arrays.items()}
+        cotangents = {name: tied(x, layouts.get(f"d{name}", DENSE)) for name, x in self.cotangents.items()}
+        every = {**arrays, **{f"d{name}": x for name, x in cotangents.items()}}
+        suited = {name: layout for name, layout in layouts.items() if name in every and suits(every[name], layout)}
+        return replace(self, arrays=arrays, cotangents=cotangents, layouts=suited)
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,10 @@ class Grammar:
                     hidden[two] = hidden.get(two, 0) | 1 << n
         return hidden
 
+    def allows(self, row: Row) -> bool:
+        """Whether a row holds nothing forbidden."""
+        return not any(some <= {*row.items()} for some in self.forbidden)
+
     def tuples(self, strength: int) -> Iterator[tuple[Choice, ...]]:
         """Everything that an array of this strength has to cover."""
         for some in itertools.combinations(self.choices, strength):

@@ -61,6 +61,7 @@ class Op:
     levels: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)
     tiles: tuple[Level, ...] = ()  # shapes that cross tiles of kernels, if not those of attention
     row_case: Callable[[Op, str, Row, str, float], Case] | None = None  # by name, row, dtype and size of numbers
+    near: Callable[[Case], bool] | None = None  # of such a row: whether rounding decides something, for another draw
     forbidden: tuple[tuple[Choice, ...], ...] = ()  # levels of its grammar that cannot be combined
     optional: tuple[str, ...] = ()  # array arguments that may be absent
     differentiable: tuple[str, ...] = ()
@@ -97,10 +98,6 @@ class Op:
     converged: Params = field(default_factory=dict)  # with which an implicit gradient is a derivative
     telling: Callable[[Case], bool] = always  # whether a case that a search draws tells anything
     kind: Any = None  # what the samples of its family know of it
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """The name by which hypothesis shows an op."""
-        printer.text(f"Op({self.name!r})")
 
     def adapted(self, scene: Scene, params: Params) -> Scene | None:
         """The scene reduced to what this op supports with these parameters; None if nothing is left."""

@@ -108,14 +108,15 @@ def are_beside(case: Case) -> bool:
     return bool(np.all(np.asarray(shift) / FINEST % 1.0 != 0.0))
 
 
-def shaken(op: Op, case: Case, rng: np.random.Generator) -> Case:
-    """The case with every float input and cotangent moved, but not those that put it on a kink by intention."""
+def shaken(op: Op, case: Case, rng: np.random.Generator, step: float = STEP) -> Case:
+    """The case with every float input and cotangent moved by a relative step, but not those that put it on a kink by
+    intention."""
     left = AT_ENDS | (OF_SCORES if may_be_on_kinks(op, case) else set())
 
     def moved(name: str, x: Array) -> Array:
         if x.dtype.kind != "f" or name in left:
             return x
-        return np.asarray(x * (1.0 + STEP * rng.choice([-1.0, 1.0], x.shape)))
+        return np.asarray(x * (1.0 + step * rng.choice([-1.0, 1.0], x.shape)))
 
     arrays, cotangents = (
         {name: moved(name, x) for name, x in sorted(held.items())} for held in (case.arrays, case.cotangents)

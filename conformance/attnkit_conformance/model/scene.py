@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from attnkit_conformance.model.layout import DENSE
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -22,7 +24,8 @@ class Scene:
     size: float = 1.0  # standard deviation of q and k
     options: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
-    layout: str = "contiguous"
+    layout: str = DENSE
+    laid: str = "all"  # the arrays that have the layout
     bias: float = 1.0  # standard deviation of the bias
 
     @property

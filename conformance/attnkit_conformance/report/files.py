@@ -21,6 +21,7 @@ from attnkit_conformance.adapters.families import device as machine_device
 from attnkit_conformance.core import STATUSES, CaseResult
 from attnkit_conformance.judge.verdicts import counts, percent, worst
 from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.report import axes
 
 LIBRARIES = ("attnkit", "numpy", "torch", "jax", "cupy", "array_api_strict")
 TEMPLATE = Path(__file__).parent / "report.html"
@@ -123,7 +124,8 @@ def compact(results: list[CaseResult]) -> dict[str, Any]:
         errors = [[m.output, finite(m.ratio), finite(m.rms), finite(m.relative)] for m in r.measured]
         rows.append([*place, reasons.index(r.reason), errors, [list(failure) for failure in r.failures]])
     formulas = [BY_NAME[name].formula for name in ops]
-    return {"adapters": adapters, "ops": ops, "formulas": formulas, "reasons": reasons, "rows": rows}
+    tables = axes.compact(results)
+    return {"adapters": adapters, "ops": ops, "formulas": formulas, "reasons": reasons, "rows": rows, "axes": tables}
 
 
 def as_html(results: list[CaseResult], head: Header) -> str:
@@ -132,6 +134,7 @@ def as_html(results: list[CaseResult], head: Header) -> str:
     failed = sum(result.status == "fail" for result in results)
     title = f"attnkit conformance: {'all passed' if not failed else f'{failed} failed'}"
     parts = {"title": html.escape(title), "lead": html.escape(conclusion(results)), "static": static_table(results)}
+    parts["axes"] = static_axes(results)
     page = TEMPLATE.read_text()
     for name, text in parts.items():
         page = page.replace(f"{{{{{name}}}}}", text)
@@ -165,6 +168,19 @@ def static_table(results: list[CaseResult]) -> str:
         rows.append((op, [_static_cell(groups.get((op, name), [])) for name in libraries]))
     lines = (f"<tr><th>{html.escape(op)}</th>{''.join(f'<td>{x}</td>' for x in cells)}</tr>" for op, cells in rows)
     return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
+
+
+def static_axes(results: list[CaseResult]) -> str:
+    """The tables of axes by library, without a script."""
+    libraries: dict[str, list[str]] = {}
+    for adapter in dict.fromkeys(r.adapter for r in results):
+        libraries.setdefault(library_of(adapter), []).append(adapter)
+    parts = []
+    for name, axis in axes.AXES.items():
+        if lead := axes.conclusion(results, name):
+            table = axes.axis_table(results, name, libraries)
+            parts.append(f'<h2>{html.escape(axis.title)}</h2><p class="hint">{html.escape(lead)}</p>{table}')
+    return "".join(parts)
 
 
 def _static_cell(verdicts: list[CaseResult]) -> str:

@@ -16,8 +16,10 @@ import numpy as np
 
 from attnkit_conformance.model import scoring
 from attnkit_conformance.model.case import Case, NoDraw, Sample, compute_dtype, generator, rounded
+from attnkit_conformance.model.layout import TIED
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.scenes.layouts import lay_out
 from attnkit_conformance.scenes.options import LEARNED, NUMBERS, numbers_of, option_arrays
 from attnkit_reference import _core as reference
 
@@ -82,8 +84,8 @@ FULL = (
     Scene("positive-values", 2, 257, options=("positive_values",)),
     Scene("opposite-keys", 63, 2, size=0.5, options=("opposite_keys",)),
     Scene("zero-logits", 2, 65, size=0.0),
-    Scene("transposed", 63, 65, layout="transposed"),
-    Scene("strided-causal", 65, 65, layout="strided", params=CAUSAL),
+    Scene("transposed", 63, 65, layout="turned"),
+    Scene("strided-causal", 65, 65, layout="stepped", params=CAUSAL),
     Scene("no-leading-axes", 63, 65, lead=((), (), ())),
     Scene("broadcast", 63, 2, lead=((3, 1), (1, 2), (2,))),
     Scene("broadcast-mask", 2, 65, lead=((2, 1, 2), (3, 2), (3, 1)), options=("mask",)),
@@ -95,7 +97,7 @@ FULL = (
     Scene("empty-queries", 0, 65, options=("poison",)),
     NO_KEYS,
     Scene(
-        "everything", 65, 100, lead=((2, 4), (2, 2), (2, 2)), layout="transposed",
+        "everything", 65, 100, lead=((2, 4), (2, 2), (2, 2)), layout="turned",
         params={**GQA, "causal": True, "window": (40, 2), "dropout": (0.1, 3), "scale": 0.4},
         options=("gqa", "key_lengths", "query_mask", "bias", "poison"),
     ),
@@ -135,6 +137,8 @@ def draw(scene: Scene, rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 def poison(arrays: dict[str, np.ndarray], scene: Scene, keeps: bool = False) -> None:
     """Write NaN and infinities where A6 says that nothing is read (in place); `keeps`: keys stay in a state."""
+    if scene.layout in TIED:
+        raise ValueError(f"scene {scene.name}: poison needs a number in memory for each entry")
     shape = (*scene.leading, scene.L, scene.S)
     visible = visibility(scene, arrays)
     seen_q, seen_k = seeing(scene, arrays), visible.any(-2)
@@ -187,8 +191,9 @@ def attention_case(
     exact = bool({"grid", "integers"} & set(scene.options))
     for attempt in range(attempts):
         rng = generator(f"{scene.name}/{label}/{attempt}")
-        case = drawn_case(op, scene, params, label, dtype, rng)
+        case = lay_out(op, drawn_case(op, scene, params, label, dtype, rng), scene.layout, scene.laid)
         completed = subject.complete(case) if subject.complete else case
+        completed = completed and lay_out(op, completed, scene.layout, scene.laid)
         if completed is not None and (exact or not any(too_near(completed, kink, subject.settings) for kink in kinks)):
             break
     else:
@@ -201,7 +206,7 @@ def attention_case(
     cotangents = draw_cotangents(op, case, rng, scene)
     if "poison" in scene.options and subject.group == "a":
         poison_cotangents(cotangents, seeing(scene, case.arrays), subject.joined)
-    return replace(case, cotangents=cotangents)
+    return lay_out(op, replace(case, cotangents=cotangents), scene.layout, scene.laid)
 
 
 def drawn_case(
@@ -229,7 +234,7 @@ def drawn_case(
             arrays[name] = rounded(x, dtypes.get(name, dtype))
     return Case(
         id=f"{op.name}/{dtype}/{labelled(scene, label)}", op=op.name, dtype=dtype, arrays=arrays,
-        params=params, cotangents={}, tags=frozenset((scene.name, *scene.options)), dtypes=dtypes, layout=scene.layout,
+        params=params, cotangents={}, tags=frozenset((scene.name, *scene.options)), dtypes=dtypes,
     )  # fmt: skip
 
 
@@ -355,7 +360,8 @@ def shared(pairs: list[Pair], dtype: str) -> list[Pair]:
     """The half types alternate, because both are computed in float32, unless few samples are meaningful."""
 
     def keeps(n: int, scene: Scene, variant: Mapping[str, Any]) -> bool:
-        telling = TELLING & set(scene.options) or ("alpha", LENGTH_ARRAY) in variant.items()
+        drawn = {("alpha", LENGTH_ARRAY), ("initial_state", LENGTH_ARRAY)} & variant.items()
+        telling = TELLING & set(scene.options) or drawn
         return dtype not in HALF_TYPES or n % 2 == HALF_TYPES.index(dtype) or bool(telling)
 
     return [pair for n, pair in enumerate(pairs) if keeps(n, *pair)]

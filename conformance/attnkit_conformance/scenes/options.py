@@ -79,11 +79,11 @@ def drawn(name: str, count: int) -> int:
 
 
 def some_lengths(scene: Scene, rng: np.random.Generator) -> Array:
-    return of_some_dtype(scene.name, scene.S, lengths(scene, 0.6 * scene.S, scene.S - 1))
+    return of_some_dtype(scene.name, scene.S, lengths(scene, 0.6 * scene.S, max(0, scene.S - 1)))
 
 
 def zero_to_huge(scene: Scene, rng: np.random.Generator) -> Array:
-    return of_some_dtype(scene.name, scene.S, lengths(scene, 0, scene.S - 1), whole=True)
+    return of_some_dtype(scene.name, scene.S, lengths(scene, 0, max(0, scene.S - 1)), whole=True)
 
 
 def per_key(rng: np.random.Generator, scene: Scene) -> Array:

@@ -9,7 +9,9 @@ import numpy as np
 
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.grammar import Level, Row
+from attnkit_conformance.model.layout import DENSE
 from attnkit_conformance.scenes.attention import QUICK
+from attnkit_conformance.scenes.layouts import lay_out
 
 if TYPE_CHECKING:
     from attnkit_conformance.model.op import Op
@@ -23,7 +25,6 @@ def build(
     params: Mapping[str, Any],
     shapes: Mapping[str, tuple[int, ...]],
     dtypes: Mapping[str, str] | None = None,
-    layout: str = "contiguous",
 ) -> Case:
     """A case with rounded arrays and a drawn cotangent of each of `shapes`."""
     dtypes = dtypes or {}
@@ -31,7 +32,7 @@ def build(
     inputs = {n: rounded(x, dtypes.get(n, dtype)) if x.dtype.kind == "f" else x for n, x in arrays.items()}
     cotangents = {n: rounded(rng.standard_normal(shape), dtype) for n, shape in shapes.items()}
     tags = frozenset({name})
-    return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, inputs, params, cotangents, tags, dtypes, layout)
+    return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, inputs, params, cotangents, tags, dtypes)
 
 
 def layernorm_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
@@ -68,9 +69,8 @@ def layernorm_case(op: Op, name: str, dtype: str, q_shape: tuple[int, ...], k_sh
         arrays["q"][..., ::2, :] = 1.5
     dtypes = {w: compute_dtype(dtype) for w in ("q_weight", "k_weight")} if name == "weights-float32" else {}
     params = {"eps": 0.1} if name in ("eps", "flat-rows") else {}
-    layout = name if name in ("transposed", "strided") else "contiguous"
-    shapes = {"q_normed": q_shape, "k_normed": k_shape}
-    return build(op, name, dtype, arrays, params, shapes, dtypes, layout)
+    case = build(op, name, dtype, arrays, params, {"q_normed": q_shape, "k_normed": k_shape}, dtypes)
+    return lay_out(op, case, {"transposed": "turned", "strided": "stepped"}.get(name, DENSE))
 
 
 BATCHES: Mapping[Level, tuple[int, ...]] = {"two": (2, 2), "one": (3,), "none": ()}
@@ -78,7 +78,6 @@ LAYERNORM: Mapping[str, tuple[Level, ...]] = {
     "shape": ("9x5x12", "7x13x33", "1x2x1", "3x3x5"),  # tokens of q and of k, features
     "batch": tuple(BATCHES),
     "values": ("normal", "tiny", "large", "offset"),
-    "layout": ("contiguous", "transposed", "strided", "reversed"),
     "eps": (None, 0.1),
     "weights": ("same", "float32"),
 }
@@ -96,7 +95,7 @@ def layernorm_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     wide = row["weights"] == "float32"
     dtypes = {w: compute_dtype(dtype) for w in ("q_weight", "k_weight") if wide}
     params = {} if row["eps"] is None else {"eps": row["eps"]}
-    return build(op, name, dtype, arrays, params, shapes, dtypes, str(row["layout"]))
+    return build(op, name, dtype, arrays, params, shapes, dtypes)
 
 
 REGULARISER: Mapping[str, tuple[Level, ...]] = {

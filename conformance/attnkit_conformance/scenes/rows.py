@@ -3,25 +3,29 @@
 Other ops have factors of their own (`Op.levels`) and draw the case of a row themselves (`Op.row_case`).
 
 Quick judges every pair of options on a few tokens; full judges every triple, and every pair on tokens that cross kernel
-tiles. The dtype is a factor like any other: an interaction of two options is tested in one of them.
+tiles. The dtype is a factor like any other: an interaction of two options is tested in one of them. The layout of
+arrays is one of which quick has each level, and full each pair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from attnkit_conformance.model.case import DTYPES, Case, Sample
+from attnkit_conformance.model.case import DTYPES, Case, NoDraw, Sample
 from attnkit_conformance.model.grammar import Choice, Grammar, Level, Row
+from attnkit_conformance.model.layout import TIED
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.store import kept
-from attnkit_conformance.scenes.attention import GQA, LENGTH_ARRAY, scene_sample
+from attnkit_conformance.scenes import layouts
+from attnkit_conformance.scenes.attention import ATTEMPTS, GQA, LENGTH_ARRAY, scene_sample
 from attnkit_conformance.scenes.options import FAR, LEARNED, NUMBERS, drawn
 
-PREFIX = {"pairs": "pair.", "triples": "triple.", "tiles": "tile."}
-ARRAYS = {"quick": ("pairs",), "scenes": (), "full": ("pairs", "triples", "tiles")}
+PREFIX = {"pairs": "pair.", "triples": "triple.", "layouts": "layout.", "tiles": "tile."}
+ARRAYS = {"quick": ("pairs",), "scenes": (), "full": ("pairs", "triples", "layouts", "tiles")}
 SMALL = ("9x9", "7x13", "13x7", "1x11")
 TILED = ("64x64", "65x100", "100x65", "33x257")
 HEADS = {"equal": (2, 2), "grouped": (4, 2), "shared": (3, 1)}  # of q and of k
@@ -46,7 +50,6 @@ SHARED: Factors = {
     "width": ("12x20", "17x5", "1x1", "8x8"),  # features of q and of v
     "heads": tuple(HEADS),
     "batch": ("two", "none", "broadcast"),
-    "layout": ("contiguous", "transposed", "strided", "reversed"),
     "values": ("normal", "tiny", "large", "integers", "equal_keys"),
     "poison": ("no", "yes"),
     "mask": ("none", "pairs", "2d", "heads", "keys", "1d", "queries"),
@@ -72,11 +75,12 @@ def grammar(op: Op, *arrays: str) -> Grammar:
     """The factors of an op, its own parameters among them, on the shapes of these arrays, by default those of pairs."""
     shapes = tuple(shape for array in arrays or ("pairs",) for shape in shapes_of(op, array))
     shared = {"dtype": SHARED["dtype"]} if op.row_case else shared_factors(op)
-    factors = {"shape": shapes, **shared, **{name: levels for name, levels in op.levels.items() if name != "shape"}}
+    own = {name: levels for name, levels in op.levels.items() if name != "shape"}
+    factors: dict[str, tuple[Level, ...]] = {"shape": shapes, **shared, **layouts.factors(op), **own}
     factors |= {"cotangents": COTANGENTS} if has_several_cotangents(op) else {}
     factors["dtype"] = tuple(dtype for dtype in factors["dtype"] if dtype in op.dtypes)
     choices = {(name, level) for name, levels in factors.items() for level in levels}
-    every = (*FORBIDDEN, *op.forbidden, *of_subjects(op, factors))
+    every = (*FORBIDDEN, *layouts.FORBIDDEN, *op.forbidden, *of_subjects(op, factors))
     forbidden = (frozenset(some) for some in every if choices.issuperset(some))
     return Grammar(factors, frozenset(forbidden))
 
@@ -128,26 +132,36 @@ def of_subjects(op: Op, factors: Factors) -> Iterator[tuple[Choice, ...]]:
 
 
 def rows(op: Op, array: str) -> tuple[Row, ...]:
-    """The rows of one of an op's arrays; triples are those not covered by pairs. Not every op has tiles."""
+    """The rows of one of an op's arrays; triples are those not covered by pairs, layouts the pairs of layouts that
+    neither covers. Not every op has tiles.
+    """
     if not shapes_of(op, array):
         return ()
     if (op.name, array) not in known:
         own = grammar(op, array)
-        known[op.name, array] = kept(f"{array} of {own.digest}", lambda: covering_rows(own, array))
+        make = partial(laid_out_rows, op) if array == "layouts" else partial(covering_rows, own, array)
+        known[op.name, array] = kept(f"{array} of {own.digest}", make)
     return known[op.name, array]
 
 
+def laid_out_rows(op: Op) -> tuple[Row, ...]:
+    """The rows of pairs of layouts with other levels that pairs and triples of these do not cover."""
+    others = (*rows(op, "pairs"), *rows(op, "triples"))
+    return grammar(op).covering(2, others)[len(others) :]
+
+
 def covering_rows(own: Grammar, array: str) -> tuple[Row, ...]:
-    """The rows of an array of a grammar. Combinations of fixed numbers have rows of fixed numbers alone: few kernels
-    serve learned ones, and one is in nearly every row that may have it.
+    """The rows of an array of a grammar, of which layouts go over those of dense arrays. Combinations of fixed numbers
+    have rows of fixed numbers alone: few kernels serve learned ones, and one is in nearly every row that may have it.
     """
-    if array == "triples":
-        pairs = covering_rows(own, "pairs")
-        usual = of_fixed_numbers(own).covering(3, [row for row in pairs if not has_learned_numbers(row)])
-        return tuple(row for row in own.covering(3, [*usual, *pairs]) if row not in pairs)
-    array_rows = own.covering(2, of_fixed_numbers(own).covering(2, (own.plain,)))
-    alone = without_others(own) if array == "pairs" else ()
-    return (*array_rows, *(row for row in alone if row not in array_rows))
+    dense = layouts.dense(own)
+    alone = list(without_others(own)) if array != "tiles" else []
+    pairs = dense.covering(2, of_fixed_numbers(dense).covering(2, (own.plain,)))
+    pairs = (*pairs, *(row for row in alone if row not in pairs))
+    if array != "triples":
+        return layouts.with_layouts(own, pairs, (own.plain, *alone))
+    usual = of_fixed_numbers(dense).covering(3, [row for row in pairs if not has_learned_numbers(row)])
+    return layouts.with_layouts(own, [row for row in dense.covering(3, [*usual, *pairs]) if row not in pairs])
 
 
 def of_fixed_numbers(own: Grammar) -> Grammar:
@@ -182,7 +196,7 @@ def row_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
 def is_left_to_others(sample: Sample) -> bool:
     """Whether adapters that compile every case are not judged on it: the triples of options, and several blocks, whose
     kernels are those of adapters that do not."""
-    return sample.id.rpartition("/")[2].startswith((PREFIX["triples"], "blocks-"))
+    return sample.id.rpartition("/")[2].startswith((PREFIX["triples"], PREFIX["layouts"], "blocks-"))
 
 
 def samples_of(op: Op, prefix: str, array: Sequence[Row]) -> Iterator[Sample]:
@@ -206,17 +220,29 @@ def with_cotangents(whole: Sample, row: Row) -> Sample:
     def draw(halvings: int) -> Case:
         case = whole.draw(halvings)
         (first, x), *others = case.cotangents.items()
-        return replace(case, cotangents={first: x} if row["cotangents"] == "first" or not others else dict(others))
+        some = {first: x} if row["cotangents"] == "first" or not others else dict(others)
+        return replace(case, cotangents=some).laid(case.layouts)
 
     return replace(whole, draw=draw)
 
 
 def own_sample(op: Op, name: str, row: Row) -> Sample:
-    """The sample of a row of an op that draws it itself, its numbers 2^-halvings as large."""
-    row_case = op.row_case
+    """The sample of a row of an op that draws it itself, its numbers 2^-halvings as large. Where a layout decides
+    values, it is the first draw that keeps its distance from where rounding decides.
+    """
+    row_case, dtype, layout = op.row_case, str(row["dtype"]), str(row["layout"])
     assert row_case is not None
-    dtype = str(row["dtype"])
-    return Sample(f"{op.name}/{dtype}/{name}", lambda halvings: row_case(op, name, row, dtype, 0.5**halvings))
+    identity = f"{op.name}/{dtype}/{name}"
+
+    def draw(halvings: int) -> Case:
+        for attempt in range(ATTEMPTS):
+            case = row_case(op, f"{name}/{attempt}" if attempt else name, row, dtype, 0.5**halvings)
+            case = replace(layouts.lay_out(op, case, layout, str(row["laid"])), id=identity)
+            if layout not in TIED or op.near is None or not op.near(case):
+                return case
+        raise NoDraw(f"{identity}: no draw in {ATTEMPTS} keeps its distance from where rounding decides")
+
+    return Sample(identity, draw)
 
 
 def named(op: Op, dtype: str, name: str) -> Sample:
@@ -249,8 +275,8 @@ def scene_of(name: str, row: Row, exact: bool) -> Scene:
     options += [str(row["values"])] if row["values"] in ("integers", "equal_keys") else []
     options += ["gqa"] if row["heads"] != "equal" else []
     options += ["poison"] if row["poison"] == "yes" else []
-    size, layout = SIZES.get(str(row["values"]), 1.0), str(row["layout"])
-    return Scene(name, L, S, d, e, leads(row), size, tuple(options), parameters(name, row, L, S, exact), layout)
+    size, laid = SIZES.get(str(row["values"]), 1.0), (str(row["layout"]), str(row["laid"]))
+    return Scene(name, L, S, d, e, leads(row), size, tuple(options), parameters(name, row, L, S, exact), *laid)
 
 
 def sizes(text: Level) -> tuple[int, ...]:

@@ -45,9 +45,11 @@ def shrink(case: Case, fails: Fails, evaluations: int = EVALUATIONS) -> Case:
             accepted = True
             while accepted:
                 accepted = False
-                for candidate in moves(case):
+                for candidate in (moved.laid(moved.layouts) for moved in moves(case)):
                     if tried >= evaluations:
                         return case
+                    if candidate.digest == case.digest:  # its layouts hold no other values
+                        continue
                     tried += 1
                     candidate = replace(candidate, id=f"{origin}~{tried}")
                     if fails(candidate):
@@ -62,8 +64,10 @@ def size(case: Case) -> int:
 
 
 def without_options(case: Case) -> Iterator[Case]:
-    """The case without one optional array, one parameter, or its memory layout."""
+    """The case without its memory layouts, one optional array, one parameter, or the layout of one array."""
     op = BY_NAME[case.op]
+    if case.layouts:
+        yield replace(case, layouts={})
     for name in case.arrays:
         if name not in op.arguments:
             yield replace(case, arrays={n: x for n, x in case.arrays.items() if n != name})
@@ -72,8 +76,8 @@ def without_options(case: Case) -> Iterator[Case]:
         heads = {case.arrays[n].shape[-3:-2] for n in ("q", "k", "v") if n in case.arrays}
         if name not in ("op", "num_landmarks") and (name != "enable_gqa" or len(heads) == 1):
             yield replace(case, params=params)
-    if case.layout != "contiguous":
-        yield replace(case, layout="contiguous")
+    for name in case.layouts:
+        yield replace(case, layouts={n: layout for n, layout in case.layouts.items() if n != name})
 
 
 def counted(case: Case, name: str, x: np.ndarray) -> tuple[str, ...]:

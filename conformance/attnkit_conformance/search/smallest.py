@@ -103,8 +103,9 @@ def program(adapter: Adapter, case: Case) -> str:
     limits = {**truth.outputs, **{f"d{name}": limit for name, limit in truth.gradients.items()}}
     typed = {name: case.typed(name) for name in case.arrays}
     typed |= {f"d{name}": x for name, x in case.cotangents.items()} if of_gradients else {}
+    layouts = {name: layout for name, layout in case.layouts.items() if name in typed}
     results = raised or [line for name in wrong for line in compared(name, limits[name].golden, answers.get(name))]
-    return runnable(typed, [written(case), *(results or [result.message])])
+    return runnable(typed, [written(case), *(results or [result.message])], layouts)
 
 
 def program_of_derivative(adapter: Adapter, case: Case, kind: str) -> str:
@@ -126,15 +127,16 @@ def program_of_derivative(adapter: Adapter, case: Case, kind: str) -> str:
     forms = {"jvp": "{}_dot", "hvp": "d{}_dot", "vmap_grad": "d{}"}
     names = {name: name if name == derivatives.PRODUCT else forms[kind].format(name) for name in wrong}
     results = [line for name in wrong for line in compared(names[name], truth[name], got.get(name))]
-    return runnable(typed, [call, *(raised or results or [result.message])])
+    return runnable(typed, [call, *(raised or results or [result.message])], case.layouts)
 
 
-def runnable(arrays: Mapping[str, np.ndarray], remarks: Sequence[str]) -> str:
-    """Arrays as a program that ends with remarks."""
-    text = "\n".join(
-        [*(literal(n, x) for n, x in arrays.items()), *("# " + remark.replace("\n", "\n# ") for remark in remarks)]
-    )
-    needs = ["import numpy as np", *(["import ml_dtypes"] if "ml_dtypes." in text else [])]
+def runnable(arrays: Mapping[str, np.ndarray], remarks: Sequence[str], layouts: Mapping[str, str]) -> str:
+    """Arrays in their memory layouts as a program that ends with remarks."""
+    laid = [f'{name} = laid_out({name}, "{layout}")' for name, layout in layouts.items() if name in arrays]
+    comments = ("# " + remark.replace("\n", "\n# ") for remark in remarks)
+    text = "\n".join([*(literal(n, x) for n, x in arrays.items()), *laid, *comments])
+    needs = ["from attnkit_conformance.model.layout import laid_out"] if laid else []
+    needs += ["import numpy as np", *(["import ml_dtypes"] if "ml_dtypes." in text else [])]
     special = [name for name in ("inf", "nan") if re.search(rf"\b{name}\b", text)]
     needs += [f"from math import {', '.join(special)}"] if special else []
     return "\n".join([*needs, text])
@@ -148,7 +150,8 @@ def answers_of(adapter: Adapter, case: Case, of_gradients: bool) -> dict[str, np
 
 def written(case: Case) -> str:
     """The call of a case."""
-    arguments = [name if name in BY_NAME[case.op].arguments else f"{name}={name}" for name in case.arrays]
+    positional = [name for name in BY_NAME[case.op].arguments if name in case.arrays]
+    arguments = [*positional, *(f"{name}={name}" for name in case.arrays if name not in positional)]
     return f"{case.op}({', '.join([*arguments, *(f'{name}={value!r}' for name, value in case.params.items())])})"
 
 

@@ -12,8 +12,9 @@ from attnkit_conformance.families.analysis import samples
 from attnkit_conformance.model.binding import Arrays, Binding, Signature, named, split
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import zeros
-from attnkit_conformance.model.grammar import Level
+from attnkit_conformance.model.grammar import Choice, Level
 from attnkit_conformance.model.op import Op, Params
+from attnkit_conformance.scenes.layouts import apart
 
 NEEDS_LINALG = ("analysis.condition_number", "analysis.effective_rank")  # the standard's extension
 
@@ -66,6 +67,9 @@ def analysis_errors(op: Op) -> Iterator[ErrorSample]:
         yield ErrorSample(f"{name}-{n}", inputs, options, exception, pattern)
 
 
+OF_HIDING = {"visible": ("pairs", "heads", "keys"), "mask": ("masked", "1d")}
+HIDING: tuple[Choice, ...] = tuple((name, level) for name, levels in OF_HIDING.items() for level in levels)
+"""What is hidden holds NaN."""
 FRACTIONAL: Mapping[str, tuple[Level, ...]] = {"fractional": (None, True)}
 GRAMMARS: Mapping[Any, tuple[Mapping[str, tuple[Level, ...]], Any]] = {
     samples.weights_samples: (samples.WEIGHTS, samples.weights_row),
@@ -101,6 +105,7 @@ def row(
         own=own,
         levels={**GRAMMARS[samples][0], **(levels or {})},
         row_case=GRAMMARS[samples][1],
+        forbidden=apart(*HIDING),
         variants=variants,
         optional=optional,
         not_differentiable=outputs,

@@ -11,6 +11,7 @@ from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.grammar import Level, Row
 from attnkit_conformance.scenes.attention import QUICK
+from attnkit_conformance.scenes.layouts import OF_KERNELS
 from attnkit_conformance.scenes.rows import sizes
 from attnkit_reference import newton_inverse
 from attnkit_reference.lowrank.soft import gaussian
@@ -244,6 +245,7 @@ SPECTRA: Mapping[str, tuple[Level, ...]] = {
     "shape": ("9", "4", "1"),
     "batch": ("two", "none", "one"),
     "values": ("spread", "clustered"),
+    "layout": OF_KERNELS,
 }
 NEWTON: Mapping[str, tuple[Level, ...]] = {"newton_steps": (None, 3, 0), "init_scale": (None, 0.5)}
 SIDES: Mapping[str, tuple[Level, ...]] = {"sides": ("equal", "wide", "tall")}

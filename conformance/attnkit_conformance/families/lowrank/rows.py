@@ -10,6 +10,7 @@ from attnkit_conformance.families.lowrank import samples, softmax_samples
 from attnkit_conformance.model.case import Case, NoDraw, compute_dtype, generator, rounded
 from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.op import Op
+from attnkit_conformance.scenes.layouts import OF_KERNELS
 from attnkit_conformance.scenes.rows import HEADS, sizes
 from attnkit_reference.lowrank.soft import gaussian
 
@@ -23,7 +24,6 @@ SIZES = {
 OF_TOKENS: Factors = {
     "width": ("12x20", "17x5", "9x1"),  # features of q and of v
     "batch": ("two", "none", "broadcast"),
-    "layout": ("contiguous", "transposed", "strided", "reversed"),
     "poison": ("no", "yes"),
     "mask": ("none", "keys", "1d"),
     "key_lengths": ("none", "some", "number"),
@@ -105,7 +105,7 @@ def scene_of(name: str, row: Row, size: float, options: Mapping[str, bool]) -> s
     params |= {"key_lengths": max(1, sizes(row["shape"])[-2] - 2)} if row["key_lengths"] == "number" else {}
     return samples.Scene(
         name, n, m, sizes(row["shape"])[-2], d, e, leads(row), size * SIZES[str(row["values"])],
-        tuple(option for option, is_there in there.items() if is_there), params, str(row["layout"]),
+        tuple(option for option, is_there in there.items() if is_there), params,
     )  # fmt: skip
 
 
@@ -155,6 +155,7 @@ NEWTON: Factors = {
     "batch": ("two", "none", "one"),
     "values": ("normal", "large"),
     "symmetric": ("yes", "no"),
+    "layout": OF_KERNELS,
     **INVERSE,
 }
 NEWTON_FORBIDDEN: tuple[tuple[Choice, ...], ...] = ((("batch", "none"), ("init_scale", "items")),)
@@ -180,7 +181,6 @@ SAMPLERS: Factors = {
     "shape": ("6x8x2", "7x9x2", "5x5x5", "3x4x1"),  # height, width and side of a window
     "features": ("12", "1", "17"),
     "batch": ("two", "none", "one"),
-    "layout": ("contiguous", "transposed", "strided", "reversed"),
     "query_mask": ("none", "some", "1d"),
     "poison": ("no", "yes"),
 }
@@ -192,6 +192,4 @@ def sampler_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     if r > min(height, width) or height * width < samples.CHOSEN:
         raise NoDraw(f"{name}: no window fits, or there are fewer tokens than landmarks")
     (features,), mask, poison = sizes(row["features"]), str(row["query_mask"]), row["poison"] == "yes"
-    return samples.sampler_case(
-        op, name, dtype, (height, width, r), mask, BATCHES[row["batch"]], features, str(row["layout"]), poison
-    )
+    return samples.sampler_case(op, name, dtype, (height, width, r), mask, BATCHES[row["batch"]], features, poison)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
+from attnkit_conformance.model.layout import DENSE
 from attnkit_conformance.scenes import attention
+from attnkit_conformance.scenes.layouts import lay_out
 from attnkit_conformance.scenes.options import of_some_dtype
 from attnkit_reference import newton_inverse
 from attnkit_reference.lowrank.soft import differences, gaussian
@@ -39,7 +41,7 @@ class Scene:
     size: float = 1.0  # standard deviation of q, k and landmarks
     options: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
-    layout: str = "contiguous"
+    layout: str = DENSE
     quick: bool = False
 
     @property
@@ -75,8 +77,8 @@ SOFT = (
     Scene("scalar", 1, m=1, e=1),  # no sum cancels: gradients are large enough for half types
     Scene("no-leading-axes", 63, lead=((), (), ())),
     Scene("broadcast", 33, lead=((2, 1), (3, 1, 2), (1, 2))),
-    Scene("transposed", 65, layout="transposed"),
-    Scene("strided", 65, layout="strided"),
+    Scene("transposed", 65, layout="turned"),
+    Scene("strided", 65, layout="stepped"),
     Scene("empty", 0, m=3),
     Scene("no-landmarks-axis", 5, m=0),
     Scene("ridge", 65, params={"ridge": 0.5, **UNROLLED}, quick=True),
@@ -138,13 +140,13 @@ def finished(op: Op, scene: Scene, dtype: str, case: Case, hidden: Mapping[str, 
     cotangents = {name: rounded(rng.standard_normal(out), dtype) for name in op.outputs(case.params)}
     names = (*op.arguments, *op.optional)
     arrays = {n: x for n, x in inputs.items() if n in names}
-    return replace(case, arrays=arrays, cotangents=cotangents if op.vjp else {})
+    return lay_out(op, replace(case, arrays=arrays, cotangents=cotangents if op.vjp else {}), scene.layout)
 
 
 def new_case(op: Op, scene: Scene, dtype: str, arrays: Mapping[str, Array], params: Any, label: str = "") -> Case:
     name = f"{scene.name}{label}"
     tags = frozenset((scene.name, *scene.options))
-    return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, arrays, params, {}, tags, {}, scene.layout)
+    return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, arrays, params, {}, tags)
 
 
 def soft_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
@@ -309,7 +311,6 @@ def sampler_case(
     mask: str = "none",
     lead: Shape = (2, 2),
     features: int = 12,
-    layout: str = "contiguous",
     poison: bool = True,
 ) -> Case:
     """An image of height x width tokens in windows of r x r; a mask is of "some" tokens of an item, or of all: "1d"."""
@@ -331,4 +332,4 @@ def sampler_case(
             arrays["q"][~np.broadcast_to(arrays["query_mask"], (*lead, n))] = np.nan
     cotangents = {"landmarks": rounded(rng.standard_normal(out), dtype)}
     tags = frozenset({name})
-    return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, arrays, params, cotangents, tags, {}, layout)
+    return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, arrays, params, cotangents, tags)

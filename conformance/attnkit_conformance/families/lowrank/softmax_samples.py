@@ -51,8 +51,8 @@ NYSTROM = (
     Scene("broadcast", 33, lead=((2, 1), (3, 1, 2), (1, 2))),
     Scene("broadcast-values", 33, lead=((2,), (2,), (3, 2))),
     Scene("mqa", 63, lead=((2, 3), (2, 1), (2, 1)), params=GQA, options=("gqa",)),
-    Scene("transposed", 65, layout="transposed"),
-    Scene("strided", 65, layout="strided"),
+    Scene("transposed", 65, layout="turned"),
+    Scene("strided", 65, layout="stepped"),
     Scene("empty", 0, m=3),
 )
 LINFORMER = (
@@ -75,8 +75,8 @@ LINFORMER = (
     Scene("opposite-keys", 1, S=2, m=2, e=1, size=0.3, options=("opposite",)),
     Scene("no-leading-axes", 63, S=65, lead=((), (), ())),
     Scene("broadcast", 33, S=5, lead=((2, 1), (3, 1, 2), (1, 2))),
-    Scene("transposed", 65, S=63, layout="transposed"),
-    Scene("strided", 65, S=63, layout="strided"),
+    Scene("transposed", 65, S=63, layout="turned"),
+    Scene("strided", 65, S=63, layout="stepped"),
     Scene("empty-queries", 0, S=65),
     Scene("empty-keys", 63, S=0),
 )  # fmt: skip

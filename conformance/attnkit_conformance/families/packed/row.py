@@ -13,7 +13,7 @@ from attnkit_conformance.families.pointwise import POINTWISE_LEVELS
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, ErrorSample, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.errors import zeros
-from attnkit_conformance.model.grammar import Level, Row
+from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.op import QKV, Op, Params, Tokens, always, exponentiates, has_kinks, o_and_lse, o_only
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, variant_label
@@ -30,7 +30,7 @@ GOOD = {
 
 
 class Pack(NamedTuple):
-    """Lengths of the sequences, heads of q and of k, options, features of q and of v, and the memory layout."""
+    """Lengths of the sequences, heads of q and of k, options, features of q and of v."""
 
     name: str
     queries: tuple[int, ...]
@@ -38,7 +38,6 @@ class Pack(NamedTuple):
     heads: tuple[int, int] = (2, 2)
     params: Mapping[str, Any] = {}
     width: tuple[int, ...] = (8, 5)
-    layout: str = "contiguous"
 
 
 QUICK = (
@@ -91,19 +90,22 @@ def packed_case(op: Op, pack: Pack, variant: Params, dtype: str) -> Case:
         name: rounded(rng.standard_normal(answers[name]), op.output_dtype(name, dtype)) for name in op.outputs(params)
     }
     name, tags = f"{op.name}/{dtype}/{named(pack, variant)}", frozenset((pack.name, "packed", "grid"))
-    return Case(name, op.name, dtype, arrays, params, cotangents, tags, dtypes, pack.layout)
+    return Case(name, op.name, dtype, arrays, params, cotangents, tags, dtypes)
 
 
 LEVELS: Mapping[str, tuple[Level, ...]] = {
     "shape": ("7+1+12x9+5+14", "5+9x9+5", "4+6+0x8+0+3", "9x11"),  # queries and keys of each sequence
     "width": ("8x5", "17x3", "1x8"),
     "heads": tuple(HEADS),
-    "layout": ("contiguous", "transposed", "strided", "reversed"),
     "causal": ("none", "lower_right", "upper_left"),
     "scale": (None, 0.5, -0.25),
     "boundaries": ("arrays", "tuples"),
 }
 OF_FEATURES = ("feature_map", "normalize", "eps", "chunk_size")
+WITHOUT_DENOMINATOR: tuple[tuple[Choice, ...], ...] = tuple(
+    (choice, ("eps", 0.1)) for choice in (("normalize", False), ("feature_map", "identity"))
+)
+"""Where eps says nothing."""
 CAUSAL: Mapping[Level, dict[str, Any]] = {
     "none": {}, "lower_right": {"causal": True}, "upper_left": {"causal": "upper_left"},
 }  # fmt: skip
@@ -120,7 +122,7 @@ def packed_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     params |= {"enable_gqa": True} if row["heads"] != "equal" else {}
     params |= {own: row[own] for own in ("scale", *op.own) if row.get(own) is not None}
     heads, width = HEADS[str(row["heads"])], sizes(row["width"])
-    case = packed_case(op, Pack(name, queries, keys, heads, params, width, str(row["layout"])), {}, dtype)
+    case = packed_case(op, Pack(name, queries, keys, heads, params, width), {}, dtype)
     return with_tuples(case) if row["boundaries"] == "tuples" else case
 
 
@@ -248,6 +250,7 @@ OPS = (
         },
         tiles=TILES,
         row_case=packed_row,
+        forbidden=WITHOUT_DENOMINATOR,
         variants=({}, {"feature_map": "relu", "eps": 0.1, "chunk_size": 5}, {"feature_map": "identity"}),
         differentiable=QKV,
         errors=packed_errors,

@@ -1,0 +1,97 @@
+"""Axes on which arrays and calls vary beside their values: for each a table of verdicts by level and implementation.
+
+A verdict says in `axes` which levels of an axis its call had. An axis is a row of `AXES`: the page shows its table
+where some verdict has another level than the first.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from attnkit_conformance.core import CaseResult
+from attnkit_conformance.judge.verdicts import counts
+from attnkit_conformance.model.layout import MAKERS
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The title of a table, the subject of its conclusion, a hint, and its levels with what they are, the plain one
+    first.
+    """
+
+    title: str
+    subject: str
+    hint: str
+    levels: Mapping[str, str]
+
+
+AXES: Mapping[str, Axis] = {
+    "layout": Axis(
+        "Memory layouts",
+        "on arrays and cotangents that are not dense",
+        "Cases by the layouts of their arrays, which hold the same values in each. A library that has no arrays of a "
+        "layout is given dense ones, and has no verdict there.",
+        {name: (maker.__doc__ or "").partition("\n")[0] for name, maker in MAKERS.items()},
+    ),
+}
+
+
+def with_level(results: Iterable[CaseResult], axis: str, level: str) -> list[CaseResult]:
+    """The verdicts on calls of a level; those that do not name the axis are of no level."""
+    return [result for result in results if level in result.axes.get(axis, ())]
+
+
+def apart(results: Iterable[CaseResult], axis: str) -> list[CaseResult]:
+    """The verdicts on calls that are not plain on an axis."""
+    plain = next(iter(AXES[axis].levels))
+    return [result for result in results if set(result.axes.get(axis, ())) - {plain}]
+
+
+def conclusion(results: Sequence[CaseResult], axis: str) -> str:
+    """What the verdicts on calls that are not plain say, in a sentence; "" without any."""
+    special = apart(results, axis)
+    if not special:
+        return ""
+    total = counts(special)
+    failed = dict.fromkeys(level for r in special if r.status == "fail" for level in r.axes[axis])
+    refused = f"; {total['unsupported']:,} calls were refused by name" if total["unsupported"] else ""
+    judged = len(special) - total["unsupported"]
+    if failed:
+        where = ", ".join(name.replace("_", " ") for name in failed)
+        return f"{total['fail']:,} of {judged:,} verdicts {AXES[axis].subject} failed ({where}){refused}."
+    return f"{judged:,} verdicts {AXES[axis].subject}, none failed{refused}."
+
+
+def axis_table(results: Sequence[CaseResult], axis: str, columns: Mapping[str, Sequence[str]]) -> str:
+    """Passed, failed and refused calls of each level that was met, without a script; columns are names of adapters."""
+    rows = [f"<tr><th></th>{''.join(f'<th>{html.escape(name)}</th>' for name in columns)}</tr>"]
+    for level, text in AXES[axis].levels.items():
+        verdicts = with_level(results, axis, level)
+        if verdicts:
+            cells = (cell(r for r in verdicts if r.adapter in adapters) for adapters in columns.values())
+            head = f"<th>{html.escape(level.replace('_', ' '))}<small>{html.escape(text)}</small></th>"
+            rows.append(f"<tr>{head}{''.join(f'<td>{text}</td>' for text in cells)}</tr>")
+    return f'<div class="scroll"><table>{"".join(rows)}</table></div>'
+
+
+def cell(verdicts: Iterable[CaseResult]) -> str:
+    """The counts of verdicts, – for none."""
+    total = counts(verdicts)
+    marks = {"pass": "✓", "fail": "✗", "xfail": "xfail", "unsupported": "⊘"}
+    return " ".join(f"{mark} {total[status]:,}" for status, mark in marks.items() if total[status]) or "–"
+
+
+def compact(results: Sequence[CaseResult]) -> list[dict[str, object]]:
+    """The axes of the page that some verdict is on, each with the indices of its verdicts by level."""
+    found: list[dict[str, object]] = []
+    for name, axis in AXES.items():
+        lead = conclusion(results, name)
+        levels = [
+            [level.replace("_", " "), text, [n for n, r in enumerate(results) if level in r.axes.get(name, ())]]
+            for level, text in axis.levels.items()
+        ]
+        if lead:
+            found.append({"title": axis.title, "lead": lead, "hint": axis.hint, "levels": [x for x in levels if x[2]]})
+    return found
