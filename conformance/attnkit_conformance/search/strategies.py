@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from attnkit_conformance.model.case import Case, NoDraw
 from attnkit_conformance.model.grammar import Grammar, Level
 from attnkit_conformance.model.op import Op
-from attnkit_conformance.scenes import rows
+from attnkit_conformance.scenes import layouts, rows
 from attnkit_conformance.search.attention import SEEDS, attention
 
 FEW = range(1, 10)
@@ -34,7 +34,9 @@ def row_of(draw: Any, op: Op, grammar: Grammar, dtypes: tuple[str, ...]) -> Case
     levels = {**grammar.factors, "shape": (*grammar.factors["shape"], *rows.shapes_of(op, "tiles"))}
     row: dict[str, Level] = {name: draw(st.sampled_from(own)) for name, own in levels.items()}
     row["dtype"] = draw(st.sampled_from(dtypes))
-    if any(some <= {*row.items()} for some in grammar.forbidden):
+    if not grammar.allows(row):
+        row |= {name: grammar.plain[name] for name in layouts.FACTORS}  # dense arrays meet every other level
+    if not grammar.allows(row):
         return None
     for name in COUNTS:
         if name in row:
