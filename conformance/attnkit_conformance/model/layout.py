@@ -8,6 +8,7 @@ with such values, so that whatever is computed from these (golden values too) is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -62,7 +63,7 @@ def stepped(x: Array) -> Array:
 
 def negative(x: Array) -> Array:
     """Rows and numbers from the last to the first."""
-    back = (..., *(slice(None, None, -1) for _ in range(min(x.ndim, 2))))
+    back: tuple[Any, ...] = (..., *(slice(None, None, -1) for _ in range(min(x.ndim, 2))))
     return block(x[back])[back]
 
 

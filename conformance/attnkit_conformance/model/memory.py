@@ -35,5 +35,5 @@ def memory_of(x: Array) -> Memory:
     start = -sum(end for end in ends if end < 0)
     size = start + sum(end for end in ends if end > 0) + x.itemsize if x.size else 0
     first = x.__array_interface__["data"][0] - start
-    content = placed(np.frombuffer((c_uint8 * size).from_address(first), np.uint8), first % ALIGNMENT)
+    content = placed(np.ctypeslib.as_array((c_uint8 * size).from_address(first)), first % ALIGNMENT)
     return Memory(content, first % ALIGNMENT, start, x.dtype.name, x.shape, x.strides, x.flags.writeable)

@@ -27,6 +27,7 @@ SATURATED = "Where a few keys have all the weight, or keys are equal, a gradient
 FIRST = "The first token of a sequence sees one key, whose weight is 1 but for eps: its gradient is that of eps."
 GATE = "The growth of the largest exponent in a gate holds for all entries of a case."
 DISTANCE = "The growth of the largest distance holds for all rows of a case."
+NORM = "The norm removes from a gradient what is along the output."
 TOTAL = "The total of normalised weights is 1: its gradient is 0 or that of eps."
 SIGNS = (
     "bfloat16: a sum with both signs may be a hundredth of its summands, and so much is the rounding of weights for a"
@@ -39,11 +40,13 @@ REASONS: tuple[tuple[str, float, str], ...] = (  # op, results and dtype; percen
     ("attention_with_statistics outputs float32", 0.5, GATE),
     ("gaussian_attention * float32", 0.1, DISTANCE),
     ("row_statistics outputs float32", 0.3, DISTANCE),
-    ("rela_attention gradients *", 8.0, "The norm removes from a gradient what is along the output."),
+    ("rela_attention gradients *", 8.0, NORM),
+    ("key_value_memory gradients bfloat16", 15.0, NORM),
     ("performer_attention gradients float16", 2.0, "Small scores: features hardly differ, and with them keys."),
+    ("nystrom_attention gradients float32", 1.0, "Small scores: landmarks hardly differ, and with them their weights."),
     ("row_statistics gradients *float16", 25.0, TOTAL),
     ("row_statistics gradients float32", 3.0, TOTAL),
-    ("attention_with_statistics gradients float32", 0.2, TOTAL),
+    ("attention_with_statistics gradients float32", 0.5, TOTAL),
     ("linformer_attention gradients float32", 1.0, SATURATED),
     ("cosine_attention gradients float32", 6.0, SATURATED),
     ("softmax_attention gradients float32", 0.5, SATURATED),
@@ -51,6 +54,7 @@ REASONS: tuple[tuple[str, float, str], ...] = (  # op, results and dtype; percen
     ("entmax_attention gradients float16", 2.0, SATURATED),
     ("efficient_attention gradients float32", 0.5, SATURATED),
     ("linear_attention gradients float32", 0.5, FIRST),
+    ("linear_attention gradients float16", 1.5, FIRST),
     ("linear_attention_packed gradients float32", 1.5, FIRST),
     ("*_step gradients float32", 15.0, FIRST),
     ("* gradients float32", 0.1, SATURATED),

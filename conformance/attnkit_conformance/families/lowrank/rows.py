@@ -189,7 +189,7 @@ SAMPLERS_FORBIDDEN: tuple[tuple[Choice, ...], ...] = ((("batch", "none"), ("quer
 
 def sampler_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     height, width, r = sizes(row["shape"])
-    if r > min(height, width) or height * width < samples.CHOSEN:
-        raise NoDraw(f"{name}: no window fits, or there are fewer tokens than landmarks")
+    if r > min(height, width):
+        raise NoDraw(f"{name}: no window fits")
     (features,), mask, poison = sizes(row["features"]), str(row["query_mask"]), row["poison"] == "yes"
     return samples.sampler_case(op, name, dtype, (height, width, r), mask, BATCHES[row["batch"]], features, poison)

@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 EXPONENT_STEP, CONDITION_STEP = 16.0, 32.0
 GAUSSIANS = 3.0  # P, A and P again: their relative errors add
 HALVES = ("float16", "bfloat16")
-CHOSEN = 5  # tokens that are landmarks
+CHOSEN = 5  # tokens that are landmarks, if there are as many
 
 
 @dataclass(frozen=True)
@@ -315,7 +315,7 @@ def sampler_case(
 ) -> Case:
     """An image of height x width tokens in windows of r x r; a mask is of "some" tokens of an item, or of all: "1d"."""
     rng, kind, (height, width, r) = generator(f"sampler/{name}"), op.name.rpartition(".")[-1], sizes
-    n, m = height * width, CHOSEN
+    n, m = height * width, min(CHOSEN, height * width)
     arrays: dict[str, Array] = {"q": rounded(rng.standard_normal((*lead, n, features)), dtype)}
     params: dict[str, Any] = {"height": height, "width": width, "r": r}
     out: Shape = (*lead, (height // r) * (width // r), features)
