@@ -291,6 +291,13 @@ def cumulative_maximum(x: Array, axis: int) -> Array:
     return jax.lax.cummax(x, axis=axis % x.ndim)
 
 
+def falling(xp: Namespace, x: Array) -> Array:
+    """x sorted from large to small along its last axis; by torch's own sort, whose other form has no export to ONNX."""
+    if library(x) == "torch":
+        return x.sort(dim=-1, descending=True).values
+    return xp.sort(x, axis=-1, descending=True, stable=False)
+
+
 def take_along(xp: Namespace, x: Array, index: Array, axis: int) -> Array:
     """xp.take_along_axis for an index with the other axes of x; torch's own refuses symbolic sizes (torch.export)."""
     if library(x) == "torch":
