@@ -44,7 +44,7 @@ def total(xp: Namespace, y: Array, c: Array) -> Array:
     if _symbolic(n) or n <= _SUMMED:
         return xp.matrix_transpose(y) @ c
     parts = 2 ** math.ceil(math.log2(n / _SUMMED))
-    size = -(-n // parts)
+    size = (n + parts - 1) // parts
     y, c = (xp.reshape(_padded(xp, x, parts * size), (*x.shape[:-2], parts, size, x.shape[-1])) for x in (y, c))
     sums = xp.matrix_transpose(y) @ c
     while sums.shape[-3] > 1:
@@ -218,10 +218,10 @@ def scan(
     elif not _symbolic(n):
         size = min(size, n)
     each = math.prod(leading(x, y, c)) * (size * max(size, wide) + f * g)
-    chunks, blocks = -(-n // size), 1
+    chunks, blocks = (n + size - 1) // size, 1  # not -(-n // size), which ONNX rounds towards 0
     if not _symbolic(n, each):
         chunks = min(chunks, max(1, _ELEMENTS // max(1, each)))
-        blocks = -(-n // (size * chunks))
+        blocks = (n + size * chunks - 1) // (size * chunks)
 
     def cut(a: Array, repeat: bool = False) -> tuple[Array, ...]:
         a = _padded(xp, a, blocks * chunks * size, repeat)

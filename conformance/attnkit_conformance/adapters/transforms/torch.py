@@ -136,12 +136,21 @@ def grad_of_grad(t: Torch) -> str | None:
     return wrong_second(t, torch.func.grad(lambda x: product(torch.func.grad(t.total)(x), t.u))(t.x))
 
 
+def gradient_of(total: torch.Tensor, x: Tensors, create_graph: bool = False) -> Tensors:
+    """By torch.autograd.grad; 0 for inputs that do not matter."""
+    grads = torch.autograd.grad(
+        total, [*x.values()], create_graph=create_graph, allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(x, grads, strict=True))
+
+
 def grads_batched(t: Torch) -> str | None:
     """Of cotangents and of their negatives."""
     leaves = t.leaves()
-    outputs = t.outputs(leaves)
+    outputs = {name: y for name, y in t.outputs(leaves).items() if name in t.do}
     pairs = [torch.stack([t.do[name], -t.do[name]]) for name in outputs]
-    rows = torch.autograd.grad([*outputs.values()], [*leaves.values()], pairs, is_grads_batched=True)
+    rows = torch.autograd.grad([*outputs.values()], [*leaves.values()], pairs, is_grads_batched=True, allow_unused=True)
+    rows = [x.new_zeros((2, *x.shape)) if row is None else row for x, row in zip(leaves.values(), rows, strict=True)]
     return wrong_rows(wrong_gradient, t, dict(zip(leaves, rows, strict=True)))
 
 
@@ -164,8 +173,7 @@ def vectorized_hessian(t: Torch) -> str | None:
     """Times u, as torch.autograd.functional.hessian does it with vectorize=True."""
 
     def along(x: Tensors) -> torch.Tensor:
-        grads = torch.autograd.grad(t.total(x), [*x.values()], create_graph=True)
-        return product(dict(zip(x, grads, strict=True)), t.u)
+        return product(gradient_of(t.total(x), x, create_graph=True), t.u)
 
     return wrong_rows(wrong_second, t, vectorized_jacobian(t, along))
 
@@ -177,13 +185,12 @@ def jit_trace(t: Torch) -> str | None:
         inputs = tuple(t.elsewhere().values())
         traced = torch.jit.trace(lambda *x: t.total(dict(zip(t.x, x, strict=True))), inputs, check_trace=False)
     leaves = t.leaves()
-    grads = torch.autograd.grad(traced(*leaves.values()), [*leaves.values()])
-    return wrong_gradient(t, dict(zip(leaves, grads, strict=True)))
+    return wrong_gradient(t, gradient_of(traced(*leaves.values()), leaves))
 
 
 def gradient(t: Torch, x: Tensors) -> Tensors:
     leaves = {name: value.detach().requires_grad_() for name, value in x.items()}
-    return dict(zip(leaves, torch.autograd.grad(t.total(leaves), [*leaves.values()]), strict=True))
+    return gradient_of(t.total(leaves), leaves)
 
 
 def traced_by_make_fx(t: Torch) -> str | None:
@@ -208,8 +215,8 @@ def in_mode(mode: Callable[[], Any], t: Torch) -> str | None:
         with around():
             total = t.total(leaves)
         with mode():
-            grads = torch.autograd.grad(total, [*leaves.values()])
-        text = wrong_gradient(t, dict(zip(leaves, grads, strict=True)))
+            grads = gradient_of(total, leaves)
+        text = wrong_gradient(t, grads)
         if text:
             return text
     return None
