@@ -34,7 +34,7 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _state_of_trace = torch._C._get_tracing_state
 _includes = torch._C._dispatch_tls_is_dispatch_key_included
-_BATCHING = torch._C._parse_dispatch_key("VmapMode")
+_BATCHING: Any = torch._C._parse_dispatch_key("VmapMode")
 
 
 def watched() -> bool:

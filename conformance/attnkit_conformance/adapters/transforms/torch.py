@@ -148,10 +148,13 @@ def grads_batched(t: Torch) -> str | None:
     """Of cotangents and of their negatives."""
     leaves = t.leaves()
     outputs = {name: y for name, y in t.outputs(leaves).items() if name in t.do}
-    pairs = [torch.stack([t.do[name], -t.do[name]]) for name in outputs]
-    rows = torch.autograd.grad([*outputs.values()], [*leaves.values()], pairs, is_grads_batched=True, allow_unused=True)
-    rows = [x.new_zeros((2, *x.shape)) if row is None else row for x, row in zip(leaves.values(), rows, strict=True)]
-    return wrong_rows(wrong_gradient, t, dict(zip(leaves, rows, strict=True)))
+    cotangents = [torch.stack([t.do[name], -t.do[name]]) for name in outputs]
+    rows = torch.autograd.grad(
+        [*outputs.values()], [*leaves.values()], cotangents, is_grads_batched=True, allow_unused=True
+    )
+    pairs = zip(leaves.items(), rows, strict=True)
+    whole = {name: x.new_zeros((2, *x.shape)) if row is None else row for (name, x), row in pairs}
+    return wrong_rows(wrong_gradient, t, whole)
 
 
 def vectorized_jacobian(t: Torch, function: Callable[[Tensors], torch.Tensor]) -> Tensors:
