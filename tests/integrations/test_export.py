@@ -1,7 +1,6 @@
 """The generic bodies as programs of torch.export and as ONNX models; `python -m tests.integrations.exports` has all."""
 
 import pytest
-import torch
 from torch import Tensor, nn
 from torch.export import Dim, export
 
