@@ -145,6 +145,7 @@ def row_length(xp: Namespace, length: Length, count: Any, keys: int, rows: Rows,
         n = length
     if isinstance(n, (int, float)) or not hasattr(n, "ndim"):  # a number, or a symbol of torch.export
         return n if n > 0 else 1
+    n = n if n.dtype == dtype else xp.astype(n, dtype)  # torch.jit.trace makes arrays of integers of sizes
     return xp.where(n > 0, n, 1)
 
 

@@ -158,7 +158,7 @@ def contract(xp: Namespace, x: Array, y: Array) -> Array:
 
 def scores(xp: Namespace, a: Inputs) -> Array:
     """s = scale·q kᵀ + bias (semantics A2), before invisible scores are masked."""
-    s = contract(xp, a.q * a.scale, a.k.mT)
+    s = contract(xp, a.q * a.scale, xp.matrix_transpose(a.k))
     return s if a.bias is None else s + a.bias
 
 

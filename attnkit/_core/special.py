@@ -150,9 +150,17 @@ def stop_gradient(x: Array) -> Array:
 
 
 def may_have_gradient(x: Array) -> bool:
-    """Whether automatic differentiation may follow x; JAX does not say."""
+    """Whether automatic differentiation may follow x; JAX does not say, and what torch.jit.trace records may be given
+    other tensors."""
     name = library(x)
-    return name == "jax" or (name == "torch" and x.requires_grad)
+    return name == "jax" or (name == "torch" and (x.requires_grad or is_recorded()))
+
+
+def is_recorded() -> bool:
+    """Whether torch.jit.trace records what is called."""
+    import torch
+
+    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
 
 def magnitude(xp: Namespace, x: Array) -> Array:
@@ -289,6 +297,13 @@ def cumulative_maximum(x: Array, axis: int) -> Array:
     import jax
 
     return jax.lax.cummax(x, axis=axis % x.ndim)
+
+
+def falling(xp: Namespace, x: Array) -> Array:
+    """x sorted from large to small along its last axis; by torch's own sort, whose other form has no export to ONNX."""
+    if library(x) == "torch":
+        return x.sort(dim=-1, descending=True).values
+    return xp.sort(x, axis=-1, descending=True, stable=False)
 
 
 def take_along(xp: Namespace, x: Array, index: Array, axis: int) -> Array:

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 from attnkit._core import check, quadratic
 from attnkit._core.family import Family, op, vjp_of, weights_of
 from attnkit._core.mask import positions
-from attnkit._core.special import cumulative_sum, relu, stop_gradient
+from attnkit._core.special import cumulative_sum, falling, relu, stop_gradient
 from attnkit._core.typing import Array, Common, Impl, Namespace
 from attnkit.ops import softmax
 
@@ -87,7 +87,7 @@ def _is_one(power: Any) -> bool:
 def _sorted_threshold(xp: Namespace, x: Array, power: float) -> Array:
     """τ for power 1 or 2 in closed form. Entry r of the sorted row is in the support iff the mass with x_(r) as
     threshold, a sum over the entries before it, is below 1."""
-    ordered = xp.sort(x, axis=-1, descending=True, stable=False)
+    ordered = falling(xp, x)
     rank = xp.astype(positions(xp, x, 1, x.shape[-1] + 1), x.dtype)
     total = cumulative_sum(xp, ordered, axis=-1)
     if power == 1.0:
@@ -110,7 +110,7 @@ def _halved_threshold(xp: Namespace, x: Array, power: Any) -> Array:
     low = xp.zeros_like(x[..., :1]) - 1.0
     if x.shape[-1] == 1:  # the bracket is a point, and XLA fails when it fuses bisections without a sum
         return low
-    high = low + (1.0 - x.shape[-1] ** (-1.0 / power))
+    high = low + (1.0 - float(x.shape[-1]) ** (-1.0 / power))
     for _ in range(_HALVINGS[check.dtype_name(x)]):
         middle = 0.5 * (low + high)
         left = xp.sum(relu(xp, x - middle) ** power, axis=-1, keepdims=True) >= 1

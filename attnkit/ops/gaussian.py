@@ -24,7 +24,7 @@ def _centre(xp: Namespace, a: quadratic.Inputs) -> Array:
     and k would then have different centres.
     """
     if a.pairs is None:
-        return (xp.zeros_like(a.k[..., :1]).mT + 1.0 / a.keys) @ a.k
+        return (xp.matrix_transpose(xp.zeros_like(a.k[..., :1])) + 1.0 / a.keys) @ a.k
     pairs, heads, shared = a.pairs, _heads(a.q), _heads(a.k)
     if shared > 0 and heads not in (1, shared) and _heads(pairs) == heads:
         grouped = (*pairs.shape[:-3], shared, heads // shared, *pairs.shape[-2:])
@@ -34,7 +34,8 @@ def _centre(xp: Namespace, a: quadratic.Inputs) -> Array:
     visible = xp.any(pairs & first, axis=-2)[..., None]
     share = xp.astype(visible, a.dtype)
     count = xp.sum(share, axis=-2, keepdims=True)
-    return (share / xp.where(count == 0, 1.0, count)).mT @ xp.where(visible, a.k, 0.0)
+    share = xp.matrix_transpose(share / xp.where(count == 0, 1.0, count))
+    return share @ xp.where(visible, a.k, 0.0)
 
 
 def _for_queries(xp: Namespace, x: Array, heads: int) -> Array:
@@ -62,7 +63,7 @@ def exponents(xp: Namespace, a: quadratic.Inputs) -> Array:
     """-(scale/2)‖q - k‖² + bias from centred inputs. Squares that are negative by rounding count as 0."""
     half = 0.5 * a.scale
     of_queries = half * xp.sum(a.q * a.q, axis=-1, keepdims=True)
-    of_keys = half * _for_queries(xp, xp.sum(a.k * a.k, axis=-1, keepdims=True), _heads(a.q)).mT
+    of_keys = half * xp.matrix_transpose(_for_queries(xp, xp.sum(a.k * a.k, axis=-1, keepdims=True), _heads(a.q)))
     s = quadratic.scores(xp, a._replace(bias=None)) - of_queries - of_keys
     if is_learned(a.scale):
         beyond = xp.where(a.scale > 0, s > 0, s < 0)

@@ -221,7 +221,7 @@ def _chunks(
     valid = None if valid is None else xp.broadcast_to(valid, (*leading, n))
     order = _order(xp, stop_gradient(x), rotations, valid, chunk_size)
 
-    norm = xp.sqrt(xp.sum(x * x, axis=-1, keepdims=True) + NORM_EPS * x.shape[-1])
+    norm = xp.sqrt(xp.sum(x * x, axis=-1, keepdims=True) + NORM_EPS * float(x.shape[-1]))
     unit = x / norm
     q, k, values = (_into_chunks(xp, _filled(xp, y, chunk_size), order) for y in (x, unit, v))
     options = {"scale": 1.0, "bias": _bias(xp, x, order), "mask": _visible(xp, order, valid, n, causal)}

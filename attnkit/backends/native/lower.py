@@ -43,8 +43,9 @@ ALSO_NUMBERS = ("alpha", "key_lengths")
 EDGES = ("edges_q", "edges_k")
 """Boundaries of packed sequences. Such calls have tokens before heads in all arrays but these and `length`."""
 TRAILING = {PAIRS: 2, TOKENS: 2, SHARED: 2, VECTOR: 1, ROWS: 1, ITEMS: 0, NUMBER: 0}
-ASKED = ("activation", "alpha")
-"""Plain options by which the library may refuse a call."""
+ASKED = ("activation",)
+"""Plain options by which the library may refuse a call. No numbers: it serves all of them, and torch.compile makes
+symbols of them."""
 DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", "state", "normaliser", "level")
 SAVES_ROWS = (SOFTMAX.name, ENTMAX.name)
 """Ops whose forward pass saves numbers of rows that the backward pass would otherwise recompute."""

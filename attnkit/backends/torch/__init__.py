@@ -12,7 +12,7 @@ from attnkit.backends.torch import (
     recomputed,
     signature,
     softmax,
-    transforms,
+    watchers,
 )
 from attnkit.backends.torch.triton import (
     linear,
@@ -24,25 +24,30 @@ from attnkit.backends.torch.triton import (
     rows,
     statistics,
 )
+from attnkit.backends.torch.watchers import opaque
 
 KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
-    pointwise.KERNELS,
-    pointwise.ATOMIC,
-    linear.KERNELS,
-    linear_step.KERNELS,
-    linear_features.KERNELS,
-    rows.KERNELS,
-    statistics.KERNELS,
-    newton.KERNELS,
-    packed.KERNELS,
-    native.KERNELS,
+    *map(
+        opaque,
+        (
+            pointwise.KERNELS,
+            pointwise.ATOMIC,
+            linear.KERNELS,
+            linear_step.KERNELS,
+            linear_features.KERNELS,
+            rows.KERNELS,
+            statistics.KERNELS,
+            newton.KERNELS,
+            packed.KERNELS,
+            native.KERNELS,
+        ),
+    ),
     softmax.KERNELS,
     layernorm.KERNELS,
-    blocked.KERNELS,
-    recomputed.KERNELS,
+    *map(opaque, (blocked.KERNELS, recomputed.KERNELS)),
     special_cases=special_cases(),
     served=served,
-    refusal=transforms.unsupported,
+    refusal=watchers.unsupported,
 )
 """By op, in the order in which `impl="auto"` tries them."""
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from attnkit._core import quadratic
 from attnkit._core.special import without_autocast
+from attnkit.backends.torch import watchers
 
 SCHEMA = "(str op, Tensor[] arrays, str names, str text) -> Tensor[]"  # torch reads it from annotations after 2.6 only
 VJP_SCHEMA = "(str op, Tensor[] arrays, str names, str text, Tensor? do, str targets) -> Tensor[]"
@@ -54,7 +55,31 @@ class Custom(NamedTuple):
         """The explicit gradients."""
         names, tensors, text = encoded(arguments)
         inputs = [name for name in names.split(",") if name in self.differentiable]
-        return dict(zip(inputs, self.vjp(op, tensors, names, text, do, ",".join(inputs)), strict=True))
+        return dict(zip(inputs, self.gradients(op, tensors, names, text, do, ",".join(inputs)), strict=True))
+
+    def gradients(
+        self, op: str, arrays: Sequence[Tensor], names: str, text: str, do: Tensor | None, targets: str
+    ) -> list[Tensor]:
+        """The op for gradients, once for each item of a batch of cotangents."""
+        return _gradients(self.vjp, op, arrays, names, text, do, targets)
+
+
+def _gradients(
+    vjp: Any, op: str, arrays: Sequence[Tensor], names: str, text: str, do: Tensor | None, targets: str
+) -> list[Tensor]:
+    tensors = [*arrays, *([] if do is None else [do])]
+    if watchers.differentiated(tensors):
+        watchers.refuse_derivative(op, vjp._qualname.removeprefix("attnkit::").removesuffix("_vjp"))
+    if not watchers.batched(tensors):
+        results: list[Tensor] = vjp(op, list(arrays), names, text, do, targets)
+        return results
+
+    def one(items: list[Tensor]) -> list[Tensor]:
+        inputs, rest = items[: len(arrays)], items[len(arrays) :]
+        grads: list[Tensor] = vjp(op, inputs, names, text, rest[0] if rest else None, targets)
+        return grads
+
+    return watchers.map_batches(one, tensors)
 
 
 def encoded(arguments: Arguments) -> tuple[str, list[Tensor], str]:
@@ -63,16 +88,17 @@ def encoded(arguments: Arguments) -> tuple[str, list[Tensor], str]:
     if "dropout" in arguments and isinstance(arguments["dropout"][1], Tensor):
         arguments[RATE], arguments[SEED] = arguments.pop("dropout")
     tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
-    plain = [f"{name}={_plain(value)!r}" for name, value in arguments.items() if name not in tensors]
+    plain = [f"{name}={_text(value)}" for name, value in arguments.items() if name not in tensors]
     return ",".join(tensors), list(tensors.values()), ";".join(plain)
 
 
-def _plain(value: Any) -> Any:
+def _text(value: Any) -> str:
+    """A value in Python's notation. torch.compile, which makes symbols of numbers, reads them for a format alone."""
     if isinstance(value, tuple):
-        return tuple(_plain(x) for x in value)
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return int(value)
-    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else value
+        return f"({''.join([f'{_text(x)},' for x in value])})"
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return f"{value!r}"
+    return f"{int(value)!r}" if isinstance(value, numbers.Integral) else f"{float(value)!r}"
 
 
 @lru_cache(maxsize=1024)
@@ -150,7 +176,9 @@ def register(
         arguments |= {f"d{name}": grad for name, grad in zip(others, rest, strict=True) if grad is not None}
         pairs = zip(names, ctx.needs_input_grad[1], strict=True)
         targets = [name for name, need in pairs if need and name in differentiable]
-        results = vjp(op, list(arguments.values()), ",".join(arguments), text, do, ",".join(targets)) if targets else []
+        if not targets:
+            return None, [None] * len(names), None, None
+        results = _gradients(vjp, op, [*arguments.values()], ",".join(arguments), text, do, ",".join(targets))
         gradients = dict(zip(targets, results, strict=True))
         return None, [gradients.get(name) for name in names], None, None
 

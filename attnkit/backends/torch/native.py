@@ -16,8 +16,8 @@ from torch import Tensor
 from attnkit._core import quadratic
 from attnkit._core.library import freed
 from attnkit.backends.native import abi, linear, lower, native_status, packed, rows, served
+from attnkit.backends.torch import watchers
 from attnkit.backends.torch.custom import Arguments, Outputs, register
-from attnkit.backends.torch.signature import PLAIN, watched
 from attnkit.backends.torch.softmax import sdpa_unsupported
 from attnkit.ops import gated, lsh, rela
 from attnkit.ops.gaussian import GAUSSIAN
@@ -184,8 +184,13 @@ class _Attend(torch.autograd.Function):
         names = [name for name, need in zip(call.names, ctx.needs_input_grad[1:], strict=True) if need]
         saved = dict(zip((*call.names, *[name for _, name in call.again]), ctx.saved_tensors, strict=True))
         output_grads = {f"d{name}": x for name, x in zip(call.outputs, cotangents, strict=True) if x is not None}
-        if torch.is_grad_enabled():
+        inside = watchers.differentiated(output_grads.values())
+        if inside and call.op in linear.OPS:
+            watchers.refuse_derivative(call.op, "native")
+        if inside or torch.is_grad_enabled():
             grads = _generic(call.op, {name: saved[name] for name in call.names}, call.plain, output_grads)
+        elif not _is_plain([*output_grads.values(), *saved.values()]):
+            grads = pulled(call.op, _joined({name: saved[name] for name in call.names}, call.plain), output_grads)
         else:
             results = serve(call.op, True, saved | output_grads, call.plain, tuple([f"d{name}" for name in names]))
             grads = dict(zip(names, results, strict=True))
@@ -194,14 +199,20 @@ class _Attend(torch.autograd.Function):
 
 def _generic(op: str, arrays: dict[str, Tensor], plain: lower.Plain, cotangents: dict[str, Tensor]) -> Arguments:
     """Differentiable gradients."""
-    options: Arguments = {**arrays, **dict(plain)}
+    options = _joined(arrays, plain)
     if "edges_q" in arrays:
         return packed.formula(op, options, cotangents)
     if op in linear.OPS:
         return _generic_linear(op, options, cotangents)
-    if "seed" in options:
-        options["dropout"] = (options["dropout"], options.pop("seed"))
     return rows.formula(op, options, cotangents)
+
+
+def _joined(arrays: Mapping[str, Tensor], plain: lower.Plain) -> Arguments:
+    """The inverse of `split`."""
+    arguments: Arguments = {**arrays, **dict(plain)}
+    if "seed" in arguments:
+        arguments["dropout"] = (arguments["dropout"], arguments.pop("seed"))
+    return arguments
 
 
 def _generic_linear(op: str, arguments: Arguments, cotangents: dict[str, Tensor]) -> Arguments:
@@ -220,7 +231,7 @@ def _generic_linear(op: str, arguments: Arguments, cotangents: dict[str, Tensor]
 
 def _is_plain(tensors: Sequence[Tensor]) -> bool:
     """Whether the tensors have memory and only autograd observes the call."""
-    return not watched() and all(type(x) in PLAIN and not x.is_neg() for x in tensors)
+    return not watchers.watched() and watchers.plain(tensors)
 
 
 def evaluate(op: str, arguments: Arguments, outputs: tuple[str, ...]) -> Sequence[Tensor]:
@@ -292,7 +303,7 @@ def _reason(op: str, dtypes: tuple[tuple[str, str], ...], own: lower.Plain) -> s
     return status.reason if status.level is None else lower.refusal(op, dtypes, own)
 
 
-# which calls the library supports does not change while torch.compile traces
+# which calls the library supports does not change while torch.compile traces; numbers may, and are not asked about
 _reason._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

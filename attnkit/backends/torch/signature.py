@@ -4,24 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.nn import Parameter
 
-PLAIN = frozenset((Tensor, Parameter))
+from attnkit.backends.torch.watchers import PLAIN, watched
+
 ALIGNED = 7
 """The bits of an address that say whether it is a multiple of the size of an element, of at most 8 bytes."""
-
-
-def watched() -> bool:
-    """Whether anything but autograd intercepts calls now: a compiler, a transformation, a dispatch mode."""
-    return bool(
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or forward_ad._current_level >= 0
-    )
-
-
 STRIDED = torch.strided
 
 

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnkit._core.dispatch import Kernel
-from attnkit.backends.torch import transforms
+from attnkit.backends.torch import watchers
 from attnkit.ops.softmax import SOFTMAX
 
 LEAST_KEYS = 16
@@ -32,8 +32,8 @@ def sdpa_unsupported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **option
         return "no queries or no keys"
     if q.device.type == "cpu" and k.shape[-2] < LEAST_KEYS:
         return f"with fewer than {LEAST_KEYS} keys torch turns a query that holds NaN into 0"
-    if transforms.maps():  # torch has no batching rule for its CPU kernel: it loops and warns
-        return transforms.MAPS
+    if watchers.maps():  # torch has no batching rule for its CPU kernel: it loops and warns
+        return watchers.MAPS
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4 or not (q.shape[0] == k.shape[0] == v.shape[0]):
         return "needs q, k and v of shape (B, H, tokens, features) with one B"
     if not options.get("enable_gqa") and not (q.shape[1] == k.shape[1] == v.shape[1]):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from attnkit._core import check, quadratic
 from attnkit._core.family import FeatureWeights
+from attnkit._core.library import namespace
 from attnkit._core.mask import positions
 from attnkit._core.special import stop_gradient, unstack
 from attnkit._core.tokens import chosen, join_heads, softmax, softmax_gradient, split_heads, zeros
@@ -87,7 +88,7 @@ def _checked_state(
     S, z = (xp.broadcast_to(a, (*lead, *a.shape[-2:])) for a in (S, z[..., None]))
     state, m = (split_heads(xp, a, shared) for a in (xp.concat([S, z], axis=-1), m[..., None, :]))
     moved = xp.where(m == -math.inf, 0.0, m - stop_gradient(finite(xp, m)))
-    return state * xp.exp(moved).mT, m
+    return state * xp.matrix_transpose(xp.exp(moved)), m
 
 
 # ---------------------------------------------------------------------------------------------- outputs
@@ -95,7 +96,7 @@ def _checked_state(
 
 def _column(before: Any) -> Any:
     """A factor of each feature as one of the rows of [S, z]."""
-    return before if isinstance(before, float) else before.mT
+    return before if isinstance(before, float) else namespace(before).matrix_transpose(before)
 
 
 def _faded_state(m: _Call) -> Array:
@@ -195,7 +196,7 @@ def _state_terms(xp: Namespace, m: _Call, v: Array) -> _StateTerms:
     k = _exponents(xp, m.k, valid)
     values = ones_beside(xp, split_heads(xp, of_keys(xp, v, valid, shared), shared))
     fixed = None if m.m0 is None else stop_gradient(m.m0)
-    top = stop_gradient(largest(xp, k.mT).mT)
+    top = stop_gradient(xp.matrix_transpose(largest(xp, xp.matrix_transpose(k))))
     top = top if fixed is None else xp.maximum(top, fixed)
     safe = finite(xp, top)
     y = chosen(xp, valid, xp.exp(xp.where(k == -math.inf, 0.0, k - safe)))
@@ -225,7 +226,7 @@ def _final(xp: Namespace, op: str, m: _Call, terms: _StateTerms, totals: Array) 
     moved = xp.sum(xp.where(first, m.k - stop_gradient(m.k), 0.0), axis=-2, keepdims=True)
     if m.m0 is not None:
         moved = moved + xp.where(old & (m.m0 != -math.inf), m.m0 - stop_gradient(finite(xp, m.m0)), 0.0)
-    totals = totals * xp.exp(-moved).mT
+    totals = totals * xp.matrix_transpose(xp.exp(-moved))
     top = terms.top + moved
     lead = check.broadcast(op, "leading axes", tuple(totals.shape[:-2]), tuple(top.shape[:-2]))
     totals, top = (xp.broadcast_to(a, (*lead, *a.shape[-2:])) for a in (totals, top))
@@ -328,7 +329,7 @@ Back = Callable[[Array], tuple[Array, Array]]
 
 def _alike(xp: Namespace, x: Array, k: Array, pairs: Array | None) -> tuple[Array, Back]:
     """Σ_c x_ic p_jc for p that is the same for all queries, and back(dw) -> dx, dk."""
-    p = softmax(xp, k.mT, pairs)
+    p = softmax(xp, xp.matrix_transpose(k), pairs)
 
     def back(dw: Array) -> tuple[Array, Array]:
         dx = dw @ p.mT

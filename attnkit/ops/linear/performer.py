@@ -44,9 +44,9 @@ def orthogonal_features(m: int, d: int, seed: int) -> Array:
 
 def _exponential(xp: Namespace, x: Array, omega: Array) -> Features:
     """m^-½ exp(ω_r·x̃ - ‖x̃‖²/2 - level), x̃ = x d^-¼, and the level, the largest of these exponents."""
-    m, d = omega.shape[-2:]
+    m, d = (float(n) for n in omega.shape[-2:])  # torch.jit.trace makes arrays of integers of sizes
     y = x * d**-0.25
-    exponents = y @ omega.mT - 0.5 * xp.sum(y * y, axis=-1, keepdims=True)
+    exponents = y @ xp.matrix_transpose(omega) - 0.5 * xp.sum(y * y, axis=-1, keepdims=True)
     level = stop_gradient(xp.max(exponents, axis=-1))
     values = xp.exp(exponents - level[..., None]) * m**-0.5
 
@@ -59,8 +59,8 @@ def _exponential(xp: Namespace, x: Array, omega: Array) -> Features:
 
 def _rectified(xp: Namespace, x: Array, omega: Array, eps: float) -> Features:
     """m^-½ relu(ω_r·x) + eps."""
-    factor = omega.shape[-2] ** -0.5
-    dots = x @ omega.mT
+    factor = float(omega.shape[-2]) ** -0.5
+    dots = x @ xp.matrix_transpose(omega)
 
     def pull(dvalues: Array) -> Array:
         return (xp.where(dots <= 0, 0.0, dvalues) * factor) @ omega

@@ -42,11 +42,11 @@ def total(xp: Namespace, y: Array, c: Array) -> Array:
     """Σ_j y_j c_jᵀ (..., f, g). Rounding errors grow with the logarithm of the number of tokens."""
     n = y.shape[-2]
     if _symbolic(n) or n <= _SUMMED:
-        return y.mT @ c
+        return xp.matrix_transpose(y) @ c
     parts = 2 ** math.ceil(math.log2(n / _SUMMED))
-    size = -(-n // parts)
+    size = (n + parts - 1) // parts
     y, c = (xp.reshape(_padded(xp, x, parts * size), (*x.shape[:-2], parts, size, x.shape[-1])) for x in (y, c))
-    sums = y.mT @ c
+    sums = xp.matrix_transpose(y) @ c
     while sums.shape[-3] > 1:
         half = (*sums.shape[:-3], sums.shape[-3] // 2, 2, *sums.shape[-2:])
         sums = xp.sum(xp.reshape(sums, half), axis=-3)
@@ -71,10 +71,10 @@ class _Faded(NamedTuple):
     def pairs(self, xp: Namespace, x: Array, y: Array, c: Array, level: Array | None, past: Array) -> Array:
         """Σ_j over the pairs of a chunk."""
         if level is None:
-            return xp.where(past, x @ y.mT, 0.0) @ c
+            return xp.where(past, x @ xp.matrix_transpose(y), 0.0) @ c
         if level.shape[-1] == 1:
-            fade = xp.exp(xp.where(past, level.mT - level, 0.0))
-            return xp.where(past, (x @ y.mT) * fade, 0.0) @ c
+            fade = xp.exp(xp.where(past, xp.matrix_transpose(level) - level, 0.0))
+            return xp.where(past, (x @ xp.matrix_transpose(y)) * fade, 0.0) @ c
         return self.halves(xp, x, y, c, level)
 
     def halves(self, xp: Namespace, x: Array, y: Array, c: Array, level: Array) -> Array:
@@ -90,9 +90,9 @@ class _Faded(NamedTuple):
             late, early = xp.exp(end - later), xp.exp(level_ - end)
             x_ = _halved(xp, x, half)[1]
             if self.outputs:
-                term = ((x_ @ y_.mT) @ (c_ * early)) * late
+                term = ((x_ @ xp.matrix_transpose(y_)) @ (c_ * early)) * late
             else:
-                term = ((x_ * late) @ (y_ * early).mT) @ c_
+                term = ((x_ * late) @ xp.matrix_transpose(y_ * early)) @ c_
             first, second = _halved(xp, out, half)
             second = second + term
             joint = xp.concat([xp.broadcast_to(first, second.shape), second], axis=-2)
@@ -103,9 +103,9 @@ class _Faded(NamedTuple):
     def added(self, xp: Namespace, y: Array, c: Array, level: Array | None, end: Array | None) -> Array:
         """The contribution of a chunk to later sums."""
         if level is None:
-            return y.mT @ c
+            return xp.matrix_transpose(y) @ c
         fade = xp.exp(level - end)
-        return y.mT @ (c * fade) if self.outputs else (y * fade).mT @ c
+        return xp.matrix_transpose(y) @ (c * fade) if self.outputs else xp.matrix_transpose(y * fade) @ c
 
     def drawn(self, xp: Namespace, x: Array, state: Array, level: Array | None, start: Array | None) -> Array:
         """The outputs of a chunk from the sums before it."""
@@ -119,7 +119,7 @@ class _Faded(NamedTuple):
         if old is None:
             return state
         fade = xp.exp(old - new)
-        return state * (fade if self.outputs else fade.mT)
+        return state * (fade if self.outputs else xp.matrix_transpose(fade))
 
 
 ALIKE = _Faded()
@@ -148,7 +148,7 @@ def _running_sums(xp: Namespace, faded: _Faded, states: Array, levels: Array | N
     if levels is None:
         return cumulative_sum(xp, states, -3)
     i = positions(xp, states, 0, states.shape[-3])
-    level = levels[..., 0, :].mT  # (..., w, n)
+    level = xp.matrix_transpose(levels[..., 0, :])  # (..., w, n)
     past = i[:, None] >= i
     fade = xp.where(past, xp.exp(xp.where(past, level[..., None, :] - level[..., :, None], 0.0)), 0.0)
     lead = tuple(range(states.ndim - 3))
@@ -211,17 +211,17 @@ def scan(
     """
     n, f, g = x.shape[-2], x.shape[-1], c.shape[-1]
     if not _symbolic(n) and n == 0:
-        return x @ (state + y.mT @ c), state, start
+        return x @ (state + xp.matrix_transpose(y) @ c), state, start
     wide = 1 if level is None else level.shape[-1]
     if wide > 1:
         size = _to_halve(size, n)
     elif not _symbolic(n):
         size = min(size, n)
     each = math.prod(leading(x, y, c)) * (size * max(size, wide) + f * g)
-    chunks, blocks = -(-n // size), 1
+    chunks, blocks = (n + size - 1) // size, 1  # not -(-n // size), which ONNX rounds towards 0
     if not _symbolic(n, each):
         chunks = min(chunks, max(1, _ELEMENTS // max(1, each)))
-        blocks = -(-n // (size * chunks))
+        blocks = (n + size * chunks - 1) // (size * chunks)
 
     def cut(a: Array, repeat: bool = False) -> tuple[Array, ...]:
         a = _padded(xp, a, blocks * chunks * size, repeat)
@@ -345,7 +345,7 @@ def fading(xp: Namespace, level: Array, initial: Array | None, ordered: bool) ->
     """The largest level (..., S, w), -inf at keys that do not count, of all keys or, if `ordered`, of those so far; and
     of the initial one (..., 1, w). All are constants to automatic differentiation."""
     if not ordered or level.shape[-2] == 0:
-        top = largest(xp, level.mT).mT
+        top = xp.matrix_transpose(largest(xp, xp.matrix_transpose(level)))
         top = finite(xp, top if initial is None else xp.maximum(top, initial))
         return Fading(top, 1.0 if initial is None else xp.exp(initial - top), None)
     top = _running_maximum(xp, level)

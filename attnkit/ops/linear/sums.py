@@ -152,7 +152,7 @@ def _faded_state(m: Call) -> Array:
 def _scores(xp: Namespace, m: Call) -> Array:
     """x·y of pairs, 0 where they are invisible, faded."""
     assert m.pairs is not None
-    s = xp.where(m.parts.pairs, m.x @ m.y.mT, 0.0)
+    s = xp.where(m.parts.pairs, m.x @ xp.matrix_transpose(m.y), 0.0)
     return s if m.pairs is m.parts.pairs else s * m.pairs
 
 

@@ -49,7 +49,7 @@ def inverse(xp: Namespace, a: Array, count: int, factor: Any, inverse_grad: str)
     if inverse_grad == "unrolled":
         return iterates(xp, a, count, factor)
     fixed = stop_gradient(a)
-    factor = stop_gradient(factor) if hasattr(factor, "ndim") else factor
+    factor = factor if isinstance(factor, (int, float)) else stop_gradient(factor)
     xs = iterates(xp, fixed, count, factor)
     if fixed is not a:
         x = xs[-1]

@@ -143,7 +143,7 @@ def _norm(xp: Namespace, k2: Array, exact: Array | None, init: str) -> _Norm:
 def _inverses(xp: Namespace, k2: Array, norm: _Norm, count: int) -> list[Array]:
     """Z_0 = K2ᵀ/norm, then `count` times Z <- ¼ Z (13 I - K2 Z (15 I - K2 Z (7 I - K2 Z)))."""
     eye = xp.astype(diagonal(xp, k2), k2.dtype)
-    zs = [k2.mT / norm.value]
+    zs = [xp.matrix_transpose(k2) / norm.value]
     for _ in range(count):
         z = zs[-1]
         kz = k2 @ z

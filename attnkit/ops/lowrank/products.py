@@ -48,7 +48,9 @@ class Softmax(_Matrix):
 
     @classmethod
     def of(cls, q: Array, k: Array, queries: Array | None, keys: Array | None, scale: float) -> Self:
-        return cls(q, k, softmax(namespace(q), (q * scale) @ k.mT, _pairs(queries, keys)), scale)
+        xp = namespace(q)
+        s = (q * scale) @ xp.matrix_transpose(k)
+        return cls(q, k, softmax(xp, s, _pairs(queries, keys)), scale)
 
     def pull(self, v: Array, do: Array) -> tuple[Array, Array, Array]:
         """Gradients of q, k and v for the cotangent of W v."""
@@ -73,7 +75,7 @@ class Gaussian(_Matrix):
 
     @property
     def mT(self) -> Self:
-        return self._replace(q=self.k, k=self.q, w=self.w.mT)
+        return self._replace(q=self.k, k=self.q, w=namespace(self.w).matrix_transpose(self.w))
 
     def pull_both(self, v: Array, du: Array, y: Array, do: Array) -> tuple[Array, Array, Array]:
         """Gradients of q, k and v for the cotangents du of W v and do of Wᵀ y."""
@@ -94,7 +96,7 @@ def gaussian(xp: Namespace, x: Array, y: Array, half_scale: float) -> Array:
     """
     size_x = xp.sum(x * x, axis=-1, keepdims=True)
     size_y = xp.sum(y * y, axis=-1, keepdims=True)
-    square = size_x + size_y.mT - 2.0 * (x @ y.mT)
+    square = size_x + xp.matrix_transpose(size_y) - 2.0 * (x @ xp.matrix_transpose(y))
     square = square - stop_gradient(xp.where(square < 0, square, 0.0))
     return xp.exp(square * -half_scale)
 

@@ -124,7 +124,7 @@ def sima_attention(
     """
     xp = namespace(q)
     a = _prepare(xp, q, k, v, eps=eps, **tokens)
-    return quadratic.cast(xp, join_heads(xp, a.q.hat @ (a.k.hat.mT @ a.v), a.shared), q.dtype)
+    return quadratic.cast(xp, join_heads(xp, a.q.hat @ (xp.matrix_transpose(a.k.hat) @ a.v), a.shared), q.dtype)
 
 
 @operation_checked_by(_context, OWN)

@@ -35,7 +35,7 @@ def _mean(xp: Namespace, x: Array, valid: Array | None) -> Array:
     if valid is not None:
         share = share * xp.astype(valid, x.dtype)[..., None]
     count = xp.sum(share, axis=-2, keepdims=True)
-    return (share / xp.where(count == 0, 1.0, count)).mT @ x
+    return xp.matrix_transpose(share / xp.where(count == 0, 1.0, count)) @ x
 
 
 def _vector(xp: Namespace, mask: Array | None) -> Array | None:

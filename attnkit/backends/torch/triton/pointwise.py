@@ -11,8 +11,8 @@ from torch import Tensor
 from attnkit._core.activations import lacking
 from attnkit._core.dispatch import Kernel, with_gradients
 from attnkit.backends.torch.custom import Arguments, register
-from attnkit.backends.torch.signature import PLAIN, watched
 from attnkit.backends.torch.triton import decoding, launch, recorded
+from attnkit.backends.torch.watchers import PLAIN, watched
 from attnkit.kernels import predicted, verdicts
 from attnkit.ops import rela
 from attnkit.ops.gaussian import gaussian_attention
@@ -142,7 +142,7 @@ def without_gradients(*tensors: Tensor) -> bool:
 
 def taken(q: Tensor) -> None:
     """Warn once where kernels of this class of devices have not been judged; tensors without data run nothing."""
-    if torch.compiler.is_compiling() or watched() or type(q) not in PLAIN or q.is_meta:
+    if watched() or type(q) not in PLAIN or q.is_meta:
         return
     found = capability(q.device)
     if found is not None:

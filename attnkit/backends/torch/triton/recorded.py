@@ -204,8 +204,7 @@ class Repeated:
         pairs = zip(self.names, self.differentiable, needed, strict=True)
         names = tuple([name for name, has_gradient, need in pairs if has_gradient and need])
         tensors = (*saved, do)
-        elsewhere = torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(do)
-        key = None if elsewhere else signature(tensors, {})
+        key = None if torch.is_grad_enabled() else signature(tensors, {})
         recording = None if key is None else self._of(names, key, tensors)
         results = self._by_the_op(names, saved, do) if recording is None else recording(tensors)
         of = dict(zip(names, results, strict=True))
@@ -226,8 +225,7 @@ class Repeated:
     def _by_the_op(self, names: tuple[str, ...], saved: Sequence[Tensor], do: Tensor) -> list[Tensor]:
         """The gradients by the custom op, which can be traced and mapped, and refuses second derivatives."""
         inputs, tensors, text = encoded({**self.plain, **dict(zip(self.saved, saved, strict=True))})
-        results: list[Tensor] = self.custom.vjp(self.op, tensors, inputs, text, do, ",".join(names))
-        return results
+        return self.custom.gradients(self.op, tensors, inputs, text, do, ",".join(names))
 
 
 class _Attend(torch.autograd.Function):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnkit
 from attnkit_conformance.adapters.base import dispatches
@@ -45,6 +51,14 @@ class Torch:
     def total(self, x: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The function that is differentiated."""
         return product(self.outputs(x), self.do)
+
+    def leaves(self) -> Tensors:
+        """Its inputs, with gradients to be noted."""
+        return {name: x.clone().requires_grad_() for name, x in self.x.items()}
+
+    def elsewhere(self) -> Tensors:
+        """Other inputs of the same shapes."""
+        return {name: x + self.u[name] for name, x in self.x.items()}
 
 
 def tensors(arrays: Mapping[str, np.ndarray]) -> Tensors:
@@ -91,11 +105,15 @@ def grad(t: Torch) -> str | None:
     return wrong_gradient(t, torch.func.grad(t.total)(t.x))
 
 
+def wrong_rows(wrong: Callable[[Torch, Tensors], str | None], t: Torch, rows: Mapping[str, torch.Tensor]) -> str | None:
+    """What is wrong with the derivatives of a function and of its negative."""
+    texts = (wrong(t, {name: sign * x[n] for name, x in rows.items()}) for n, sign in enumerate((1, -1)))
+    return next((text for text in texts if text), None)
+
+
 def jacrev(t: Torch) -> str | None:
     """Of the function and of its negative."""
-    rows = torch.func.jacrev(lambda x: torch.stack([t.total(x), -t.total(x)]))(t.x)
-    texts = (wrong_gradient(t, {name: sign * x[n] for name, x in rows.items()}) for n, sign in enumerate((1, -1)))
-    return next((text for text in texts if text), None)
+    return wrong_rows(wrong_gradient, t, torch.func.jacrev(lambda x: torch.stack([t.total(x), -t.total(x)]))(t.x))
 
 
 def vmap_grad(t: Torch) -> str | None:
@@ -116,6 +134,95 @@ def hessian(t: Torch) -> str | None:
 
 def grad_of_grad(t: Torch) -> str | None:
     return wrong_second(t, torch.func.grad(lambda x: product(torch.func.grad(t.total)(x), t.u))(t.x))
+
+
+def gradient_of(total: torch.Tensor, x: Tensors, create_graph: bool = False) -> Tensors:
+    """By torch.autograd.grad; 0 for inputs that do not matter."""
+    grads = torch.autograd.grad(
+        total, [*x.values()], create_graph=create_graph, allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(x, grads, strict=True))
+
+
+def grads_batched(t: Torch) -> str | None:
+    """Of cotangents and of their negatives."""
+    leaves = t.leaves()
+    outputs = {name: y for name, y in t.outputs(leaves).items() if name in t.do}
+    cotangents = [torch.stack([t.do[name], -t.do[name]]) for name in outputs]
+    rows = torch.autograd.grad(
+        [*outputs.values()], [*leaves.values()], cotangents, is_grads_batched=True, allow_unused=True
+    )
+    pairs = zip(leaves.items(), rows, strict=True)
+    whole = {name: x.new_zeros((2, *x.shape)) if row is None else row for (name, x), row in pairs}
+    return wrong_rows(wrong_gradient, t, whole)
+
+
+def vectorized_jacobian(t: Torch, function: Callable[[Tensors], torch.Tensor]) -> Tensors:
+    """Of a function of the inputs and of its negative."""
+
+    def both(*x: torch.Tensor) -> torch.Tensor:
+        value = function(dict(zip(t.x, x, strict=True)))
+        return torch.stack([value, -value])
+
+    rows = torch.autograd.functional.jacobian(both, tuple(t.x.values()), vectorize=True)
+    return dict(zip(t.x, rows, strict=True))
+
+
+def jacobian(t: Torch) -> str | None:
+    return wrong_rows(wrong_gradient, t, vectorized_jacobian(t, t.total))
+
+
+def vectorized_hessian(t: Torch) -> str | None:
+    """Times u, as torch.autograd.functional.hessian does it with vectorize=True."""
+
+    def along(x: Tensors) -> torch.Tensor:
+        return product(gradient_of(t.total(x), x, create_graph=True), t.u)
+
+    return wrong_rows(wrong_second, t, vectorized_jacobian(t, along))
+
+
+def jit_trace(t: Torch) -> str | None:
+    """The gradient through a module that was traced on other inputs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated, and sizes are numbers of a trace
+        inputs = tuple(t.elsewhere().values())
+        traced = torch.jit.trace(lambda *x: t.total(dict(zip(t.x, x, strict=True))), inputs, check_trace=False)
+    leaves = t.leaves()
+    return wrong_gradient(t, gradient_of(traced(*leaves.values()), leaves))
+
+
+def gradient(t: Torch, x: Tensors) -> Tensors:
+    leaves = {name: value.detach().requires_grad_() for name, value in x.items()}
+    return gradient_of(t.total(leaves), leaves)
+
+
+def traced_by_make_fx(t: Torch) -> str | None:
+    """A program for the gradient that was recorded on other inputs."""
+    return wrong_gradient(t, make_fx(lambda x: gradient(t, x))(t.elsewhere())(t.x))
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return operation(*args, **(kwargs or {}))
+
+
+def in_mode(mode: Callable[[], Any], t: Torch) -> str | None:
+    """The gradient in a mode, which surrounds both passes or the backward pass alone."""
+    for around in (mode, contextlib.nullcontext):
+        leaves = t.leaves()
+        with around():
+            total = t.total(leaves)
+        with mode():
+            grads = gradient_of(total, leaves)
+        text = wrong_gradient(t, grads)
+        if text:
+            return text
+    return None
 
 
 def empty(x: torch.Tensor) -> torch.Tensor:
@@ -141,5 +248,12 @@ TRANSFORMS: dict[str, Callable[[Torch], str | None]] = {
     "backward twice": backward_twice,
     "func.hessian": hessian,
     "grad of grad": grad_of_grad,
+    "is_grads_batched": grads_batched,
+    "jacobian(vectorize)": jacobian,
+    "hessian(vectorize)": vectorized_hessian,
+    "jit.trace": jit_trace,
+    "make_fx": traced_by_make_fx,
+    "function mode": partial(in_mode, Functions),
+    "dispatch mode": partial(in_mode, Operations),
 }
 """By column of the table."""
