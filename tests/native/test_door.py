@@ -153,11 +153,21 @@ def test_tensors_that_are_not_aligned_are_served_by_the_next_implementation(name
     assert reason == "an array is not aligned to its elements"
 
 
-def test_a_cotangent_that_is_not_aligned_is_refused_by_name():
-    q = torch.from_numpy(normal(*SHAPE)).float().requires_grad_()
-    o = attnkit.softmax_attention(q, q, q, impl="native")
-    with pytest.raises(NotImplementedError, match=r"native.*not aligned.*generic"):
-        torch.autograd.grad(o, q, unaligned(SHAPE))
+@pytest.mark.parametrize("op", ["softmax_attention", "cosine_attention"])
+def test_the_gradient_of_a_cotangent_that_is_not_aligned_is_that_of_the_generic_body(op):
+    q, k, v = (torch.from_numpy(normal(*SHAPE)).float().requires_grad_() for _ in range(3))
+    do = unaligned(SHAPE)
+    expected = torch.autograd.grad(getattr(attnkit, op)(q, k, v, impl="generic"), (q, k, v), do)
+    found = torch.autograd.grad(getattr(attnkit, op)(q, k, v, impl="native"), (q, k, v), do)
+    torch.testing.assert_close(found, expected)
+    assert not any(x.requires_grad for x in found)
+
+
+def test_boundaries_that_are_not_aligned_go_to_the_next_implementation():
+    x = torch.from_numpy(normal(3, 2, 8))
+    boundaries = torch.frombuffer(bytearray(17), dtype=torch.int64, offset=1).copy_(torch.tensor([0, 3]))
+    expected = attnkit.softmax_attention_packed(x, x, x, (0, 3), (0, 3))
+    torch.testing.assert_close(attnkit.softmax_attention_packed(x, x, x, boundaries, boundaries), expected)
 
 
 IMPLS = ["auto", "generic", "native", "blocked", "sdpa"]

@@ -46,7 +46,7 @@ class Packed(Served):
     def refuse(self, op: str, backward: bool, q: Any, k: Any, v: Any, *others: Any, **options: Any) -> str | None:
         """Why the library does not serve a call."""
         reason = linear.refused(op, backward, (q, k, v), **options) if op in linear.OPS else None
-        return reason or self.unsupported(op, q, k, v, *others[2:], **options)
+        return reason or self.unsupported(op, q, k, v, *others, **options)
 
     def kernels(self) -> dict[str, Kernel]:
         """By packed form and its gradients."""

@@ -191,6 +191,10 @@ class _Attend(torch.autograd.Function):
             grads = _generic(call.op, {name: saved[name] for name in call.names}, call.plain, output_grads)
         elif not _is_plain([*output_grads.values(), *saved.values()]):
             grads = pulled(call.op, _joined({name: saved[name] for name in call.names}, call.plain), output_grads)
+        elif not _are_aligned(output_grads.values()):
+            with torch.enable_grad():  # the generic body of linear ops is differentiated
+                grads = _generic(call.op, {name: saved[name] for name in call.names}, call.plain, output_grads)
+            grads = {name: x.detach() for name, x in grads.items()}
         else:
             results = serve(call.op, True, saved | output_grads, call.plain, tuple([f"d{name}" for name in names]))
             grads = dict(zip(names, results, strict=True))
@@ -232,6 +236,11 @@ def _generic_linear(op: str, arguments: Arguments, cotangents: dict[str, Tensor]
 def _is_plain(tensors: Sequence[Tensor]) -> bool:
     """Whether the tensors have memory and only autograd observes the call."""
     return not watchers.watched() and watchers.plain(tensors)
+
+
+def _are_aligned(tensors: Iterable[Tensor]) -> bool:
+    """Whether the memory of plain tensors is aligned to their elements."""
+    return not any(x.data_ptr() % x.itemsize for x in tensors)
 
 
 def evaluate(op: str, arguments: Arguments, outputs: tuple[str, ...]) -> Sequence[Tensor]:
@@ -313,7 +322,7 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
         return "it is for the CPU"
     pairs = [*zip("qkv", arrays, strict=False), *options.items()]
     tensors = [x for x in (*arrays, *options.values()) if isinstance(x, Tensor)]
-    if _is_plain(tensors) and any(x.data_ptr() % x.itemsize for x in tensors):
+    if _is_plain(tensors) and not _are_aligned(tensors):
         return lower.UNALIGNED
     dtypes = tuple([(name, str(x.dtype)) for name, x in pairs if isinstance(x, Tensor)])
     own = tuple([(name, options[name]) for name in lower.ASKED if name in options and not is_tensor(options[name])])
