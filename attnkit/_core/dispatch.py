@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 from attnkit._core import check
 from attnkit._core.library import is_traced, library
 from attnkit._core.library import namespace as namespace
-from attnkit._core.special import without_autocast
+from attnkit._core.special import promoting, refusing_symbols, without_autocast
 from attnkit._core.typing import DEFAULTS, Array
 
 P = ParamSpec("P")
@@ -194,12 +194,18 @@ def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, A
     return None if own is None else (op, impl, own)
 
 
-def _remember(key: Any, op: str, arrays: tuple[Any, ...], options: dict[str, Any], kernel: Kernel) -> None:
+def _remember(
+    key: Any, op: str, arrays: tuple[Any, ...], options: dict[str, Any], kernel: Kernel
+) -> Callable[..., Any]:
+    """What serves calls with this signature, the current one included: a cache of keys that grows by a token meets a
+    new one in every call."""
     name = library(arrays[0])
     table = {} if name is None else _tables(name)
     if len(_choices) >= MOST_CHOICES:
         _choices.clear()
-    _choices[key] = _Choice(table, table.get(op), kernel.prepared(arrays, options) or kernel.call)
+    call = kernel.prepared(arrays, options) or kernel.call
+    _choices[key] = _Choice(table, table.get(op), call)
+    return call
 
 
 def kernels(op: str, x: Array) -> tuple[Kernel, ...]:
@@ -349,14 +355,15 @@ def _wrap(
                 return choice.call(*arrays, **options)
         if len(arrays) < required:
             raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
-        options = check.call(op, names, arrays, options, accepted, context_of, own, optional).options
-        kernel = resolve(op, impl, arrays, options)
-        if type(impl) is _Ahead:
-            return kernel.prepared(arrays, options)
-        if key is not None:
-            _remember(key, op, arrays, options, kernel)
-        with without_autocast(arrays[0]):
-            return kernel.call(*arrays, **options)
+        with refusing_symbols(op, arrays):
+            if type(impl) is not _Ahead:  # the special case that asks has checked what it passes on
+                options = check.call(op, names, arrays, options, accepted, context_of, own, optional).options
+            kernel = resolve(op, impl, arrays, options)
+            if type(impl) is _Ahead:
+                return kernel.prepared(arrays, options)
+            serve = kernel.call if key is None else _remember(key, op, arrays, options, kernel)
+            with without_autocast(arrays[0]), promoting(arrays[0]):
+                return serve(*arrays, **options)
 
     call.__signature__ = signature  # type: ignore[attr-defined]
     return call
