@@ -89,6 +89,7 @@ from attnkit.ops.statistics import (
 __version__ = "0.1.0"
 
 hand_tables(backends.kernels)
+backends.register()
 
 __all__ = [
     "ACTIVATIONS",

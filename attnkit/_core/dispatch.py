@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 from attnkit._core import check
 from attnkit._core.library import is_traced, library
 from attnkit._core.library import namespace as namespace
-from attnkit._core.special import without_autocast
+from attnkit._core.special import promoting, refusing_symbols, without_autocast
 from attnkit._core.typing import DEFAULTS, Array
 
 P = ParamSpec("P")
@@ -197,12 +197,18 @@ def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, A
     return None if own is None else (op, impl, own)
 
 
-def _remember(key: Any, op: str, arrays: tuple[Any, ...], options: dict[str, Any], kernel: Kernel) -> None:
+def _remember(
+    key: Any, op: str, arrays: tuple[Any, ...], options: dict[str, Any], kernel: Kernel
+) -> Callable[..., Any]:
+    """What serves calls with this signature, the current one included: a cache of keys that grows by a token meets a
+    new one in every call."""
     name = library(arrays[0])
     table = {} if name is None else _tables(name)
     if len(_choices) >= MOST_CHOICES:
         _choices.clear()
-    _choices[key] = _Choice(table, table.get(op), kernel.prepared(arrays, options) or kernel.call)
+    call = kernel.prepared(arrays, options) or kernel.call
+    _choices[key] = _Choice(table, table.get(op), call)
+    return call
 
 
 def kernels(op: str, x: Array) -> tuple[Kernel, ...]:
@@ -373,14 +379,17 @@ def _wrap(
                 return choice.call(*arrays, **options)
         if len(arrays) < required:
             raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
-        checked = check.call(op, names, arrays, options, accepted, context_of, own, optional).options
-        kernel = resolve(op, impl, arrays, checked)
-        if type(impl) is _Ahead:
-            return kernel.prepared(arrays, checked) if checked is options else None
-        if key is not None and checked is options:  # options of remembered calls reach the kernel as they are
-            _remember(key, op, arrays, options, kernel)
-        with without_autocast(arrays[0]):
-            return kernel.call(*arrays, **checked)
+        with refusing_symbols(op, arrays):
+            checked = options
+            if type(impl) is not _Ahead:  # the special case that asks has checked what it passes on
+                checked = check.call(op, names, arrays, options, accepted, context_of, own, optional).options
+            kernel = resolve(op, impl, arrays, checked)
+            if type(impl) is _Ahead:
+                return kernel.prepared(arrays, checked)
+            remembers = key is not None and checked is options  # which reach the kernel of later calls as they are
+            serve = _remember(key, op, arrays, options, kernel) if remembers else kernel.call
+            with without_autocast(arrays[0]), promoting(arrays[0]):
+                return serve(*arrays, **checked)
 
     call.__signature__ = signature  # type: ignore[attr-defined]
     return known_by_name(call)

@@ -19,7 +19,8 @@ def served(op: str, kernel: Kernel) -> Kernel:
     backward = op.endswith("_vjp")
 
     def left(options: Mapping[str, Any]) -> tuple[str, ...]:
-        return tuple(name for name in numbers(op, options) if name not in kernel.learned)
+        names = numbers(op, options)
+        return tuple([name for name in names if name not in kernel.learned]) if names else ()
 
     def unsupported(*arrays: Any, **options: Any) -> str | None:
         names = left(options)
@@ -48,7 +49,7 @@ def numbers(op: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """The numbers of a call of an op, its gradients or its statistics that are arrays."""
     record = RECORDS.get(options.get("op", op.removesuffix("_vjp")))
     names = () if record is None else ("scale", *record.family.numbers)
-    return tuple(name for name in names if check.is_learned(options.get(name)))
+    return tuple([name for name in names if name in options and check.is_learned(options[name])])
 
 
 def _refusal(op: str, names: tuple[str, ...], q: Array, options: Mapping[str, Any]) -> str | None:

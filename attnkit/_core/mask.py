@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from attnkit._core.library import beside
-from attnkit._core.special import stop_gradient
+from attnkit._core.special import is_symbol, stop_gradient
 from attnkit._core.typing import Array, Causal, Length, Namespace
 
 
@@ -143,6 +143,8 @@ def row_length(xp: Namespace, length: Length, count: Any, keys: int, rows: Rows,
         return xp.astype(length, dtype)[..., None]
     else:
         n = length
+    if is_symbol(n):
+        n = xp.astype(xp.asarray(n), dtype)
     if isinstance(n, (int, float)) or not hasattr(n, "ndim"):  # a number, or a symbol of torch.export
         return n if n > 0 else 1
     n = n if n.dtype == dtype else xp.astype(n, dtype)  # torch.jit.trace makes arrays of integers of sizes

@@ -6,14 +6,13 @@ r a factor per row (a number or (..., L, 1)). The factor commutes with the produ
 numbers instead of L·S, and u may stay unnormalised.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from attnkit._core.check import broadcast, dtype_name, is_learned
 from attnkit._core.dropout import keep_mask
 from attnkit._core.mask import Rows, Visibility, row_length, seen_keys, tile
-from attnkit._core.special import stop_gradient
+from attnkit._core.special import inverse_root, stop_gradient
 from attnkit._core.typing import DEFAULTS, Array, Length, Namespace
 
 COMMON = tuple(DEFAULTS)
@@ -106,7 +105,7 @@ def prepare(
     if dropout is not None and dropout[0] > 0:
         p, seed = dropout
         drop = cast(xp, keep_mask(xp, q, p, seed, leading, keys, rows, picked), dtype) * (1.0 / (1.0 - p))
-    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else number(xp, scale, dtype)
+    scale = inverse_root(xp, q.shape[-1], dtype) if scale is None else number(xp, scale, dtype)
     return Inputs(q, k, v, scale, bias, pairs, live, count, drop, rows, dtype)
 
 

@@ -1,7 +1,8 @@
 """Functions that the array API lacks: the library's own where it exists, otherwise a float64-accurate form."""
 
 import contextlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
@@ -209,6 +210,59 @@ def is_autocast(device: str) -> bool:
     # torch.compile traces is_autocast_available from 2.11 on
     available = device != "meta" and (torch.compiler.is_compiling() or torch.amp.is_autocast_available(device))
     return available and torch.is_autocast_enabled(device)
+
+
+def promoting(x: Array) -> Any:
+    """A context in which JAX promotes ranks and dtypes as it does by default: what arguments an op takes is checked by
+    its own rules, of which jax_numpy_rank_promotion="raise" and jax_numpy_dtype_promotion="strict" know nothing."""
+    if library(x) != "jax":
+        return contextlib.nullcontext()
+    import jax
+
+    config: Any = jax.config
+    if config.jax_numpy_rank_promotion == "allow" and config.jax_numpy_dtype_promotion == "standard":
+        return contextlib.nullcontext()
+    return _by_default()
+
+
+@contextlib.contextmanager
+def _by_default() -> Iterator[None]:
+    import jax
+
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def is_symbol(size: Any) -> bool:
+    """Whether a size is a symbol of jax.export, of which there are no roots, powers and logarithms: its array has."""
+    return not isinstance(size, (int, float)) and type(size).__module__.startswith("jax.")
+
+
+def inverse_root(xp: Namespace, size: Any, dtype: Any) -> Any:
+    """1/√size, a number or the array of a symbol."""
+    return 1.0 / xp.sqrt(xp.astype(xp.asarray(size), dtype)) if is_symbol(size) else 1.0 / math.sqrt(size)
+
+
+def refusing_symbols(op: str, arrays: tuple[Any, ...]) -> Any:
+    """A context in which an op that needs to know a symbolic size says so, where JAX says what it could not decide."""
+    if library(arrays[0]) != "jax":
+        return contextlib.nullcontext()
+    symbolic = any(is_symbol(size) for x in arrays if x is not None for size in getattr(x, "shape", ()))
+    return _refusing(op) if symbolic else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _refusing(op: str) -> Iterator[None]:
+    import jax
+
+    try:
+        yield
+    except (jax.errors.InconclusiveDimensionOperation, TypeError, ValueError) as error:
+        why = str(error).partition("\n")[0]
+        if not ("ymbolic dimension" in why or "_DimExpr" in why):
+            raise
+        text = f"{op}: impl='generic' does not serve these symbolic shapes (jax.export.symbolic_shape): {why}"
+        raise NotImplementedError(text) from error
 
 
 def readable(x: Array) -> bool:

@@ -8,7 +8,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.dispatch import namespace
 from attnkit._core.library import beside
 from attnkit._core.mask import positions
-from attnkit._core.special import floats, needs_values, readable, without_autocast
+from attnkit._core.special import floats, needs_values, promoting, readable, without_autocast
 from attnkit._core.tokens import whole
 from attnkit._core.typing import Array, Namespace
 from attnkit.ops import statistics
@@ -226,7 +226,7 @@ def weight_blocks(op: Any, q: Array, k: Array, **params: Any) -> Iterator[tuple[
 
 def _blocks(plan: Any, q: Array, k: Array) -> Iterator[tuple[Array, Array | None]]:
     for rows in statistics._tiles(q, k, _BLOCK):
-        with without_autocast(q):
+        with without_autocast(q), promoting(q):
             a = plan.family.prepare(plan.xp, q, k, rows=rows, **plan.common)
             u, r = plan.family.weigh(plan.xp, plan.family.scores(plan.xp, a), a, **plan.own)
             w = u * r

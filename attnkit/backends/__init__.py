@@ -1,8 +1,10 @@
 """Faster implementations, by library: `KERNELS` of each subpackage maps an op to its kernels."""
 
+import sys
 from collections.abc import Mapping
 
 from attnkit._core.dispatch import Kernel
+from attnkit.backends.native import OLDEST_JAX
 
 
 def kernels(library: str) -> Mapping[str, tuple[Kernel, ...]]:
@@ -24,3 +26,10 @@ def kernels(library: str) -> Mapping[str, tuple[Kernel, ...]]:
 
         return cupy.KERNELS
     return {}
+
+
+def register() -> None:
+    """Make the CPU library known to JAX if that is loaded: compiled programs that are read from a file call it by name,
+    before any op is called."""
+    if getattr(sys.modules.get("jax"), "__version_info__", ()) >= OLDEST_JAX:
+        from attnkit.backends import jax as jax

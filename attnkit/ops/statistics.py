@@ -8,7 +8,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.dispatch import Kernel, as_kernel, choose, known_by_name, namespace
 from attnkit._core.family import RECORDS, Family, Record
 from attnkit._core.mask import Rows, positions
-from attnkit._core.special import take_along, without_autocast
+from attnkit._core.special import promoting, take_along, without_autocast
 from attnkit._core.tokens import cotangent
 from attnkit._core.typing import Array, Impl, Namespace
 
@@ -180,7 +180,7 @@ def _served(caller: str, impl: Any, generic: Callable[..., Any], plan: _Plan, *a
     """The result of `generic`, the body in this module, or of the kernel that `impl` names."""
     options = {"op": plan.op, "fields": plan.fields, **plan.own, **plan.common, **more}
     serve = choose(caller, impl, as_kernel(lambda *_, **__: generic()), arrays, options).call
-    with without_autocast(arrays[0]):
+    with without_autocast(arrays[0]), promoting(arrays[0]):
         return serve(*arrays, **options)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import attnkit
-from attnkit.backends.jax import native as jax_native
+from attnkit.backends.jax import custom_call
 from attnkit.backends.native import abi, lower
 from attnkit.backends.numpy.native import address
 from attnkit.ops.softmax import SOFTMAX
@@ -61,7 +61,7 @@ def unwritten(monkeypatch):
         made = real(operand, *others)
         return abi.View(made.dtype, row=made.row, column=made.column) if operand.name == "dk" else made
 
-    caches = (lower.prepare, jax_native.program)
+    caches = (lower.prepare, custom_call.program)
     monkeypatch.setattr(lower, "_view", view)
     for cache in caches:
         cache.cache_clear()

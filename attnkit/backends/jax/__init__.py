@@ -3,7 +3,7 @@
 from attnkit._core.dispatch import Kernel, kernels_by_op
 from attnkit._core.family import special_cases
 from attnkit._core.learned import served
-from attnkit.backends.jax import blocked, native, pallas, transforms
+from attnkit.backends.jax import blocked, custom_call, native, pallas, transforms
 from attnkit.backends.jax.triton import linear, pointwise
 from attnkit.backends.jax.triton import rows as triton_rows
 
@@ -19,3 +19,5 @@ KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
     refusal=transforms.unsupported,
 )
 """By op, in the order in which `impl="auto"` tries them."""
+
+custom_call.register()

@@ -19,6 +19,7 @@ from attnkit._core import blocks, quadratic
 from attnkit._core.dropout import keep_mask_of_counters
 from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.mask import visibility_of
+from attnkit.backends.jax import transforms
 from attnkit.ops.entmax import ENTMAX
 
 SCORES = 1 << 21  # per block
@@ -171,7 +172,8 @@ def divided(op: str, arguments: dict[str, Any]) -> tuple[Static, Arrays]:
         p, arguments[SEED] = arguments.pop("dropout")
         arguments["dropout"] = (p, None)
     arrays = {name: x for name, x in arguments.items() if isinstance(x, jax.Array)}
-    return Static(op, tuple((name, x) for name, x in arguments.items() if name not in arrays)), arrays
+    static = Static(op, tuple((name, x) for name, x in arguments.items() if name not in arrays))
+    return static, transforms.varying_alike(arrays)
 
 
 def arguments_of(static: Static, arrays: Arrays) -> dict[str, Any]:
@@ -196,6 +198,7 @@ def tokens_of(c: blocks.Call, index: Index, keys: int) -> Arrays:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
+@transforms.promoting
 def attended(static: Static, arrays: Arrays) -> Array:
     """o (..., L, e) in the dtype of q."""
     c = call_of(static, arrays)
@@ -224,6 +227,7 @@ def segment_output(c: blocks.Call, segment: Segment) -> Array:
     return lax.map(item, jnp.arange(math.prod(c.leading))).reshape(shape)
 
 
+@transforms.promoting
 def vjp(static: Static, arrays: Arrays, do: Array) -> Arrays:
     """Gradients of the arguments that have one, in their dtypes, added up in the compute dtype."""
     c = call_of(static, arrays)
@@ -274,7 +278,9 @@ def attend(op: str, q: Array, k: Array, v: Array, **options: Any) -> Array:
 
 def pull(op: str, q: Array, k: Array, v: Array, do: Array, *rest: None, **options: Any) -> Arrays:
     """The explicit gradients of an op of `OPS`."""
-    return vjp(*divided(op, {"q": q, "k": k, "v": v, **options}), do)
+    static, arrays = divided(op, {"q": q, "k": k, "v": v, **options})
+    arrays, do = transforms.varying_alike((arrays, do))
+    return vjp(static, arrays, do)
 
 
 def is_faster(op: str, q: Array, k: Array, *rest: Array, **options: Any) -> bool:

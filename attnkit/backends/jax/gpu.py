@@ -38,6 +38,8 @@ def unsupported(kind: str, *arguments: Any) -> str | None:
         return "compiled and tested for NVIDIA only"
     if tuple(map(int, found.split("."))) < OLDEST:
         return f"needs compute capability 8.0 or higher; the device has {found}"
+    if any(map(transforms.varying, jax.tree.leaves(arguments))):
+        return "jax.shard_map with check_vma=True is served by the generic implementation"
     return transforms.differentiated_twice(arguments)
 
 

@@ -7,12 +7,14 @@ are differentiated.
 """
 
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import jax
 from jax.interpreters.ad import JVPTracer
 
 REASON = "forward mode (jax.jvp, jacfwd, hessian) is served by the generic implementation"
+SYMBOLIC = "symbolic shapes (jax.export.symbolic_shape) are served by the generic implementation"
 TWICE = "second derivatives (jax.grad of jax.grad) are served by the generic implementation"
 
 
@@ -34,9 +36,46 @@ def differentiated_twice(*arrays: Any) -> str | None:
     return TWICE if any(sum(found) > 1 for found in of_derivatives) else None
 
 
+def symbolic(x: Any) -> bool:
+    """Whether a size of x is a symbol of jax.export, which no plan of a kernel can hold."""
+    return isinstance(x, jax.core.Tracer) and not all(type(size) is int for size in x.shape)
+
+
 def unsupported(*arrays: Any, **options: Any) -> str | None:
     """Why no kernel supports the current call."""
-    return REASON if any(map(forward_mode, jax.tree.leaves((arrays, options)))) else None
+    leaves = jax.tree.leaves((arrays, options))
+    return REASON if any(map(forward_mode, leaves)) else SYMBOLIC if any(map(symbolic, leaves)) else None
+
+
+def varying(x: Any) -> frozenset[Any]:
+    """The axes of a mesh along which an array, or one of this type, varies within shard_map."""
+    kind: Any = x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
+    axes: frozenset[Any] = kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
+    return axes
+
+
+def varying_alike(arrays: Any) -> Any:
+    """Arrays that all vary along the axes along which any of them does: a gradient of one that does not is then the sum
+    over the devices."""
+    axes = frozenset[Any]().union(*map(varying, jax.tree.leaves(arrays)))
+
+    def cast(x: Any) -> Any:
+        missing = tuple(sorted(axes - varying(x)))
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, arrays) if axes else arrays
+
+
+def promoting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` under JAX's default rules of promotion, as every op is called, where JAX traces it after the call: the
+    gradients of a `jax.custom_vjp`."""
+
+    @wraps(function)
+    def by_default(*arguments: Any) -> Any:
+        with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+            return function(*arguments)
+
+    return by_default
 
 
 def differentiated_once(name: str, pull: Callable[..., Any]) -> Callable[..., Any]:

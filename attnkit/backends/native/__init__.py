@@ -2,6 +2,9 @@
 
 from typing import NamedTuple
 
+OLDEST_JAX = (0, 8, 2)
+"""The oldest that calls the library: it registers handlers of version 0.2 of XLA's interface of foreign functions."""
+
 
 class NativeStatus(NamedTuple):
     """The level of the CPU kernels that was loaded, or why none was."""

@@ -109,11 +109,9 @@ class Axes(NamedTuple):
             return self.leading
         return (*self.leading[:-1], self.leading[-1] // self.groups, self.groups)
 
-    def strides(self, operand: Operand, trailing: int, shared: bool) -> list[int]:
-        """Of an operand along `sizes`."""
-        own = operand.shape[: len(operand.shape) - trailing]
-        strides = [0] * (len(self.leading) - len(own))
-        strides += [0 if size == 1 else stride for size, stride in zip(own, operand.strides, strict=False)]
+    def strides(self, own: list[int], shared: bool) -> list[int]:
+        """Along `sizes`, from those of the leading axes that an operand has."""
+        strides = [0] * (len(self.leading) - len(own)) + own
         if self.groups > 1:
             strides[-1:] = [strides[-1], 0] if shared else [strides[-1] * self.groups, strides[-1]]
         return strides
@@ -133,27 +131,27 @@ class Axes(NamedTuple):
         return heads, items
 
 
+@cache
 def dtype_name(dtype: Any) -> str:
+    """Remembered, because NumPy spells a dtype anew each time, for which it takes as long as a plan of a few sizes."""
     return str(dtype).rpartition(".")[2]
 
 
 def _view(operand: Operand, axes: Axes, keep: list[int]) -> abi.View:
-    layout = LAYOUTS.get(operand.name, ROWS)
-    view = abi.View(dtype=abi.DTYPES[dtype_name(operand.dtype)])
+    layout, trailing = LAYOUTS.get(operand.name, ROWS), trailing_axes(operand.name)
+    dtype = abi.DTYPES[dtype_name(operand.dtype)]
     if layout == NUMBER:
-        return view
-    trailing = trailing_axes(operand.name)
-    short = max(0, trailing - len(operand.shape))
+        return abi.View(dtype=dtype)
     strides = contiguous(operand.shape) if 0 in operand.shape else operand.strides  # torch expands to nothing with 0
-    operand = operand._replace(shape=(1,) * short + operand.shape, strides=(0,) * short + strides)
-    leading = axes.strides(operand, trailing, layout in (SHARED, VECTOR))
-    view.axes = _filled([leading[axis] for axis in keep], 0)
-    own = [0 if size == 1 else stride for size, stride in zip(operand.shape, operand.strides, strict=True)]
-    if trailing and layout != VECTOR:
-        view.row = own[-trailing]
-    if trailing == 2 or layout == VECTOR:
-        view.column = own[-1]
-    return view
+    own = [0] * (trailing - len(operand.shape))
+    own += [0 if size == 1 else stride for size, stride in zip(operand.shape, strides, strict=True)]
+    leading = axes.strides(own[: len(own) - trailing], layout in (SHARED, VECTOR))
+    return abi.View(
+        dtype=dtype,
+        axes=_filled([leading[axis] for axis in keep], 0),
+        row=own[-trailing] if trailing and layout != VECTOR else 0,
+        column=own[-1] if trailing == 2 or layout == VECTOR else 0,
+    )
 
 
 def _filled(values: Iterable[int], rest: int) -> ctypes.Array[ctypes.c_int64]:
@@ -200,7 +198,10 @@ def saved(op: str, dtype: Any) -> tuple[str, ...]:
 
 def contiguous(shape: Shape) -> Shape:
     """Strides in elements."""
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    strides, size = [0] * len(shape), 1
+    for axis in range(len(shape) - 1, -1, -1):
+        strides[axis], size = size, size * shape[axis]
+    return tuple(strides)
 
 
 def _outputs(
@@ -376,6 +377,8 @@ def refused_axes(q: Any, k: Any, v: Any = None, *rest: Any, enable_gqa: bool = F
     sizes = [n for x in (q, k, v) if x is not None for n in x.shape]
     if any(isinstance(n, int) and n >= SIZES for n in sizes):
         return TOO_LONG
+    if max(q.ndim, k.ndim, 0 if v is None else v.ndim) - 2 + enable_gqa <= abi.AXES:
+        return None
     shapes = [x.shape[:-2] for x in (q, k, v) if x is not None]
     several = [any(n != 1 for n in sizes) for sizes in zip_longest(*map(reversed, shapes), fillvalue=1)]
     groups = enable_gqa and 1 < k.shape[-3] < q.shape[-3]  # an axis of their own

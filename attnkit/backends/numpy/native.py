@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from attnkit._core.check import dtype_name
 from attnkit.backends.native import linear, lower, native_status, packed, rows, served
 from attnkit.kernels.plan import is_array
 from attnkit.ops import gated, lsh, rela
@@ -101,7 +100,7 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
     if not all(x.flags.aligned for x in (*arrays, *options.values()) if isinstance(x, Array)):
         return lower.UNALIGNED
     operands, plain = lower.split({**dict(zip("qkv", arrays, strict=False)), **options}, is_array)
-    dtypes = tuple((name, dtype_name(x)) for name, x in operands.items() if name != "seed")
+    dtypes = tuple((name, lower.dtype_name(x.dtype)) for name, x in operands.items() if name != "seed")
     own = tuple(option for option in plain if option[0] in lower.ASKED)
     return lower.refused_axes(*arrays, **options) or lower.refusal(op, dtypes, own)
 

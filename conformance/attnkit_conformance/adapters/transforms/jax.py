@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -99,6 +100,35 @@ def checkpoint(t: Jax) -> str | None:
     return wrong_gradient(t, lambda x, u: jax.grad(jax.checkpoint(t.total))(x))
 
 
+def shard_map(t: Jax) -> str | None:
+    """Within jax.shard_map as it checks types, of a sum that jax.lax.scan adds up: arrays vary over a mesh of one
+    device, and those without a gradient do not."""
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("device",))
+    spec = jax.sharding.PartitionSpec("device")
+
+    def total(x: Arrays) -> jax.Array:
+        def step(x: Arrays, number: jax.Array) -> tuple[Arrays, jax.Array]:
+            return x, number * t.total(x)
+
+        return jnp.sum(jax.lax.scan(step, x, jnp.asarray([0.25, 0.75]))[1])
+
+    def local(x: Arrays) -> Any:
+        grads = jax.grad(total)({name: value[0] for name, value in x.items()})
+        return {name: value[None] for name, value in grads.items()}
+
+    def whole(x: Arrays, u: Arrays) -> Any:
+        grads = jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec)({n: v[None] for n, v in x.items()})
+        return {name: value[0] for name, value in grads.items()}
+
+    return wrong_gradient(t, whole)
+
+
+def export(t: Jax) -> str | None:
+    """As jax.export writes it."""
+    written = jax.export.export(jax.jit(jax.grad(t.total)))(t.x)
+    return wrong_gradient(t, lambda x, u: written.call(x))
+
+
 def hessian(t: Jax) -> str | None:
     """Forward over reverse, like jax.hessian, times u."""
     return wrong_second(t, lambda x, u: jax.jvp(jax.grad(t.total), (x,), (u,))[1])
@@ -127,6 +157,8 @@ TRANSFORMS: dict[str, Callable[[Jax], str | None]] = {
     "jacrev": jacrev,
     "vmap(grad)": vmap_grad,
     "grad(checkpoint)": checkpoint,
+    "grad in shard_map": shard_map,
+    "export(grad)": export,
     "hessian": hessian,
     "grad of grad": grad_of_grad,
 }
