@@ -14,6 +14,7 @@ from types import NoneType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 from attnkit._core import check
+from attnkit._core.autograd import keep_autocast_out, with_exact_gradients
 from attnkit._core.library import is_traced, library
 from attnkit._core.library import namespace as namespace
 from attnkit._core.special import without_autocast
@@ -199,7 +200,8 @@ def _remember(key: Any, op: str, arrays: tuple[Any, ...], options: dict[str, Any
     table = {} if name is None else _tables(name)
     if len(_choices) >= MOST_CHOICES:
         _choices.clear()
-    _choices[key] = _Choice(table, table.get(op), kernel.prepared(arrays, options) or kernel.call)
+    call = kernel.prepared(arrays, options) or with_exact_gradients(kernel.call, arrays, options)
+    _choices[key] = _Choice(table, table.get(op), call)
 
 
 def kernels(op: str, x: Array) -> tuple[Kernel, ...]:
@@ -356,7 +358,9 @@ def _wrap(
         if key is not None:
             _remember(key, op, arrays, options, kernel)
         with without_autocast(arrays[0]):
-            return kernel.call(*arrays, **options)
+            results = kernel.call(*arrays, **options)
+        keep_autocast_out(results, arrays, options)
+        return results
 
     call.__signature__ = signature  # type: ignore[attr-defined]
     return call
