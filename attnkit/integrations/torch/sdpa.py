@@ -14,11 +14,11 @@ from torch.nn import functional
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 import attnkit.backends.torch  # noqa: F401  calls torch's own function: it must get hold of it before it is replaced
-from attnkit._core.special import is_autocast
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 from attnkit.integrations.torch.heads import Masks, Parts, attend
 from attnkit.integrations.torch.masks import bias_option, refuse_unless_bool_or_float, split
 from attnkit.nn.attention import SEEDS
+from attnkit.nn.autocast import in_dtype_of_autocast
 
 NAME = "scaled_dot_product_attention"
 FROM_THE_CALL = frozenset(
@@ -109,15 +109,6 @@ def _masked(op: Op, attn_mask: Tensor | None) -> dict[str, Any]:
         return {"mask": attn_mask}
     visible, bias = split(attn_mask)
     return {"mask": visible} | bias_option(NAME, op, bias)
-
-
-def in_dtype_of_autocast(*arrays: Tensor) -> tuple[Tensor, ...]:
-    """The arrays in the dtype that torch's function gets: that of autocast, except for float64."""
-    device = arrays[0].device.type
-    if not is_autocast(device):
-        return arrays
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in arrays)
 
 
 # torch lists its functions once, by what stands in their places: torch.compile would take a replacement for torch's own
