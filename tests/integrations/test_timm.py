@@ -196,3 +196,10 @@ def test_norms_of_queries_and_keys_under_autocast():
         found = model(x)
     assert found.dtype == expected.dtype
     assert (found - expected).norm() <= 0.03 * expected.norm()
+
+
+def test_modules_are_recognised_under_another_default_device():
+    """What tests them runs on the CPU, and what they allocate too."""
+    model = Model()
+    with torch.device("meta"):
+        assert swap_attention(model, "relu") == NAMES

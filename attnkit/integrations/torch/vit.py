@@ -206,7 +206,7 @@ def _refuse_unless_softmax(name: str, module: nn.Module) -> None:
     probe: Any = copy.deepcopy(module).eval()
     meta = any(p.is_meta for p in probe.parameters())
     probe = (probe.to_empty(device="cpu") if meta else probe.cpu()).double()
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         for p in probe.parameters():
             p.normal_(std=0.5)
