@@ -17,10 +17,11 @@ import math
 from typing import Any
 
 from attnkit._core import check
+from attnkit._core.autograd import keep_autocast_out
 from attnkit._core.dispatch import namespace
 from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast, compute_dtype
-from attnkit._core.special import as_index, generator, take_along
+from attnkit._core.special import as_index, generator, take_along, without_autocast
 from attnkit._core.tokens import chosen, cotangent, whole, zeros
 from attnkit._core.typing import Array, Namespace
 
@@ -39,6 +40,14 @@ def _checked(op: str, q: Array, query_mask: Array | None, **more: Any) -> Namesp
 def _wide(xp: Namespace, q: Array, query_mask: Array | None) -> Array:
     """q in the compute dtype with 0 at invalid tokens."""
     return chosen(xp, query_mask, cast(xp, q, compute_dtype(xp, q)))
+
+
+def _product(x: Array, y: Array) -> Array:
+    """x y, not rounded by torch's autocast, nor its gradients (semantics A7)."""
+    with without_autocast(x):
+        product = x @ y
+    keep_autocast_out(product, (x, y), {})
+    return product
 
 
 def _every_token(xp: Namespace, query_mask: Array, q: Array) -> Array:
@@ -158,7 +167,7 @@ def convolution(q: Array, kernel: Array, height: int, width: int, r: int, *, que
     op = "convolution"
     xp = _checked(op, q, query_mask, kernel=kernel)
     _grid(op, q, height, width, r)
-    landmarks = _patches(xp, q, query_mask, height, width, r) @ _kernel_matrix(xp, op, q, kernel, r)
+    landmarks = _product(_patches(xp, q, query_mask, height, width, r), _kernel_matrix(xp, op, q, kernel, r))
     count = _tokens_per_window(xp, q, query_mask, height, width, r)
     landmarks = cast(xp, landmarks, q.dtype)
     return landmarks if count is None else (landmarks, count[..., 0] > 0)
@@ -175,13 +184,13 @@ def convolution_vjp(
     rows, columns = height // r, width // r
     cotangent(op, "dlandmarks", dlandmarks, (*q.shape[:-2], rows * columns, kernel.shape[0]))
     g = cast(xp, dlandmarks, matrix.dtype)
-    split = xp.reshape(g @ matrix.mT, (*q.shape[:-2], rows, columns, r, r, d))
+    split = xp.reshape(_product(g, matrix.mT), (*q.shape[:-2], rows, columns, r, r, d))
     lead = split.ndim - 5
     split = xp.permute_dims(split, (*range(lead), lead, lead + 2, lead + 1, lead + 3, lead + 4))
     dq = chosen(xp, query_mask, _picture(xp, split, height, width))
     windows = math.prod(q.shape[:-2]) * rows * columns
     flat = xp.reshape(_patches(xp, q, query_mask, height, width, r), (windows, r * r * d))
-    dmatrix = flat.mT @ xp.reshape(g, (windows, kernel.shape[0]))
+    dmatrix = _product(flat.mT, xp.reshape(g, (windows, kernel.shape[0])))
     dkernel = xp.permute_dims(xp.reshape(dmatrix, (r, r, d, kernel.shape[0])), (3, 2, 0, 1))
     return {"q": cast(xp, dq, q.dtype), "kernel": cast(xp, dkernel, kernel.dtype)}
 
@@ -234,7 +243,7 @@ def random_vjp(q: Array, dlandmarks: Array, indices: Array, *, query_mask: Array
     dtype = compute_dtype(xp, q)
     token = positions(xp, q, 0, q.shape[-2])[:, None]
     here = xp.astype(token == indices[..., None, :], dtype)
-    return {"q": cast(xp, chosen(xp, query_mask, here @ cast(xp, dlandmarks, dtype)), q.dtype)}
+    return {"q": cast(xp, chosen(xp, query_mask, _product(here, cast(xp, dlandmarks, dtype))), q.dtype)}
 
 
 def _check_first(op: str, q: Array, m: int) -> None:

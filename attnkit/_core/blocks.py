@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from attnkit._core import quadratic
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import Family
+from attnkit._core.library import beside
 from attnkit._core.mask import Rows
 from attnkit._core.typing import Array, Namespace
 
@@ -189,7 +190,7 @@ def gradients_of(xp: Namespace, c: Call, prepared: Prepared, do: Array) -> dict[
 def forward(xp: Namespace, c: Call) -> Array:
     """o (..., L, e) in the dtype of q."""
     q, v = c.arrays["q"], c.arrays["v"]
-    o = xp.zeros((*c.leading, q.shape[-2], v.shape[-1]), dtype=q.dtype)
+    o = xp.zeros((*c.leading, q.shape[-2], v.shape[-1]), dtype=q.dtype, **beside(q))
     for block in blocks(c):
         p = part(c, block)
         o[_queries_of(block)] = quadratic.cast(xp, output_of(xp, p, prepared(xp, p, block.rows)), o.dtype)
@@ -199,7 +200,8 @@ def forward(xp: Namespace, c: Call) -> Array:
 def backward(xp: Namespace, c: Call, do: Array, names: tuple[str, ...]) -> dict[str, Array]:
     """Gradients of the arguments `names` in their dtypes, added up over the blocks in the compute dtype."""
     dtype = quadratic.compute_dtype(xp, c.arrays["q"])
-    total = {name: xp.zeros(tuple(c.arrays[name].shape), dtype=dtype) for name in names}
+    place = beside(c.arrays["q"])
+    total = {name: xp.zeros(tuple(c.arrays[name].shape), dtype=dtype, **place) for name in names}
     for block in blocks(c):
         p = part(c, block)
         grads = gradients_of(xp, p, prepared(xp, p, block.rows), do[_queries_of(block)])

@@ -15,6 +15,7 @@ from types import NoneType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 from attnkit._core import check
+from attnkit._core.autograd import with_exact_gradients
 from attnkit._core.library import is_traced, library
 from attnkit._core.library import namespace as namespace
 from attnkit._core.special import promoting, refusing_symbols, without_autocast
@@ -206,7 +207,7 @@ def _remember(
     table = {} if name is None else _tables(name)
     if len(_choices) >= MOST_CHOICES:
         _choices.clear()
-    call = kernel.prepared(arrays, options) or kernel.call
+    call = kernel.prepared(arrays, options) or with_exact_gradients(kernel.call, arrays, options)
     _choices[key] = _Choice(table, table.get(op), call)
     return call
 
@@ -386,8 +387,10 @@ def _wrap(
             kernel = resolve(op, impl, arrays, checked)
             if type(impl) is _Ahead:
                 return kernel.prepared(arrays, checked)
-            remembers = key is not None and checked is options  # which reach the kernel of later calls as they are
-            serve = _remember(key, op, arrays, options, kernel) if remembers else kernel.call
+            if key is not None and checked is options:  # which reach the kernel of later calls as they are
+                serve = _remember(key, op, arrays, options, kernel)
+            else:
+                serve = with_exact_gradients(kernel.call, arrays, checked)
             with without_autocast(arrays[0]), promoting(arrays[0]):
                 return serve(*arrays, **checked)
 

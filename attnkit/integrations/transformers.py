@@ -23,6 +23,7 @@ from attnkit._core.family import RECORDS
 from attnkit.integrations._ops import Op, needs_only_heads, resolve, scale_of, taken_by
 from attnkit.integrations.torch.masks import split
 from attnkit.nn.attention import SEEDS
+from attnkit.nn.autocast import in_dtype_of_autocast
 from attnkit.ops.names import PRESETS
 
 _PRESET = {op for op, _ in PRESETS.values()}
@@ -157,8 +158,12 @@ def attention_function(name: str, op: Op, **options: Any) -> Callable[..., tuple
         output_attentions: bool | None = False,
         **others: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """query (B, Hq, L, d), key (B, Hkv, S, d), value (B, Hkv, S, e) -> (B, L, Hq, e), and weights if requested."""
+        """query (B, Hq, L, d), key (B, Hkv, S, d), value (B, Hkv, S, e) -> (B, L, Hq, e), and weights if requested.
+
+        In the dtype of autocast where that is on: rotary embeddings make query and key float32, but not value.
+        """
         _refuse_others(name, attention_mask, others)
+        query, key, value = in_dtype_of_autocast(query, key, value)
         call = dict(options)
         if "scale" not in call:
             call |= scale_of(name, op, scaling, query.shape[-1])

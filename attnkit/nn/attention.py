@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import attnkit
 from attnkit._core.family import joins_heads
+from attnkit.nn.autocast import in_dtype_of_autocast
 from attnkit.nn.operands import BUILDERS, NAMES, Heads, Operands, settings_of
 from attnkit.ops.names import with_preset
 
@@ -291,6 +292,7 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("MultiHeadAttention: value_conv is for attention of x to itself, without a cache")
         q = self._heads(self.q_proj(x), self.num_heads)
         q, k, v, key_mask = self._keys_and_values(q, x if context is None else context, key_mask, context, cache)
+        q, k, v = in_dtype_of_autocast(q, k, v)
         arrays = {} if self.operands is None else self.operands.arrays()
         learned = {} if self.learned is None else dict(self.learned)
         options = self.options | learned | arrays | self._masks(key_mask, query_mask, mask, bias)

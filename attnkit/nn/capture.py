@@ -3,9 +3,12 @@
 import fnmatch
 import math
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -100,16 +103,18 @@ class _Layer:
         self.name, self.module, self.calls = name, module, 0
         self.attention = _Rows(Concentration(percents))
         self.ratio, self.outputs, self.slots = VarianceRatio(), Anisotropy(), Anisotropy()
-        self.residual: Tensor | None = None
+        self.lock = threading.Lock()  # replicas of DataParallel run at the same time
 
     def saw_output(self, output: Tensor, tokens: Tensor | None, needs_residual: bool) -> None:
         self.calls += 1
         self.outputs.update(output, tokens)
         if not needs_residual:
             return
-        if self.residual is None:
+        waiting = dict(_RESIDUALS.get())
+        residual = waiting.pop(self, None)
+        if residual is None:
             raise RuntimeError(f"capture: {self.name!r} ran before the module whose input is its residual")
-        residual, self.residual = self.residual, None
+        _RESIDUALS.set(waiting)
         wide = torch.promote_types(output.dtype, residual.dtype)  # autocast rounds only the output of a branch
         self.ratio.update(output.to(wide), residual.to(wide), tokens)
 
@@ -131,6 +136,28 @@ class _Layer:
             slot_anisotropy=self.slots.value,
             left_out=dict(rows.left_out),
         )
+
+
+_RESIDUALS: ContextVar[Mapping[_Layer, Tensor]] = ContextVar("residuals", default=MappingProxyType({}))
+"""Residuals whose branch has not run yet; tasks and threads that run one model have their own."""
+
+
+class _Scope:
+    """Whose calls a block of `capture` records: those of its context, and those of threads that are in no such block.
+
+    Other tasks of its thread are not among them; replicas of DataParallel are.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.thread, self.entered = model, threading.get_ident(), True
+        _SCOPES.set((*[scope for scope in _SCOPES.get() if scope.entered], self))
+
+    def holds(self) -> bool:
+        own = [scope for scope in _SCOPES.get() if scope.entered and scope.model is self.model]
+        return self in own or (not own and threading.get_ident() != self.thread)
+
+
+_SCOPES: ContextVar[tuple[_Scope, ...]] = ContextVar("scopes", default=())
 
 
 class Record:
@@ -209,24 +236,29 @@ def _is_memory(module: nn.Module) -> bool:
     return all(isinstance(getattr(module, name, None), nn.Parameter) for name in ("keys", "values"))
 
 
-def _attach(record: Record, layer: _Layer, sources: Mapping[str, str], model: nn.Module) -> Iterator[Callable[[], Any]]:
+def _attach(record: Record, layer: _Layer, sources: Mapping[str, str], scope: _Scope) -> Iterator[Callable[[], Any]]:
     """Hook one module; yields a function that removes each hook."""
     name, module = layer.name, layer.module
 
     def observe(op: Callable[..., Any], q: Tensor, k: Tensor, options: Mapping[str, Any]) -> None:
+        if not scope.holds():
+            return
         mask = next((m for pattern, m in record.token_masks.items() if fnmatch.fnmatchcase(name, pattern)), None)
         if mask is not None:
             own = options.get("query_mask")
             options = {**options, "query_mask": mask[:, None, :] if own is None else mask[:, None, :] & own}
-        with torch.no_grad():
+        with torch.no_grad(), layer.lock:
             layer.attention.update(op, q.detach(), k.detach(), options)
 
     def remember(source: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        layer.residual = (args[0] if args else next(iter(kwargs.values()))).detach()
+        if scope.holds():
+            _RESIDUALS.set({**_RESIDUALS.get(), layer: (args[0] if args else next(iter(kwargs.values()))).detach()})
 
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not scope.holds():
+            return
         out = output[0] if isinstance(output, tuple) else output
-        with torch.no_grad():
+        with torch.no_grad(), layer.lock:
             layer.saw_output(out.detach(), record._tokens(name, args, kwargs), name in sources)
 
     observers = getattr(module, "observers", None)
@@ -234,7 +266,7 @@ def _attach(record: Record, layer: _Layer, sources: Mapping[str, str], model: nn
         observers.append(observe)
         yield lambda: observers.remove(observe)
     if name in sources:
-        source = model.get_submodule(sources[name])
+        source = scope.model.get_submodule(sources[name])
         yield source.register_forward_pre_hook(remember, with_kwargs=True).remove
     yield module.register_forward_hook(look, with_kwargs=True).remove
 
@@ -257,8 +289,9 @@ def capture(
     and `values`, analysed when the block ends). The results of the model do not change: statistics are computed
     separately from the same q and k, without gradients or random numbers; scores are recomputed once for the rows and
     once for the concentration. Works in training mode, without gradients, and under autocast. Hooks are removed when
-    the block ends, also after an exception. Run the model uncompiled and without checkpointing: torch.compile may skip
-    hooks, and checkpointing runs them twice.
+    the block ends, also after an exception. What other tasks of asyncio run meanwhile, and threads in such a block of
+    their own, is not recorded; calls in threads without one are. Run the model uncompiled and without checkpointing:
+    torch.compile may skip hooks, and checkpointing runs them twice.
 
     Args:
         model: any module.
@@ -276,17 +309,21 @@ def capture(
             its residual.
     """
     sources, record = _resolved(model, residuals or {}), Record()
+    scope = _Scope(model)
     undo: list[Callable[[], Any]] = []
     try:
         for name, module in model.named_modules():
             if hasattr(module, "observers") or name in sources or _is_memory(module):
                 record._layers[name] = layer = _Layer(name, module, percents)
-                undo.extend(_attach(record, layer, sources, model))
+                undo.extend(_attach(record, layer, sources, scope))
         yield record
     finally:
+        scope.entered = False
         for remove in undo:
             remove()
+        _RESIDUALS.set(
+            {layer: x for layer, x in _RESIDUALS.get().items() if record._layers.get(layer.name) is not layer}
+        )
     for layer in record._layers.values():
-        layer.residual = None
         if _is_memory(layer.module):
             layer.slots.update(layer.module.get_parameter("values").detach())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import attnkit
-from attnkit._core.special import is_autocast
+from attnkit.nn.autocast import in_dtype_of_autocast
 
 
 class KeyValueMemory(nn.Module):
@@ -84,9 +84,7 @@ class KeyValueMemory(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., dim) -> (..., out_dim); under autocast in its dtype, as a `torch.nn.Linear`."""
-        device = x.device.type
-        if is_autocast(device):
-            x = x.to(torch.get_autocast_dtype(device))
+        (x,) = in_dtype_of_autocast(x)
         rows = x if x.ndim > 1 else x[None]
         out = attnkit.key_value_memory(
             rows,

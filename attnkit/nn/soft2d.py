@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, gelu
 
 import attnkit
+from attnkit._core.autograd import keep_autocast_out
+from attnkit._core.special import without_autocast
 
 SAMPLINGS = ("average_pool", "convolution", "random", "biased")
 
@@ -213,8 +215,10 @@ def _even_means(q: Tensor, height: int, width: int, side: int, tokens: Tensor | 
         return torch.einsum("ah,bw,...hwd->...abd", windows(height), windows(width), pictures).flatten(-3, -2)
 
     present = q.new_ones(1, 1, q.shape[-2], dtype=torch.bool) if tokens is None else tokens
-    count = totals(present[..., None])
-    means = (totals(torch.where(present[..., None], q, 0.0)) / count.clamp(min=1)).to(q.dtype)
+    with without_autocast(q):
+        count = totals(present[..., None])
+        means = (totals(torch.where(present[..., None], q, 0.0)) / count.clamp(min=1)).to(q.dtype)
+    keep_autocast_out(means, (q,), {})
     return means if tokens is None else (means, count[..., 0] > 0)
 
 

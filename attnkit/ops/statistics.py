@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from attnkit._core import check, quadratic
+from attnkit._core.autograd import keep_autocast_out
 from attnkit._core.dispatch import Kernel, as_kernel, choose, known_by_name, namespace
 from attnkit._core.family import RECORDS, Family, Record
 from attnkit._core.mask import Rows, positions
@@ -181,7 +182,9 @@ def _served(caller: str, impl: Any, generic: Callable[..., Any], plan: _Plan, *a
     options = {"op": plan.op, "fields": plan.fields, **plan.own, **plan.common, **more}
     serve = choose(caller, impl, as_kernel(lambda *_, **__: generic()), arrays, options).call
     with without_autocast(arrays[0]), promoting(arrays[0]):
-        return serve(*arrays, **options)
+        results = serve(*arrays, **options)
+    keep_autocast_out(results, arrays, options)
+    return results
 
 
 @known_by_name

@@ -176,3 +176,30 @@ def test_errors():
     swap_attention(model, attnkit.softmax_attention)
     with pytest.raises(NotImplementedError, match=r"attn_mask has dtype torch.float64; expected torch.bool"):
         model(tokens(), attn_mask=torch.zeros(5, 5, dtype=torch.float64))
+
+
+class WideNorm(nn.LayerNorm):
+    """In the dtype of its weight, as autocast computes norms on a GPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
+def test_norms_of_queries_and_keys_under_autocast():
+    """They may give float32 where values are bfloat16."""
+    model, x = Model(qk_norm=True).float(), tokens().float()
+    for block in model.blocks:
+        block["attn"].q_norm = block["attn"].k_norm = WideNorm(8)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(x)
+        swap_attention(model, "softmax")
+        found = model(x)
+    assert found.dtype == expected.dtype
+    assert (found - expected).norm() <= 0.03 * expected.norm()
+
+
+def test_modules_are_recognised_under_another_default_device():
+    """What tests them runs on the CPU, and what they allocate too."""
+    model = Model()
+    with torch.device("meta"):
+        assert swap_attention(model, "relu") == NAMES

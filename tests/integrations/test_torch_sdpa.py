@@ -1,6 +1,8 @@
 """scaled_dot_product_attention beside torch's own and the reference, and in models of torch and transformers."""
 
+import asyncio
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -310,24 +312,88 @@ def test_blocks_that_are_left_out_of_order_put_torchs_back(monkeypatch):
     assert calls == ["linear_attention"] * 2
 
 
-def test_other_threads_compute_it_too_and_cannot_replace_it(monkeypatch):
-    calls = count(monkeypatch, "pointwise_attention")
+def in_thread(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def call() -> Tensor:
+    return functional.scaled_dot_product_attention(*qkv(2, HEADS))
+
+
+def test_other_threads_compute_it_too_or_their_own(monkeypatch):
+    calls = count(monkeypatch, "pointwise_attention", "linear_attention")
     raised = []
 
+    def unknown() -> None:
+        with pytest.raises(RuntimeError, match="blocks of several contexts hold in other threads"):
+            call()
+        raised.append(True)
+
     def other() -> None:
-        functional.scaled_dot_product_attention(*qkv(2, HEADS))
-        try:
-            with replace_sdpa("linear"):
-                pass
-        except RuntimeError as error:
-            raised.append(str(error))
+        call()
+        with replace_sdpa("linear"):
+            call()
+            in_thread(unknown)
 
     with replace_sdpa("relu"):
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-    assert calls == ["pointwise_attention"]
-    assert raised == ["replace_sdpa: another thread is inside replace_sdpa; one at a time can be"]
+        in_thread(other)
+        call()
+    assert calls == ["pointwise_attention", "linear_attention", "pointwise_attention"]
+    assert raised == [True]
+
+
+def test_tasks_compute_their_own_op(monkeypatch):
+    """In turns, in one thread: two inside blocks, one outside, and one that outlives the block that it began in."""
+    calls = count(monkeypatch, "pointwise_attention", "linear_attention")
+    plain = []
+
+    async def inside(op: str) -> list[str]:
+        own = []
+        with replace_sdpa(op):
+            for _ in range(3):
+                call()
+                own.append(calls[-1])
+                await asyncio.sleep(0)
+        return own
+
+    async def outside() -> None:
+        for _ in range(3):
+            plain.append(torch.equal(call(), TORCHS(*qkv(2, HEADS))))
+            await asyncio.sleep(0)
+
+    async def begun_inside() -> asyncio.Task[None]:
+        with replace_sdpa("relu"):
+            call()
+            return asyncio.create_task(outside())
+
+    async def all_of_them() -> list[list[str]]:
+        late = await begun_inside()
+        found = await asyncio.gather(inside("relu"), inside("linear"), outside())
+        await late
+        return found[:2]
+
+    assert asyncio.run(all_of_them()) == [["pointwise_attention"] * 3, ["linear_attention"] * 3]
+    assert plain == [True] * 6
+
+
+def test_a_compiled_model_in_tasks_follows_them():
+    """torch.compile cannot ask for the context, so the call stays outside of its programs."""
+    compiled = torch.compile(lambda q, k, v: functional.scaled_dot_product_attention(q, k, v) + 1, backend="eager")
+    q, k, v = qkv(2, HEADS)
+
+    async def inside(op: str) -> None:
+        with replace_sdpa(op):
+            await asyncio.sleep(0)
+            for _ in range(2):
+                assert_close(compiled(q, k, v) - 1, scaled_dot_product_attention(q, k, v, op=op))
+                await asyncio.sleep(0)
+
+    async def both() -> None:
+        await asyncio.gather(inside("relu"), inside("softplus"))
+
+    asyncio.run(both())
 
 
 def test_checkpointed_layers_are_run_again_with_the_op(monkeypatch):

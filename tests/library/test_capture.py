@@ -1,8 +1,11 @@
 """capture: the model computes what it computes without, what is seen is right, and nothing stays behind."""
 
+import asyncio
 import contextlib
 import json
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -377,3 +380,67 @@ def test_a_branch_before_its_residual():
     residuals = {"blocks.0.attention": "blocks.1.norm"}
     with pytest.raises(RuntimeError, match=r"'blocks.0.attention' ran before"), capture(model, residuals=residuals):
         model(tokens())
+
+
+# ---------------------------------------------------------------------------------------------- tasks and threads
+
+
+def test_tasks_and_threads_record_what_they_run():
+    """Of one model: two tasks, a third without a block, and a thread that has none and one that has its own."""
+    model = MultiHeadAttention(8, 2).eval()
+
+    def run(batch: int) -> None:
+        with torch.no_grad():
+            model(torch.ones(batch, 3, 8))
+
+    def own_block() -> None:
+        with capture(model) as record:
+            run(16)
+        rows.append(record[""].rows)
+
+    async def inside(batch: int) -> None:
+        with capture(model) as record:
+            for _ in range(2):
+                await asyncio.sleep(0)
+                run(batch)
+        rows.append(record[""].rows)
+
+    async def outside() -> None:
+        await asyncio.sleep(0)
+        run(8)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(inside(1), inside(2), outside())
+
+    rows: list[int] = []
+    asyncio.run(all_of_them())
+    assert rows == [2 * 6, 4 * 6]
+    with capture(model) as record:
+        for work in (lambda: run(1), own_block):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        assert record[""].rows == 6
+    assert rows[2:] == [16 * 6]
+
+
+class Meeting(nn.Module):
+    """A branch in which two threads meet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.barrier = threading.Barrier(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.barrier.wait()
+        return x
+
+
+def test_threads_have_residuals_of_their_own():
+    model = nn.Sequential(Meeting())
+    with capture(model, residuals={"0": "0"}) as record, ThreadPoolExecutor(2) as pool:
+        inputs = torch.randn(2, 1, 4, 8)
+        for future in [pool.submit(model, x) for x in inputs]:
+            future.result(timeout=20)
+    assert record["0"].calls == 2
+    assert_close(torch.tensor(record["0"].variance_ratio), torch.tensor(1.0))

@@ -89,6 +89,19 @@ def test_decoding_with_left_padding():
     assert_close(torch.cat([first[:, 2:], rest], 1), layer(x), LAYER)
 
 
+@pytest.mark.parametrize("around", [(True, True), (False, True)], ids=["all", "after the first token"])
+def test_a_cache_under_autocast(around):
+    """The cache is in the dtype of the module, float32, and holds what was rounded before; the queries are bfloat16."""
+    layer, x = MultiHeadAttention(24, 4, causal=True).eval(), tokens().float()
+    expected, cache = layer(x), layer.new_cache(2, 6)
+    for place, enabled in ((slice(0, 1), around[0]), (slice(1, 6), around[1])):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out = layer(x[:, place], cache=cache)
+        assert out.dtype == (torch.bfloat16 if enabled else torch.float32)
+        assert (out.float() - expected[:, place]).abs().max() <= 0.03 * expected.abs().max()
+    assert cache.keys.dtype == torch.float32
+
+
 def test_cross_attention_and_its_cache():
     layer = module(op="reluformer_attention", context_dim=10)
     x, context = tokens(3), tokens(5, features=10)

@@ -74,6 +74,23 @@ def test_half_precision_and_autocast(name):
     assert called(layer.to(torch.float16), x.half()).dtype == torch.float16
 
 
+def test_autocast_leaves_float64_as_in_a_linear_layer():
+    memory, x = KeyValueMemory(8, 10).double(), torch.randn(2, 8, dtype=torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert memory(x).dtype == torch.nn.Linear(8, 10).double()(x).dtype == torch.float64
+
+
+def test_autocast_does_not_round_means_of_overlapping_windows():
+    layer, q = SoftAttention2d(8, 2, num_landmarks=4), torch.randn(1, 2, 300, 4, requires_grad=True)
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            means = layer._landmarks(q, 15, 20, None, None)[0]
+            found.append((means, *torch.autograd.grad(means.sin().sum(), q)))
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("kind", [KeyValueMemory, GatedAttentionUnit, SoftAttention2d])
 def test_device_and_dtype_reach_every_parameter(kind):
     sizes = {KeyValueMemory: (8, 10), GatedAttentionUnit: (8,), SoftAttention2d: (8, 2)}[kind]

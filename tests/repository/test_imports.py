@@ -79,6 +79,7 @@ PACKAGES = {
 INSIDE_FUNCTIONS = {
     ROOT / "attnkit/_core/special.py": {"torch", "jax", "cupyx", "scipy", "numpy"},
     ROOT / "attnkit/_core/library.py": {"torch"},
+    ROOT / "attnkit/_core/autograd.py": {"torch"},
 }
 LIBRARIES = {"numpy", "torch", "jax", "cupy", "scipy"}
 

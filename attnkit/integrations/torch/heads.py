@@ -11,6 +11,7 @@ import attnkit
 from attnkit.integrations._ops import Op, taken_by
 from attnkit.integrations.torch.masks import bias_option, refuse_unless_bool_or_float, split
 from attnkit.nn.attention import SEEDS, Observer
+from attnkit.nn.autocast import in_dtype_of_autocast
 
 NAME = "MultiheadAttention"
 
@@ -111,7 +112,7 @@ def _of_items(
     observers: Sequence[Observer],
 ) -> tuple[Tensor, Tensor | None]:
     """(B, L, H·d), and None or the weights of all heads."""
-    q, k, v = parts.heads(*tokens)
+    q, k, v = in_dtype_of_autocast(*parts.heads(*tokens))
     call = dict(options) | _seen(op, (*q.shape[:-1], tokens[1].shape[1]), k.shape[2], masks)
     weights_op: Op = getattr(attnkit, f"{op.__name__}_weights")
     on_weights = {name: x for name, x in call.items() if name in taken_by(weights_op) and name != "impl"}

@@ -1,9 +1,11 @@
 """torch's `scaled_dot_product_attention` with any of attnkit's ops, also inside models that call it."""
 
+import asyncio
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,11 +16,11 @@ from torch.nn import functional
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 import attnkit.backends.torch  # noqa: F401  calls torch's own function: it must get hold of it before it is replaced
-from attnkit._core.special import is_autocast
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 from attnkit.integrations.torch.heads import Masks, Parts, attend
 from attnkit.integrations.torch.masks import bias_option, refuse_unless_bool_or_float, split
 from attnkit.nn.attention import SEEDS
+from attnkit.nn.autocast import in_dtype_of_autocast
 
 NAME = "scaled_dot_product_attention"
 FROM_THE_CALL = frozenset(
@@ -111,25 +113,17 @@ def _masked(op: Op, attn_mask: Tensor | None) -> dict[str, Any]:
     return {"mask": visible} | bias_option(NAME, op, bias)
 
 
-def in_dtype_of_autocast(*arrays: Tensor) -> tuple[Tensor, ...]:
-    """The arrays in the dtype that torch's function gets: that of autocast, except for float64."""
-    device = arrays[0].device.type
-    if not is_autocast(device):
-        return arrays
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in arrays)
-
-
 # torch lists its functions once, by what stands in their places: torch.compile would take a replacement for torch's own
 torch.overrides.get_testing_overrides()
 trace_rules.get_torch_obj_rule_map()
 
 
-class _Replacement:
-    """The replacements of torch's functions."""
+class _Instead:
+    """What stands in the places of torch's functions."""
 
-    def __init__(self, op: Op, options: Mapping[str, Any]) -> None:
-        self.op, self.options, self.has_run = op, options, False
+    def applying(self) -> "_Replacement | None":
+        """The replacement that the caller is to get, None for torch's own function."""
+        return _PLACE.applying()
 
     def __call__(
         self,
@@ -142,8 +136,13 @@ class _Replacement:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        self.has_run = True
-        return _attend(self.op, self.options, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        call = query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        applying = self.applying()
+        if applying is None:
+            own: Tensor = _PLACE.torchs[0](*call[:6], scale=scale, enable_gqa=enable_gqa)
+            return own
+        applying.has_run = True
+        return _attend(applying.op, applying.options, *call)
 
     def multi_head_attention_forward(
         self,
@@ -178,18 +177,48 @@ class _Replacement:
         torch's own would call the replacement. But torch.compile does not trace into it, and its disk cache, whose keys
         do not include the op, would reuse the program of one op for another, also in other processes.
         """
+        applying = self.applying()
+        if applying is None:
+            own: tuple[Tensor, Tensor | None] = _PLACE.torchs[1](
+                query,
+                key,
+                value,
+                embed_dim_to_check,
+                num_heads,
+                in_proj_weight,
+                in_proj_bias,
+                bias_k,
+                bias_v,
+                add_zero_attn,
+                dropout_p,
+                out_proj_weight,
+                out_proj_bias,
+                training,
+                key_padding_mask,
+                need_weights,
+                attn_mask,
+                use_separate_proj_weight,
+                q_proj_weight,
+                k_proj_weight,
+                v_proj_weight,
+                static_k,
+                static_v,
+                average_attn_weights,
+                is_causal,
+            )
+            return own
         if static_k is not None or static_v is not None:
             raise NotImplementedError("multi_head_attention_forward: static_k and static_v are not served by attnkit")
         if query.shape[-1] != embed_dim_to_check:
             raise ValueError(
                 f"multi_head_attention_forward: query has {query.shape[-1]} features; expected {embed_dim_to_check}"
             )
-        self.has_run = True
+        applying.has_run = True
         packed = None if use_separate_proj_weight else in_proj_weight
         separate = q_proj_weight, k_proj_weight, v_proj_weight
         heads, weights = attend(
-            self.op,
-            self.options,
+            applying.op,
+            applying.options,
             Parts(num_heads, packed, in_proj_bias, *separate, bias_k, bias_v, add_zero_attn),
             (query, key, value),
             Masks(key_padding_mask, attn_mask, is_causal),
@@ -201,46 +230,102 @@ class _Replacement:
         return functional.linear(heads, out_proj_weight, out_proj_bias), weights
 
 
-class _Place:
-    """torch's functions, their replacements, and the originals to restore.
+class _Replacement(_Instead):
+    """An op, for all who call torch's functions now, as far as torch.compile can see."""
 
-    torch's fast path of encoders, which computes softmax without calling either, is disabled meanwhile.
+    def __init__(self, op: Op, options: Mapping[str, Any]) -> None:
+        self.op, self.options, self.has_run = op, options, False
+        self.thread = threading.get_ident()
+        self.outermost = self  # of the blocks that it is nested in
+
+    def applying(self) -> "_Replacement | None":
+        return self if torch.compiler.is_compiling() else _PLACE.applying()
+
+
+class _Place:
+    """Which op is in the places of torch's functions, and for whom.
+
+    A block holds in the context that entered it, and in those copied from it, such as tasks that it creates. Threads
+    begin in an empty context: those of DataParallel, and of autograd on a GPU, must compute what theirs would, so they
+    get the blocks of the one context that is inside any. torch's fast path of encoders, which computes softmax without
+    calling either function, is disabled meanwhile.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.permanent: _Replacement | None = None
-        self.nested: list[_Replacement] = []
-        self.thread: int | None = None
-        self.own: tuple[Any, Any, bool] | None = None
+        self.entered: list[_Replacement] = []
+        self.context: ContextVar[tuple[_Replacement, ...]] = ContextVar("replace_sdpa", default=())
+        self.by_context = _Instead()
+        self.torchs = _in_place()
+        self.fastpath: bool | None = None  # None where nothing is replaced
 
     def update(self) -> None:
-        """Install the current replacement; called with the lock held."""
-        current = self.nested[-1] if self.nested else self.permanent
-        if current is not None:
-            if self.own is None:
-                own = functional.scaled_dot_product_attention, functional.multi_head_attention_forward
-                self.own = *own, mha.get_fastpath_enabled()
-            functional.scaled_dot_product_attention = current
-            functional.multi_head_attention_forward = current.multi_head_attention_forward
+        """Install what is to be called; called with the lock held."""
+        if self.entered or self.permanent is not None:
+            if self.fastpath is None:
+                self.torchs, self.fastpath = _in_place(), mha.get_fastpath_enabled()
+            instead = self._instead()
+            functional.scaled_dot_product_attention = instead
+            functional.multi_head_attention_forward = instead.multi_head_attention_forward
             mha.set_fastpath_enabled(False)
-        elif self.own is not None:
-            functional.scaled_dot_product_attention, functional.multi_head_attention_forward, fastpath = self.own
-            mha.set_fastpath_enabled(fastpath)
-            self.own = None
+        elif self.fastpath is not None:
+            functional.scaled_dot_product_attention, functional.multi_head_attention_forward = self.torchs
+            mha.set_fastpath_enabled(self.fastpath)
+            self.fastpath = None
+
+    def _instead(self) -> _Instead:
+        """An object for every op where all callers get the same: torch.compile compiles for that object."""
+        if not self.entered:
+            assert self.permanent is not None
+            return self.permanent
+        return self.by_context if self._several() or _in_event_loop() else self.entered[-1]
+
+    def _several(self) -> bool:
+        """Whether more than one context is inside a block."""
+        return len({id(replacement.outermost) for replacement in self.entered}) > 1
+
+    def applying(self) -> _Replacement | None:
+        """The replacement that holds in the current context."""
+        entered = self.entered
+        own = [replacement for replacement in self.context.get() if replacement in entered]
+        if own:
+            return own[-1]
+        if not entered or threading.get_ident() in [replacement.thread for replacement in entered]:
+            return self.permanent
+        if self._several():
+            raise RuntimeError(
+                "replace_sdpa: blocks of several contexts hold in other threads, and none in this one: which of them "
+                "is meant is not known; enter one here"
+            )
+        return entered[-1]
 
     def enter(self, replacement: _Replacement) -> None:
         with self.lock:
-            if self.nested and self.thread != threading.get_ident():
-                raise RuntimeError("replace_sdpa: another thread is inside replace_sdpa; one at a time can be")
-            self.thread = threading.get_ident()
-            self.nested.append(replacement)
+            own = [outer for outer in self.context.get() if outer in self.entered]
+            replacement.outermost = own[0].outermost if own else replacement
+            self.context.set((*own, replacement))
+            self.entered = [*self.entered, replacement]
             self.update()
 
     def leave(self, replacement: _Replacement) -> None:
         with self.lock:
-            self.nested = [other for other in self.nested if other is not replacement]
+            self.entered = [other for other in self.entered if other is not replacement]
             self.update()
+
+
+def _in_place() -> tuple[Any, Any]:
+    """The functions that models call."""
+    return functional.scaled_dot_product_attention, functional.multi_head_attention_forward
+
+
+def _in_event_loop() -> bool:
+    """Whether other tasks may run in this thread before a block is left."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 _PLACE = _Place()
@@ -253,11 +338,13 @@ def replace_sdpa(op: str | Op, **options: Any) -> Iterator[None]:
     >>> with replace_sdpa("relu"):
     ...     out = model(x)
 
-    `torch.nn.MultiheadAttention` computes the op too, and returns its weights if requested. The functions are replaced
-    in torch for all threads, because those of DataParallel, and of autograd when it recomputes checkpointed layers,
-    must compute the same. So run the backward pass of a checkpointed model inside the block too. Blocks nest, the
-    innermost applies, and torch's functions are restored after an exception. A model compiled inside a block is
-    recompiled for another op.
+    `torch.nn.MultiheadAttention` computes the op too, and returns its weights if requested. A block holds in the
+    context that enters it (`contextvars`), so tasks of asyncio and threads may be inside blocks of their own at the
+    same time. It also holds in threads that have none, as long as no other context is inside one: those of
+    DataParallel, and of autograd when it recomputes checkpointed layers, must compute the same. So run the backward
+    pass of a checkpointed model inside the block too. Blocks nest, the innermost applies, and torch's functions are
+    restored after an exception. A model compiled inside a block is recompiled for another op; where tasks or threads
+    may differ, it is left for the call, so that `fullgraph=True` is an error.
 
     Modules that compute attention in another way are not affected, such as fused kernels of other packages, nor is the
     function if it was imported by name before (`from torch.nn.functional import scaled_dot_product_attention`). A
@@ -267,7 +354,8 @@ def replace_sdpa(op: str | Op, **options: Any) -> Iterator[None]:
         op, options: as in `scaled_dot_product_attention`.
 
     Raises:
-        ValueError: no such op or option. RuntimeError: another thread is inside such a block.
+        ValueError: no such op or option. RuntimeError, from torch's function: a call in a thread without a block while
+            several contexts are inside one.
     """
     replacement = _Replacement(*resolve("replace_sdpa", op, options, FROM_THE_CALL))
     _PLACE.enter(replacement)

@@ -14,6 +14,7 @@ import attnkit
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 from attnkit.integrations.torch.sdpa import scaled_dot_product_attention
 from attnkit.nn.attention import SEEDS, Observer
+from attnkit.nn.autocast import in_dtype_of_autocast
 
 SDPA = torch._C._nn.scaled_dot_product_attention
 _ATTRIBUTES = ("qkv", "proj", "num_heads")
@@ -59,7 +60,7 @@ class SwappedAttention(nn.Module):
         if attn_mask is not None and attn_mask.dtype != torch.bool:
             raise NotImplementedError(f"SwappedAttention: attn_mask has dtype {attn_mask.dtype}; expected torch.bool")
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = in_dtype_of_autocast(self.q_norm(q), self.k_norm(k), v)
         options = dict(self.options)
         if attn_mask is not None:
             options["mask"] = attn_mask
@@ -205,7 +206,7 @@ def _refuse_unless_softmax(name: str, module: nn.Module) -> None:
     probe: Any = copy.deepcopy(module).eval()
     meta = any(p.is_meta for p in probe.parameters())
     probe = (probe.to_empty(device="cpu") if meta else probe.cpu()).double()
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         for p in probe.parameters():
             p.normal_(std=0.5)

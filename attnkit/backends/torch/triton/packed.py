@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from attnkit.kernels import linear_calls, predicted
 from attnkit.ops.packed import linear_attention_packed, pointwise_attention_packed, softmax_attention_packed
 from attnkit.ops.softmax import SOFTMAX
 
-Edges = tuple[int, ...] | Tensor
+Edges: TypeAlias = tuple[int, ...] | Tensor
 Attend = Callable[..., Any]
 Pull = Callable[..., dict[str, Tensor]]
 
