@@ -18,7 +18,10 @@ from typing import Any
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.families import device as machine_device
+from attnkit_conformance.adapters.surroundings import library_of as library_of_arrays
+from attnkit_conformance.adapters.surroundings import surroundings_of
 from attnkit_conformance.core import STATUSES, CaseResult
+from attnkit_conformance.judge.surroundings import extent
 from attnkit_conformance.judge.verdicts import counts, percent, worst
 from attnkit_conformance.opdb import BY_NAME
 
@@ -36,7 +39,18 @@ def header(adapters: Iterable[Adapter], profile: str) -> Header:
         "machine": f"{platform.system()} {platform.machine()}",
         "device": machine_device(),
         "adapters": {a.name: {"dtypes": list(a.dtypes), "description": described(a)} for a in adapters},
+        "surroundings": texts(adapters),
     }
+
+
+def texts(adapters: Iterable[Adapter]) -> dict[str, str]:
+    """What people do in each surrounding in which adapters are judged, by library."""
+    by_name: dict[str, list[str]] = {}
+    libraries = dict.fromkeys(library_of_arrays(adapter) for adapter in adapters if extent(adapter))
+    for library in libraries:
+        for name, surrounding in surroundings_of(library).items():
+            by_name.setdefault(name, []).append(f"{library}: {surrounding.text}")
+    return {name: "; ".join(several) for name, several in by_name.items()}
 
 
 def described(adapter: Adapter) -> str:
