@@ -116,7 +116,7 @@ def test_torch_and_numpy(op: str, adapters: dict[str, list[Any]]) -> None:
 
 @pytest.mark.parametrize(("n", "name"), list(enumerate(surroundings_of("jax"))))
 def test_jax(n: int, name: str, adapters: dict[str, list[Any]]) -> None:
-    results = []
+    results: list[CaseResult] = []
     for adapter in adapters["jax"]:
         if adapter.name in ("jax-auto", "jax-generic"):
             op = SWIFT[(n + 2 * (adapter.impl == "generic")) % len(SWIFT)]
@@ -162,7 +162,9 @@ def test_the_table_is_current() -> None:
 class Mine:
     """Softmax attention of torch, without options."""
 
-    name, dtypes, ops = "mine", ("float32",), ("softmax_attention",)
+    name = "mine"
+    dtypes: tuple[str, ...] = ("float32",)
+    ops = ("softmax_attention",)
     surroundings = "also"
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
@@ -215,7 +217,8 @@ def test_memory_of_its_own_that_threads_share_is_seen() -> None:
         def attend(self, q: Any, k: Any, v: Any) -> Any:
             self.kept = q, k
             time.sleep(1e-3)
-            return super().attend(*self.kept, v)
+            q, k = self.kept
+            return super().attend(q, k, v)
 
     threads, one = surrounded(Shared(), "threads"), case()
     assert core.check(threads, one).status == "pass"  # beside itself

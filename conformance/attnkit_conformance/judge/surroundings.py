@@ -61,7 +61,7 @@ def samples(op: Op, dtypes: tuple[str, ...]) -> Iterator[Sample]:
     array = [row for row in rows.rows(op, "pairs") if row["dtype"] in dtypes]
     if not array:
         return
-    plain = {**rows.grammar(op).plain, "dtype": first_dtype(array, dtypes)}
+    plain: Row = {**rows.grammar(op).plain, "dtype": first_dtype(array, dtypes)}
     chosen = [plain]
     for dtype in dtypes:
         held = [row for row in array if row["dtype"] == dtype and row != plain]

@@ -17,13 +17,14 @@ from attnkit_conformance.adapters.surroundings.together import InThreads
 
 Tree = Any
 Program = Callable[..., Tree]
-Around = Callable[[Callable[[Arrays, Tree], Tree]], Callable[[Arrays, Tree], Tree]]
+OfTwo = Callable[[Tree, Tree], Tree]
+Around = Callable[[OfTwo], OfTwo]
 AXIS = "surrounding"
 
 
 def compiled(program: Program, *arguments: Tree) -> Tree:
     """A program under jit; what is compiled of it is not kept."""
-    jitted = jax.jit(program, compiler_options=accurate(light()))
+    jitted: Any = jax.jit(program, compiler_options=accurate(light()))
     try:
         return jitted(*arguments)
     finally:
@@ -86,7 +87,7 @@ def second(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: x[1], tree)
 
 
-def in_scan(function: Callable[[Arrays, Tree], Tree]) -> Callable[[Arrays, Tree], Tree]:
+def in_scan(function: OfTwo) -> OfTwo:
     """The second step of two."""
 
     def outputs(floats: Arrays, rest: Tree) -> Tree:
@@ -98,13 +99,13 @@ def in_scan(function: Callable[[Arrays, Tree], Tree]) -> Callable[[Arrays, Tree]
     return outputs
 
 
-def in_vmap(function: Callable[[Arrays, Tree], Tree]) -> Callable[[Arrays, Tree], Tree]:
+def in_vmap(function: OfTwo) -> OfTwo:
     """The second item of two, on an axis with a name."""
     mapped = jax.vmap(function, in_axes=(0, None), axis_name=AXIS)
     return lambda floats, rest: second(mapped(stacked(floats), rest))
 
 
-def in_branch(function: Callable[[Arrays, Tree], Tree]) -> Callable[[Arrays, Tree], Tree]:
+def in_branch(function: OfTwo) -> OfTwo:
     """A branch that is taken."""
 
     def outputs(floats: Arrays, rest: Tree) -> Tree:
@@ -116,7 +117,7 @@ def in_branch(function: Callable[[Arrays, Tree], Tree]) -> Callable[[Arrays, Tre
     return outputs
 
 
-def on_mesh(function: Callable[[Arrays, Tree], Tree]) -> Callable[[Arrays, Tree], Tree]:
+def on_mesh(function: OfTwo) -> OfTwo:
     """The floats vary over a mesh of one device, the rest is the same everywhere."""
     mesh = jax.make_mesh((1,), (AXIS,), axis_types=(AxisType.Auto,))
     split, same = PartitionSpec(AXIS), PartitionSpec()
@@ -133,7 +134,7 @@ def on_mesh(function: Callable[[Arrays, Tree], Tree]) -> Callable[[Arrays, Tree]
     return outputs
 
 
-def checkpointed(function: Callable[[Arrays, Tree], Tree]) -> Callable[[Arrays, Tree], Tree]:
+def checkpointed(function: OfTwo) -> OfTwo:
     return jax.checkpoint(function)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -218,7 +219,7 @@ def beside_a_thread(name: str, text: str) -> Surrounding:
 
     def vjp(function: Function, leaves: Arrays, rest: Arrays, cotangents: Arrays) -> Any:
         assert plain.vjp is not None
-        return run_vjp(lambda: plain.vjp(function, leaves, rest, cotangents))
+        return run_vjp(partial(plain.vjp, function, leaves, rest, cotangents))
 
     return Surrounding(name, text, call, vjp)
 
