@@ -41,7 +41,7 @@ def selected(
     adapter: Adapter, op: Op, profile: str, dtypes: tuple[str, ...], keep: Keep
 ) -> Iterator[tuple[Surrounding, Sample]]:
     """Each surrounding with each sample that is judged in it."""
-    if not extent(adapter) or profile == "scenes":
+    if not extent(adapter) or profile == "scenes" or not dtypes:
         return
     every = tuple(surroundings_of(library_of(adapter)).values())
     compiles = getattr(adapter, "compiles", False)
