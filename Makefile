@@ -142,6 +142,7 @@ survival: library
 
 docs: install
 	$(BIN)/python -m attnkit_conformance table --write README.md
+	$(BIN)/python -m attnkit_conformance surroundings --write docs/judging-yours.md
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/facts.py
 	$(BIN)/python -m experiments results

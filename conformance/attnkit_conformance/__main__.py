@@ -1,5 +1,5 @@
-"""python -m attnkit_conformance COMMAND: run, verify, table, unnoticed, transforms, mutate, export, vectors, compare or
-peers."""
+"""python -m attnkit_conformance COMMAND: run, verify, table, unnoticed, transforms, surroundings, mutate, export,
+vectors, compare or peers."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from attnkit_conformance.adapters.mutation import report as mutation_report
 from attnkit_conformance.adapters.mutation.areas import AREAS
 from attnkit_conformance.adapters.mutation.copies import Copies
 from attnkit_conformance.adapters.mutation.trials import Trials
+from attnkit_conformance.adapters.surroundings import page as surroundings_page
 from attnkit_conformance.adapters.transforms import page
 from attnkit_conformance.adapters.worker import collect_rarely
 from attnkit_conformance.core import CaseResult
@@ -79,6 +80,9 @@ def parser() -> argparse.ArgumentParser:
     change.add_argument("--most", type=int, metavar="N", help="problems looked at for a row; all by default")
     change.add_argument("--write", type=Path, metavar="FILE", help="replace the tables in FILE")
 
+    around = commands.add_parser("surroundings", help="the table of surroundings for the documentation, as markdown")
+    around.add_argument("--write", type=Path, metavar="FILE", help="replace the table in FILE")
+
     mutate = commands.add_parser("mutate", help="change attnkit in small ways and see which changes nothing notices")
     mutate.add_argument("areas", nargs="*", metavar="AREA", help=f"{', '.join(AREAS)}; all by default")
     mutate.add_argument("-n", type=int, metavar="N", help="mutants of an area; its own number by default")
@@ -124,6 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
             "table": show_table,
             "unnoticed": show_unnoticed,
             "transforms": judge_transforms,
+            "surroundings": show_surroundings,
             "mutate": mutate,
             "export": export,
             "vectors": write_vectors,
@@ -282,6 +287,16 @@ def show_unnoticed(args: argparse.Namespace) -> int:
         return 0
     keep = matcher(args.k)
     print(unnoticed.markdown(one for op in OPDB if keep(op.name) for one in unnoticed.of_op(op)))
+    return 0
+
+
+def show_surroundings(args: argparse.Namespace) -> int:
+    """Print or write the table of surroundings."""
+    require("the table of surroundings", "torch", "jax")
+    if args.write:
+        surroundings_page.write(args.write)
+        return 0
+    print(surroundings_page.markdown())
     return 0
 
 

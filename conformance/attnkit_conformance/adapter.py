@@ -36,7 +36,9 @@ class Adapter(Protocol):
     `unsupported(op, arrays, params) -> reason or None` declares beforehand what will be refused: then exactly those
     calls must raise Unsupported. `without` (names of parameters, e.g. "return_lse") says which further outputs the
     implementation does not have: its cases are asked without them, and all else is judged. `errors = True` holds the
-    adapter to the error texts of semantics A12. `description` (text) is shown in reports beside the name.
+    adapter to the error texts of semantics A12. `surroundings = "also"` has it judged in the surroundings of NumPy,
+    torch or JAX too, where gradients are those of `call` by torch or JAX; "alone", in nothing else. `description`
+    (text) is shown in reports beside the name.
 
     So is `with_threads(number)`, a context in which calls may use that many threads: a search draws their number.
 

@@ -1,4 +1,4 @@
-"""Adapters by name: a single one, a family, or the path of a third party's."""
+"""Adapters by name: a single one, a family, or the path of a third party's; and any of them in a surrounding."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from attnkit_conformance import peers
 from attnkit_conformance.adapter import DERIVATIVES, Adapter, IllFormed
 from attnkit_conformance.adapters import families
 from attnkit_conformance.adapters.base import Absent
+from attnkit_conformance.adapters.surroundings import surrounded
 from attnkit_conformance.adapters.worker import load
 from attnkit_conformance.judge import declared
+from attnkit_conformance.judge.surroundings import EXTENTS
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.model.layout import MAKERS
 from attnkit_conformance.opdb import BY_NAME
@@ -21,13 +23,16 @@ METHODS = ("array", "numpy", "call", "vjp")
 
 
 def find(names: list[str]) -> list[Adapter]:
-    """Adapters by name ("torch-sdpa"), family ("torch", all of it) or path ("package.module:ATTRIBUTE").
+    """Adapters by name ("torch-sdpa"), family ("torch", all of it) or path ("package.module:ATTRIBUTE"); with
+    "@autocast" behind it, in the surrounding of that name.
 
     ValueError for unknown names.
     """
     adapters: list[Adapter] = []
     for name in names:
-        adapters += [third_party(name)] if ":" in name else named(name)
+        place, at, surrounding = name.partition("@")
+        plain = [third_party(place)] if ":" in place else named(place)
+        adapters += [surrounded(adapter, surrounding) for adapter in plain] if at else plain
     return adapters
 
 
@@ -88,6 +93,8 @@ def what_is_wrong(adapter: Any) -> Iterator[str]:
     copied = getattr(adapter, "copied", ())
     if not texts(copied) or set(copied) - set(MAKERS):
         yield f"copied must be a tuple of some of the layouts {', '.join(MAKERS)}; got {copied!r}"
+    if getattr(adapter, "surroundings", "") not in EXTENTS:
+        yield f"surroundings must be one of {', '.join(map(repr, EXTENTS))}; got {adapter.surroundings!r}"
     yield from what_is_declared(adapter)
     for name in ("unsupported", *DERIVATIVES):
         if not callable(getattr(adapter, name, None) or str):

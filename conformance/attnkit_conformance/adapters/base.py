@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -86,6 +86,7 @@ class AttnkitAdapter:
     """attnkit with one `impl`, gradients by the explicit `<op>_vjp` functions."""
 
     errors = True
+    surroundings = ""
 
     def __init__(
         self,
@@ -107,11 +108,15 @@ class AttnkitAdapter:
             raise TypeError(f"{self.name}: expected a NumPy array, got {type(x).__module__}.{type(x).__name__}")
         return np.asarray(x)
 
-    def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
-        """Outputs of an op under this adapter's `impl`."""
+    def answer(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        """Outputs of an op under this adapter's `impl`, as its library traces them."""
         row = BY_NAME[op]
         impl = {"impl": self.impl} if dispatches(row) else {}
         return row.binding.forward(attnkit, row, arrays, {**impl, **params})
+
+    def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        """The same as this adapter runs it."""
+        return self.answer(op, arrays, params)
 
     def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """Outputs; attnkit's NotImplementedError becomes Unsupported."""
@@ -135,6 +140,19 @@ class AttnkitAdapter:
         if self.impl in ("auto", "generic"):
             return None
         return explain(row, arrays, params)[self.impl]
+
+
+A = TypeVar("A", bound=AttnkitAdapter)
+
+
+def in_surroundings(make: Callable[[str, tuple[str, ...] | None], A], library: str) -> list[A]:
+    """An adapter per implementation of a library, judged in surroundings too, and one for `auto` that is judged in them
+    alone. `make(impl, ops)` makes one.
+    """
+    adapters = [make(impl, ops) for impl, ops in {**implementations(library), "auto": None}.items()]
+    for adapter in adapters:
+        adapter.surroundings = "alone" if adapter.impl == "auto" else "also"
+    return adapters
 
 
 def dispatches(row: Op) -> bool:

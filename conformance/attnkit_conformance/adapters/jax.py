@@ -15,6 +15,7 @@ from attnkit_conformance.adapters.base import (
     Transformed,
     differentiable,
     implementations,
+    in_surroundings,
     refusing,
     refusing_by_name,
 )
@@ -90,10 +91,6 @@ class Jax(Transformed, AttnkitAdapter):
             self.jitted[key] = jax.jit(make(), compiler_options=self.options if options is None else options)
         return self.jitted[key]
 
-    def answer(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
-        """The outputs, as jit traces them."""
-        return super().forward(op, arrays, params)
-
     def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """The outputs under jit."""
         outputs: dict[str, Any] = self.compiled("call", op, params, lambda: lambda a: self.answer(op, a, params))(
@@ -132,7 +129,7 @@ class Jax(Transformed, AttnkitAdapter):
 def adapters(options: Options | None = None) -> list[AttnkitAdapter]:
     """One adapter per implementation, in single precision and below; compiled with `options`, by default `light()`."""
     dtypes, options = ("float32", "bfloat16", "float16"), light() if options is None else options
-    return [Jax(f"jax-{name}", name, dtypes, ops, options) for name, ops in implementations("jax").items()]
+    return [*in_surroundings(lambda name, ops: Jax(f"jax-{name}", name, dtypes, ops, options), "jax")]
 
 
 def double_precision() -> Jax:

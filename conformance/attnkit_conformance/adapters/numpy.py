@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.adapters.base import AttnkitAdapter, implementations
+from attnkit_conformance.adapters.base import AttnkitAdapter, in_surroundings
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.model.layout import read_only
 
@@ -28,6 +28,6 @@ def adapters() -> list[AttnkitAdapter]:
     """One adapter per implementation, and the read-only one."""
     text = "explicit gradients"
     return [
-        *(AttnkitAdapter(f"numpy-{name}", DTYPES, name, text, ops) for name, ops in implementations("numpy").items()),
+        *in_surroundings(lambda name, ops: AttnkitAdapter(f"numpy-{name}", DTYPES, name, text, ops), "numpy"),
         ReadOnly("numpy_readonly", DTYPES, "auto", f"inputs not writeable, {text}"),
     ]

@@ -15,6 +15,7 @@ from attnkit_conformance.adapters.base import (
     Transformed,
     differentiable,
     implementations,
+    in_surroundings,
     refusing_by_name,
 )
 from attnkit_conformance.adapters.derivatives import torch as transformations
@@ -120,11 +121,13 @@ def auto() -> list[AttnkitAdapter]:
 
 
 def adapters() -> list[AttnkitAdapter]:
-    """One adapter per implementation on each device, and the explicit gradients."""
+    """One adapter per implementation on each device, and the explicit gradients; on CPUs in surroundings too."""
+    every: list[AttnkitAdapter] = [
+        *in_surroundings(lambda name, ops: Autograd(f"torch-{name}", name, "cpu", "cpu, autograd", ops), "torch")
+    ]
     devices = {"": "cpu", **({"_cuda": "cuda"} if torch.cuda.is_available() else {})}
-    every: list[AttnkitAdapter] = []
     for suffix, device in devices.items():
-        for name, ops in implementations("torch").items():
+        for name, ops in implementations("torch").items() if suffix else ():
             every.append(Autograd(f"torch{suffix}-{name}", name, device, f"{device}, autograd", ops))
         for name, ops in implementations("torch", gradients=True).items():
             every.append(Explicit(f"torch{suffix}-{name}-explicit", name, device, f"{device}, explicit gradients", ops))

@@ -13,7 +13,7 @@ from pathlib import Path
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import declared, derivatives, properties
+from attnkit_conformance.judge import declared, derivatives, properties, surroundings
 from attnkit_conformance.model.case import DTYPES, NoDraw, Sample
 from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.op import Op
@@ -141,7 +141,8 @@ def judge_lane(
 ) -> Iterator[CaseResult]:
     """Verdicts on a few adapters, op by op; within an op case by case, so that each golden value is computed once."""
     for op in ops:
-        members = [adapter for adapter in adapters if core.covers(adapter, op.name)]
+        covering = [adapter for adapter in adapters if core.covers(adapter, op.name)]
+        members = [adapter for adapter in covering if surroundings.extent(adapter) != surroundings.ALONE]
         for sample, free in selected(members, op, profile, keep, dtypes):
             try:
                 case = draw_case(sample)
@@ -156,6 +157,9 @@ def judge_lane(
             yield from derivatives.check_all(adapter, op, profile, possible, prefixed(keep, adapter.name))
         for adapter in members:
             yield from properties.check_all(adapter, op, profile, common(adapter, dtypes), prefixed(keep, adapter.name))
+        for adapter in covering:
+            possible = matching(keep, adapter, op, dtypes)
+            yield from surroundings.check_all(adapter, op, profile, possible, prefixed(keep, adapter.name))
 
 
 def undrawn(adapter: Adapter, op: Op, sample: Sample, error: NoDraw) -> CaseResult:
@@ -206,7 +210,8 @@ def planned(adapters: Iterable[Adapter], profile: str, expression: str | None, d
     adapters, keep = tuple(adapters), matcher(expression)
     count = 0
     for op in OPDB:
-        members = [adapter for adapter in adapters if core.covers(adapter, op.name)]
+        covering = [adapter for adapter in adapters if core.covers(adapter, op.name)]
+        members = [adapter for adapter in covering if surroundings.extent(adapter) != surroundings.ALONE]
         count += sum(len(free) for _, free in selected(members, op, profile, keep, dtypes))
         for adapter in members:
             own, possible = prefixed(keep, adapter.name), matching(keep, adapter, op, dtypes)
@@ -214,4 +219,7 @@ def planned(adapters: Iterable[Adapter], profile: str, expression: str | None, d
             if declared.declares(adapter, op.name):
                 inside = declared.samples(adapter, op, profile, common(adapter, dtypes))
                 count += sum(own(sample.id) for sample in inside)
+        for adapter in covering:
+            own, possible = prefixed(keep, adapter.name), matching(keep, adapter, op, dtypes)
+            count += surroundings.planned(adapter, op, profile, possible, own)
     return count

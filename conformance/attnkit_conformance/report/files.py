@@ -10,7 +10,7 @@ import platform
 import re
 import sys
 import xml.etree.ElementTree as xml
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +18,10 @@ from typing import Any
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.families import device as machine_device
+from attnkit_conformance.adapters.surroundings import library_of as library_of_arrays
+from attnkit_conformance.adapters.surroundings import surroundings_of
 from attnkit_conformance.core import STATUSES, CaseResult
+from attnkit_conformance.judge.surroundings import extent
 from attnkit_conformance.judge.verdicts import counts, percent, worst
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.report import axes
@@ -37,7 +40,18 @@ def header(adapters: Iterable[Adapter], profile: str) -> Header:
         "machine": f"{platform.system()} {platform.machine()}",
         "device": machine_device(),
         "adapters": {a.name: {"dtypes": list(a.dtypes), "description": described(a)} for a in adapters},
+        "surroundings": texts(adapters),
     }
+
+
+def texts(adapters: Iterable[Adapter]) -> dict[str, str]:
+    """What people do in each surrounding in which adapters are judged, by library."""
+    by_name: dict[str, list[str]] = {}
+    libraries = dict.fromkeys(library_of_arrays(adapter) for adapter in adapters if extent(adapter))
+    for library in libraries:
+        for name, surrounding in surroundings_of(library).items():
+            by_name.setdefault(name, []).append(f"{library}: {surrounding.text}")
+    return {name: "; ".join(several) for name, several in by_name.items()}
 
 
 def described(adapter: Adapter) -> str:
@@ -113,7 +127,7 @@ def as_junit(results: list[CaseResult], head: Header) -> str:
     return xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def compact(results: list[CaseResult]) -> dict[str, Any]:
+def compact(results: list[CaseResult], every: Sequence[axes.Axis]) -> dict[str, Any]:
     """Verdicts as short rows for the page: names are indices into lists."""
     adapters = list(dict.fromkeys(r.adapter for r in results))
     ops = [name for name in BY_NAME if any(r.op == name for r in results)]
@@ -124,17 +138,18 @@ def compact(results: list[CaseResult]) -> dict[str, Any]:
         errors = [[m.output, finite(m.ratio), finite(m.rms), finite(m.relative)] for m in r.measured]
         rows.append([*place, reasons.index(r.reason), errors, [list(failure) for failure in r.failures]])
     formulas = [BY_NAME[name].formula for name in ops]
-    tables = axes.compact(results)
+    tables = axes.compact(results, every)
     return {"adapters": adapters, "ops": ops, "formulas": formulas, "reasons": reasons, "rows": rows, "axes": tables}
 
 
 def as_html(results: list[CaseResult], head: Header) -> str:
     """The page: the template filled with the data."""
-    data = json.dumps({"head": head, **compact(results)}, separators=(",", ":"), ensure_ascii=False)
+    every = axes.all_axes(head["surroundings"])
+    data = json.dumps({"head": head, **compact(results, every)}, separators=(",", ":"), ensure_ascii=False)
     failed = sum(result.status == "fail" for result in results)
     title = f"attnkit conformance: {'all passed' if not failed else f'{failed} failed'}"
     parts = {"title": html.escape(title), "lead": html.escape(conclusion(results)), "static": static_table(results)}
-    parts["axes"] = static_axes(results)
+    parts["axes"] = static_axes(results, every)
     page = TEMPLATE.read_text()
     for name, text in parts.items():
         page = page.replace(f"{{{{{name}}}}}", text)
@@ -170,15 +185,15 @@ def static_table(results: list[CaseResult]) -> str:
     return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
 
 
-def static_axes(results: list[CaseResult]) -> str:
+def static_axes(results: list[CaseResult], every: Iterable[axes.Axis]) -> str:
     """The tables of axes by library, without a script."""
     libraries: dict[str, list[str]] = {}
     for adapter in dict.fromkeys(r.adapter for r in results):
         libraries.setdefault(library_of(adapter), []).append(adapter)
     parts = []
-    for name, axis in axes.AXES.items():
-        if lead := axes.conclusion(results, name):
-            table = axes.axis_table(results, name, libraries)
+    for axis in every:
+        if lead := axes.conclusion(results, axis):
+            table = axes.axis_table(results, axis, libraries)
             parts.append(f'<h2>{html.escape(axis.title)}</h2><p class="hint">{html.escape(lead)}</p>{table}')
     return "".join(parts)
 

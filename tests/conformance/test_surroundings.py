@@ -1,0 +1,319 @@
+"""attnkit under modes of its libraries, inside their control flow and beside other threads and tasks.
+
+And the judging of it: bugs that show only there are seen.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from attnkit_conformance import core, selection
+from attnkit_conformance.__main__ import main
+from attnkit_conformance.adapter import IllFormed, Unsupported
+from attnkit_conformance.adapters.surroundings import page, surrounded, surroundings_of
+from attnkit_conformance.core import CaseResult
+from attnkit_conformance.judge import judge, surroundings
+from attnkit_conformance.model.case import Case
+from attnkit_conformance.model.golden import draw_case
+from attnkit_conformance.opdb import BY_NAME, OPDB
+from attnkit_conformance.report import files
+
+PAGE = Path(__file__).parents[2] / "docs" / "judging-yours.md"
+CRASHES = {"default_device": "fault 3", "with_device": "fault 3"}
+"""Surroundings of torch in which auto and native fail, mostly by ending the process."""
+AUTOCAST = (
+    "gated_attention_unit key_value_memory landmarks.convolution linformer_attention newton_inverse nystrom_attention"
+    " sima_attention soft_attention softmax_attention"
+)
+COMPILED = "entmax_attention pointwise_attention row_statistics softmax_attention_packed linear_attention_step"
+KNOWN = {
+    ("torch-auto", "autocast"): ("fault 11", AUTOCAST),
+    ("torch-auto", "autocast_backward"): ("fault 11", AUTOCAST),
+    ("torch-auto", "autocast_forward"): ("fault 11", "landmarks.convolution newton_inverse"),
+    ("torch-generic", "autocast"): (
+        "fault 11",
+        "cosine_attention efficient_attention_step gated_attention_unit sigmoid_attention",
+    ),
+    ("torch-generic", "autocast_backward"): (
+        "fault 11",
+        "cosine_attention_step pointwise_attention_packed softmax_attention",
+    ),
+    ("torch-generic", "autocast_forward"): ("fault 11", "landmarks.convolution"),
+    ("torch-native", "autocast_backward"): ("fault 11", "soft_attention"),
+    ("torch-sdpa", "autocast"): ("fault 11", "softmax_attention"),
+    ("torch-sdpa", "autocast_backward"): ("fault 11", "softmax_attention"),
+    ("jax-auto", "rank_promotion"): ("fault 11", "qk_layernorm"),
+    ("jax-generic", "rank_promotion"): ("fault 11", "entmax_attention qk_layernorm softmax_attention_packed"),
+    ("jax-auto", "shard_map"): ("fault 11", COMPILED),
+    ("jax-auto", "shard_map_gradient"): ("fault 11", COMPILED),
+    ("jax-auto", "shard_map_scan"): ("fault 11", COMPILED),
+    ("jax-auto", "export"): ("fault 10", COMPILED),
+}
+"""Adapter and surrounding: the fault in the issue, and the ops whose plain call fails today. They have to fail."""
+SWIFT = (
+    "qk_layernorm",
+    "key_value_memory",
+    "entmax_attention",
+    "pointwise_attention",
+    "row_statistics",
+    "softmax_attention_packed",
+    "linear_attention_step",
+)
+"""Ops that JAX compiles quickly: each of its surroundings meets two of them here, and all ops in the full profile."""
+
+
+@pytest.fixture(scope="module")
+def adapters() -> dict[str, list[Any]]:
+    return {name: selection.find([name]) for name in ("numpy", "torch", "jax")}
+
+
+def place(result: CaseResult) -> tuple[str, str, str]:
+    """The surrounding, the call and its dtype."""
+    _, dtype, name = result.id.split("/", 2)
+    _, surrounding, call = name.split(".", 2)
+    return surrounding, call, dtype
+
+
+def fault(result: CaseResult) -> str:
+    """The fault by which a verdict has to fail, if one is listed."""
+    surrounding, call, _ = place(result)
+    reason, ops = KNOWN.get((result.adapter, surrounding), ("", ""))
+    return reason if call == "plain" and result.op in ops.split() else ""
+
+
+def wrong(results: Iterable[CaseResult]) -> str:
+    """What fails and is not known, and what is known and does not fail."""
+    texts = []
+    for result in results:
+        name, reason = f"{result.adapter}::{result.id}", fault(result)
+        if result.status == "fail" and not reason:
+            texts.append(f"{name}\n{result.message}")
+        elif result.status != "fail" and reason:
+            texts.append(f"{name} is listed ({reason}) and does not fail: remove it")
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize("op", [op.name for op in OPDB])
+def test_torch_and_numpy(op: str, adapters: dict[str, list[Any]]) -> None:
+    crashing = " or ".join(f".{name}." for name in CRASHES)
+    expression = f"surrounding. and not ((auto:: or native::) and ({crashing}))" if CRASHES else "surrounding."
+    results = list(judge([*adapters["numpy"], *adapters["torch"]], "quick", expression, ops=(op,)))
+    assert not wrong(results), wrong(results)
+    assert {"numpy-auto", "torch-auto"} <= {result.adapter for result in results if result.status == "pass"}
+
+
+@pytest.mark.parametrize(("n", "name"), list(enumerate(surroundings_of("jax"))))
+def test_jax(n: int, name: str, adapters: dict[str, list[Any]]) -> None:
+    results: list[CaseResult] = []
+    for adapter in adapters["jax"]:
+        if adapter.name in ("jax-auto", "jax-generic"):
+            op = SWIFT[(n + 2 * (adapter.impl == "generic")) % len(SWIFT)]
+            results += judge([adapter], "full", f"surrounding.{name}.", ("float32",), ops=(op,))
+    assert len(results) == 2
+    assert not wrong(results), wrong(results)
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_what_crashes_does(name: str) -> None:
+    command = [sys.executable, "-m", "attnkit_conformance", "run", f"torch-native@{name}", "--dtype", "float32"]
+    judged = subprocess.run(
+        [*command, "-k", "pointwise_attention/float32/pair.plain"], capture_output=True, timeout=120
+    )
+    assert judged.returncode, f"{name} is listed ({CRASHES[name]}) and judged right: remove it"
+
+
+def test_quick_meets_every_level_and_full_every_pair(adapters: dict[str, list[Any]]) -> None:
+    for adapter in (adapter for several in adapters.values() for adapter in several if surroundings.extent(adapter)):
+        library = adapter.name.partition("-")[0]
+        names, ops = set(surroundings_of(library)), {op.name for op in OPDB if core.covers(adapter, op.name)}
+        everywhere = adapter.name.endswith("-auto") and library != "jax"
+        assert met(adapter, "full") == {(op, name) for op in ops for name in names}
+        quick = met(adapter, "quick")
+        assert quick == met(adapter, "full") if everywhere else {name for _, name in quick} == names, adapter.name
+        assert {op for op, _ in quick} == ops or len(ops) < len(names)
+
+
+def met(adapter: Any, profile: str) -> set[tuple[str, str]]:
+    """The ops and the surroundings in which they are judged."""
+    ops = [op for op in OPDB if core.covers(adapter, op.name)]
+    pairs = {op.name: surroundings.selected(adapter, op, profile, ("float32",), lambda identity: True) for op in ops}
+    return {(op, surrounding.name) for op, several in pairs.items() for surrounding, _ in several}
+
+
+def test_the_table_is_current() -> None:
+    assert page.is_current(PAGE), f"python -m attnkit_conformance surroundings --write {PAGE}"
+
+
+# ------------------------------------------------------------------------------------------- implementations of others
+
+
+class Mine:
+    """Softmax attention of torch, without options."""
+
+    name = "mine"
+    dtypes: tuple[str, ...] = ("float32",)
+    ops = ("softmax_attention",)
+    surroundings = "also"
+
+    def array(self, x: np.ndarray, dtype: str) -> Any:
+        return torch.from_numpy(np.ascontiguousarray(x))
+
+    def numpy(self, x: Any) -> np.ndarray:
+        return np.asarray(x.detach())
+
+    def call(self, op: str, arrays: Any, params: Any) -> Any:
+        if arrays.keys() != {"q", "k", "v"} or params:
+            raise Unsupported("only q, k and v")
+        return {"o": self.attend(**arrays)}
+
+    def attend(self, q: Any, k: Any, v: Any) -> Any:
+        return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
+
+    def vjp(self, op: str, arrays: Any, params: Any, cotangents: Any) -> Any:
+        raise Unsupported("no explicit gradients")
+
+
+def case() -> Case:
+    return draw_case(next(surroundings.samples(BY_NAME["softmax_attention"], ("float32",))))
+
+
+def turned(one: Case) -> Case:
+    """The same with the opposite queries."""
+    return replace(one, arrays={**one.arrays, "q": -one.arrays["q"]})
+
+
+def words(adapter: Any, *names: str) -> dict[str, str]:
+    return {name: core.check(surrounded(adapter, name), case()).status for name in names}
+
+
+def test_another_adapter_is_judged_in_surroundings_too() -> None:
+    results = list(judge([Mine()], "full", "surrounding. and plain", ("float32",)))
+    assert [place(result)[0] for result in results] == list(surroundings_of("torch"))
+    assert {place(result)[0] for result in results if result.status == "fail"} == {
+        "autocast", "autocast_forward", "autocast_backward",
+    }  # fmt: skip
+    passed = {place(result)[0]: result for result in results if result.status == "pass"}
+    assert {measured.output for measured in passed["checkpoint_reentrant"].measured} == {"o", "dq", "dk", "dv"}
+    assert {measured.output for measured in passed["inference_mode"].measured} == {"o"}
+    assert passed["inference_mode"].reason == "gradients: no gradients under inference_mode"
+
+
+def test_memory_of_its_own_that_threads_share_is_seen() -> None:
+    class Shared(Mine):
+        kept: Any = None
+
+        def attend(self, q: Any, k: Any, v: Any) -> Any:
+            self.kept = q, k
+            time.sleep(1e-3)
+            q, k = self.kept
+            return super().attend(q, k, v)
+
+    threads, one = surrounded(Shared(), "threads"), case()
+    assert core.check(threads, one).status == "pass"  # beside itself
+    assert core.check(threads, turned(one)).checks == {"bound"}
+
+
+def test_a_result_kept_from_one_pass_to_the_other_is_seen_by_tasks() -> None:
+    class Scaled(torch.autograd.Function):
+        last = 0.0
+
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.own = Scaled.last = float(x.sum())
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, cotangent: Any) -> Any:
+            return Scaled.last / ctx.own * cotangent
+
+    class Kept(Mine):
+        def attend(self, q: Any, k: Any, v: Any) -> Any:
+            return super().attend(Scaled.apply(q), k, v)
+
+    tasks, one = surrounded(Kept(), "tasks"), case()
+    assert core.check(tasks, one).status == "pass"  # beside itself
+    found = core.check(tasks, turned(one))
+    assert {measured.output for measured in found.measured if measured.failures} == {"dq"}
+
+
+def test_a_refusal_has_to_name_generic() -> None:
+    class Refuses(Mine):
+        text = "mine: not under modes"
+
+        def attend(self, q: Any, k: Any, v: Any) -> Any:
+            if torch.is_inference_mode_enabled():
+                raise NotImplementedError(self.text)
+            return super().attend(q, k, v)
+
+    class Names(Refuses):
+        text = "mine: not under modes; use generic"
+
+    assert words(Refuses(), "inference_mode", "no_grad") == {"inference_mode": "fail", "no_grad": "pass"}
+    assert words(Names(), "inference_mode", "no_grad") == {"inference_mode": "unsupported", "no_grad": "pass"}
+
+
+def test_promoted_ranks_and_invalid_numbers_are_seen() -> None:
+    class OfJax(Mine):
+        def array(self, x: np.ndarray, dtype: str) -> Any:
+            return jax.device_put(x)
+
+        def numpy(self, x: Any) -> np.ndarray:
+            return np.asarray(x)
+
+        def attend(self, q: Any, k: Any, v: Any) -> Any:
+            s = jnp.einsum("...ld,...sd->...ls", q * jnp.ones(q.shape[-1], q.dtype), k) * q.shape[-1] ** -0.5
+            return jnp.matmul(jax.nn.softmax(s, -1), v)
+
+    class OfNumpy(Mine):
+        def array(self, x: np.ndarray, dtype: str) -> Any:
+            return x
+
+        def numpy(self, x: Any) -> np.ndarray:
+            return np.asarray(x)
+
+        def attend(self, q: Any, k: Any, v: Any) -> Any:
+            e = np.exp(q @ k.swapaxes(-1, -2) * np.float32(q.shape[-1] ** -0.5))
+            return np.where(e > 0, e, e / np.zeros_like(e)) @ v / e.sum(-1, keepdims=True)
+
+    assert words(OfJax(), "rank_promotion", "scan", "export") == {
+        "rank_promotion": "fail", "scan": "pass", "export": "pass",
+    }  # fmt: skip
+    with np.errstate(all="ignore"):
+        assert words(OfNumpy(), "errstate") == {"errstate": "fail"}
+        assert core.check(OfNumpy(), case()).status == "pass"
+
+
+def test_a_surrounding_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    (adapter,) = selection.find(["torch-blocked@no_grad"])
+    assert adapter.name == "torch-blocked@no_grad"
+    assert main(["run", "torch-blocked@no_grad", "-k", "pointwise_attention/float32/pair.plain"]) == 0
+    assert "1 pass" in capsys.readouterr().out
+    assert main(["run", "numpy-auto@autocast"]) == 2
+    assert "numpy-auto@autocast: numpy has no such surrounding; expected one of errstate" in capsys.readouterr().err
+
+    class OfLists(Mine):
+        def array(self, x: np.ndarray, dtype: str) -> Any:
+            return x.tolist()
+
+    with pytest.raises(IllFormed, match="surroundings are those of numpy, torch, jax; its arrays are of builtins"):
+        surrounded(OfLists(), "threads")
+
+
+def test_the_page_says_what_people_do() -> None:
+    adapter = Mine()
+    results = list(judge([adapter], "full", "surrounding.no_grad.plain", ("float32",)))
+    html = files.as_html(results, files.header([adapter], "full"))
+    assert "surrounding.no_grad.plain" in html
+    assert "torch: torch.no_grad()" in html
