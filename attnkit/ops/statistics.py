@@ -233,7 +233,7 @@ def attention_with_statistics(
 
     def generic() -> tuple[Array, RowStatistics]:
         if plan.family.apart is not None:
-            return _forward_apart(plan, op, q, k, v, params)
+            return _forward_apart(plan, op, q, k, v, params, _within(impl))
         parts = [_forward_tile(plan, rows, q, k, v) for rows in _tiles(q, k)]
         return _join(plan.xp, [o for o, _ in parts], -2), _join_statistics(plan.xp, [s for _, s in parts])
 
@@ -241,12 +241,17 @@ def attention_with_statistics(
     return both
 
 
+def _within(impl: Impl) -> Impl:
+    """The implementation of ops that the generic body calls."""
+    return "auto" if impl == "auto" else "generic"
+
+
 def _forward_apart(
-    plan: _Plan, op: Any, q: Array, k: Array, v: Array, params: dict[str, Any]
+    plan: _Plan, op: Any, q: Array, k: Array, v: Array, params: dict[str, Any], impl: Impl
 ) -> tuple[Array, RowStatistics]:
     assert plan.family.apart is not None
-    o = plan.family.apart.op(q, k, v, **params)
-    statistics = row_statistics(op, q, k, fields=plan.fields, **_of_weights(plan.family, params))
+    o = plan.family.apart.op(q, k, v, **params, impl=impl)
+    statistics = row_statistics(op, q, k, fields=plan.fields, **_of_weights(plan.family, params), impl=impl)
     shape = (*quadratic.leading_axes(q, k, v, params.get("enable_gqa", False)), q.shape[-2])
     return o, RowStatistics(*(None if x is None else plan.xp.broadcast_to(x, shape) for x in statistics))
 
@@ -299,6 +304,7 @@ def _backward_apart(
     do: Array | None,
     dstats: RowStatistics,
     params: dict[str, Any],
+    impl: Impl,
 ) -> dict[str, Array]:
     """The gradients through the output and those through the statistics, added in the compute dtype."""
     xp, like, apart = plan.xp, {**arrays, **params}, plan.family.apart
@@ -308,9 +314,9 @@ def _backward_apart(
     of_rows = _of_weights(plan.family, params)
     rows = (*quadratic.leading_axes(q, k, None, params.get("enable_gqa", False)), q.shape[-2])  # v may have more
     dstats = RowStatistics(*(None if x is None else quadratic.sum_to(xp, x, rows) for x in dstats))
-    grads = row_statistics_vjp(op, q, k, dstats, fields=plan.fields, **of_rows)
-    do = xp.zeros_like(apart.op(q, k, v, **params)) if do is None else quadratic.cast(xp, do, dtype)
-    through = apart.vjp(q, k, v, do=do, **params)
+    grads = row_statistics_vjp(op, q, k, dstats, fields=plan.fields, **of_rows, impl=impl)
+    do = xp.zeros_like(apart.op(q, k, v, **params, impl=impl)) if do is None else quadratic.cast(xp, do, dtype)
+    through = apart.vjp(q, k, v, do=do, **params, impl=impl)
     both = {name: through[name] + grads[name] if name in grads else through[name] for name in through}
     return quadratic.rounded(xp, both, like)
 
@@ -373,7 +379,7 @@ def attention_with_statistics_vjp(
     def generic() -> dict[str, Array]:
         if plan.family.apart is None:
             return _backward(plan, {"q": q, "k": k, "v": v, **_beside(plan)}, do, dstats)
-        return _backward_apart(plan, op, {"q": q, "k": k, "v": v}, do, dstats, params)
+        return _backward_apart(plan, op, {"q": q, "k": k, "v": v}, do, dstats, params, _within(impl))
 
     caller, cotangents = "attention_with_statistics_vjp", {"do": do, "dstats": dstats}
     grads: dict[str, Array] = _served(caller, impl, generic, plan, q, k, v, **cotangents)

@@ -3,7 +3,7 @@
 JAX compiles every case anew: here its generic bodies are judged in double precision, without the ops that give weights,
 and what else it has in single precision. JAX, explicit gradients of torch, arrays that cannot be written to and kernels
 that have no device here are judged on the scenes written by hand, not on all pairs of options, and without the
-properties of A11, as is array-api-strict. `make conformance` judges everything.
+properties of A11, as is array-api-strict. Surroundings have a test of their own. `make conformance` judges everything.
 """
 
 import importlib.util
@@ -24,13 +24,13 @@ from attnkit_conformance.judge import judge
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.opdb import BY_NAME, OPDB
 
-COMPILED = "not property and not /pair. and not empty"
+COMPILED = "not property and not /pair. and not empty and not surrounding."
 ON_SCENES = "(numpy_readonly or explicit or torch-triton or cupy)"
 GROUPS: dict[str, tuple[tuple[str, ...], str | None, str]] = {  # families judged together: the reference answers once
     "arrays": (
         tuple(name for name in DEFAULT if not name.startswith("jax")),
         None,
-        f"not (property and (strict or {ON_SCENES}) or /pair. and {ON_SCENES} or freed)",
+        f"not (property and (strict or {ON_SCENES}) or /pair. and {ON_SCENES} or freed or surrounding.)",
     ),
     "jax-blocked": (("jax-blocked",), "float32", COMPILED),
     "jax_x64": (("jax_x64",), "float64", f"(jax_x64:: or pointwise_attention/float64/vmap_grad.plain) and {COMPILED}"),

@@ -15,6 +15,11 @@ from attnkit._core import check, dispatch
 from attnkit._core.dispatch import Kernel
 from attnkit.backends import torch as torch_backend
 from attnkit.backends.torch import softmax
+from attnkit_conformance import core
+from attnkit_conformance.adapters.base import AttnkitAdapter
+from attnkit_conformance.model.case import DTYPES
+from attnkit_conformance.opdb import OPDB
+from attnkit_conformance.scenes import rows
 
 from .arrays import assert_close, qkv
 
@@ -383,3 +388,16 @@ def test_a_trace_does_not_go_through_all_modules(impl, kind, monkeypatch):
     torch.compile(lambda x: attnkit.sparsemax_attention(x, x, x, impl=impl), backend="eager", fullgraph=True)(x)
     assert met
     assert not any(met)
+
+
+@pytest.mark.parametrize("op", OPDB, ids=lambda op: op.name)
+def test_what_generic_calls_is_generic_too(op):
+    adapter = AttnkitAdapter("generic", DTYPES, "generic")
+    names = ["plain", *(f"op={subject.name}" for subject in op.subjects[1:])]
+    for case in (rows.named(op, "float32", f"pair.{name}").draw(0) for name in names):
+        with attnkit.implementations() as ran:
+            arrays = core.typed_arrays(adapter, case)
+            adapter.call(op.name, arrays, case.params)
+            if op.vjp:
+                adapter.vjp(op.name, arrays, case.params, core.typed_cotangents(adapter, case))
+        assert {name for names in ran.values() for name in names} <= {"generic"}, case.id

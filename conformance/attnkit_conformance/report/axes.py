@@ -35,8 +35,8 @@ def all_axes(surroundings: Mapping[str, str]) -> tuple[Axis, ...]:
             "layout",
             "Memory layouts",
             "on arrays and cotangents that are not dense",
-            "Cases by the layouts of their arrays, which hold the same values in each. A library that has no arrays of a "
-            "layout is given dense ones, and has no verdict there.",
+            "Cases by the layouts of their arrays, which hold the same values in each. A library that has no arrays of "
+            "a layout is given dense ones, and has no verdict there.",
             layouts,
             DENSE,
         ),
@@ -44,8 +44,8 @@ def all_axes(surroundings: Mapping[str, str]) -> tuple[Axis, ...]:
             "surrounding",
             "Surroundings",
             "on calls in surroundings",
-            "Calls as people make them, with their gradients, by the same bounds: under a mode of the library, inside its "
-            "control flow, beside other threads and tasks. A call is right, or refused with a reason.",
+            "Calls as people make them, with their gradients, by the same bounds: under a mode of the library, inside "
+            "its control flow, beside other threads and tasks. A call is right, or refused with a reason.",
             surroundings,
             "",
         ),
