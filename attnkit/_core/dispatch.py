@@ -15,7 +15,7 @@ from types import NoneType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 from attnkit._core import check
-from attnkit._core.autograd import with_exact_gradients
+from attnkit._core.autograd import keep_autocast_out, with_exact_gradients
 from attnkit._core.library import is_traced, library
 from attnkit._core.library import namespace as namespace
 from attnkit._core.special import promoting, refusing_symbols, without_autocast
@@ -387,12 +387,13 @@ def _wrap(
             kernel = resolve(op, impl, arrays, checked)
             if type(impl) is _Ahead:
                 return kernel.prepared(arrays, checked)
-            if key is not None and checked is options:  # which reach the kernel of later calls as they are
-                serve = _remember(key, op, arrays, options, kernel)
-            else:
-                serve = with_exact_gradients(kernel.call, arrays, checked)
+            remembers = key is not None and checked is options  # which reach the kernel of later calls as they are
+            serve = _remember(key, op, arrays, options, kernel) if remembers else kernel.call
             with without_autocast(arrays[0]), promoting(arrays[0]):
-                return serve(*arrays, **checked)
+                results = serve(*arrays, **checked)
+            if not remembers:
+                keep_autocast_out(results, arrays, checked)
+            return results
 
     call.__signature__ = signature  # type: ignore[attr-defined]
     return known_by_name(call)

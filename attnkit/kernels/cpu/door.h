@@ -86,7 +86,8 @@ inline bool is_output(const attnkit_plan &plan, int array) {
 // Every item and query has numbers of its own in an output of the forward pass, but for a state. Gradients are sums along
 // axes with stride 0.
 inline bool overlaps_itself(const attnkit_plan &plan, int array) {
-  if (array < ATTNKIT_O || array >= ATTNKIT_FINAL_STATE || elements(plan, array) == 0) return false;
+  const bool is_forward = plan.pass == ATTNKIT_FORWARD && array >= ATTNKIT_O && array < ATTNKIT_FINAL_STATE;
+  if (!is_forward || elements(plan, array) == 0) return false;
   const attnkit_view &view = plan.arrays[array];
   const Extent own = extent(plan, array);
   bool overlaps = (own.rows > 1 && view.row == 0) || (own.columns > 1 && view.column == 0);

@@ -51,6 +51,7 @@ class Surrounded:
         self.ops: tuple[str, ...] | None = getattr(inner, "ops", None)
         self.without: tuple[str, ...] = getattr(inner, "without", ())
         self.compiles: bool = getattr(inner, "compiles", False)
+        self.copied: tuple[str, ...] = getattr(inner, "copied", ())
         self.array, self.numpy = inner.array, inner.numpy
 
     def refuse_as_elsewhere(self, op: str, arrays: Arrays, params: Arrays) -> None:
