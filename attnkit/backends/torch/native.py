@@ -78,7 +78,7 @@ def filled(plan: lower.Prepared, tensors: Iterable[Tensor]) -> list[Tensor]:
             name = abi.ARRAYS[plan.places[len(pointers)]]
             raise TypeError(f"{plan.op}: {name} is {freed(x)}")
         pointers.append(pointer)
-    outputs = [torch.empty(shape, dtype=DTYPES[dtype], device=CPU) for shape, dtype in plan.outputs]
+    outputs = [x.new_empty(shape, dtype=DTYPES[dtype]) for shape, dtype in plan.outputs]  # on the device of x
     pointers += [x.data_ptr() for x in outputs]
     lower.run(plan, pointers, torch.get_num_threads())
     return outputs

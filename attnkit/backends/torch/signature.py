@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnkit.backends.torch.watchers import PLAIN, watched
+from attnkit.backends.torch.watchers import PLAIN, intercepted
 
 ALIGNED = 7
 """The bits of an address that say whether it is a multiple of the size of an element, of at most 8 bytes."""
@@ -13,22 +13,18 @@ STRIDED = torch.strided
 
 
 def _of(x: Tensor) -> tuple[Any, ...]:
-    return x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.data_ptr() & ALIGNED
+    return x.shape, x.stride(), x.dtype, x.is_cpu or x.device, x.requires_grad, x.data_ptr() & ALIGNED
 
 
 def signature(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...] | None:
-    """None if the call must be checked every time."""
-    if watched():
-        return None
-    if torch._C._is_any_autocast_enabled():
+    """None if the call must be checked every time. Nothing is compiled: that was asked before."""
+    if intercepted() or torch._C._is_any_autocast_enabled():
         return None
     parts: list[Any] = [torch.is_grad_enabled()]
     for x in arrays:
         if type(x) not in PLAIN or x.is_neg() or x.is_nested or x.layout is not STRIDED:
             return None
-        if x.untyped_storage().nbytes() == 0:  # freed, or without elements
-            return None
-        parts.append(_of(x))
+        parts.append((x.shape, x.stride(), x.dtype, x.is_cpu or x.device, x.requires_grad, x.data_ptr() & ALIGNED))
     for name, value in options.items():
         kind = type(value)
         if kind in PLAIN and not value.is_neg():

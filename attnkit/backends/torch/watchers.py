@@ -39,9 +39,13 @@ _BATCHING: Any = torch._C._parse_dispatch_key("VmapMode")
 
 def watched() -> bool:
     """Whether anyone but autograd intercepts operations now."""
+    return torch.compiler.is_compiling() or intercepted()  # torch.compile and torch.export
+
+
+def intercepted() -> bool:
+    """The same, where nothing is compiled."""
     return bool(
-        torch.compiler.is_compiling()  # torch.compile and torch.export
-        or _dispatch_modes()  # make_fx, fake tensors, counters of operations
+        _dispatch_modes()  # make_fx, fake tensors, counters of operations
         or (_function_modes() and _other_than_devices())
         or peek_interpreter_stack()  # torch.func: vmap, grad, jvp, functionalize
         or _includes(_BATCHING)  # is_grads_batched and vectorize of torch.autograd
