@@ -158,6 +158,7 @@ notebooks: library
 # The documentation as pages: warnings are errors, nothing is loaded from elsewhere.
 site: install
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -d $(OUT)/site-trees docs $(OUT)/site
+	$(BIN)/python -m pytest -q -m pages tests/repository
 	@echo "$(CURDIR)/$(OUT)/site/index.html"
 
 # Test vectors of a release, for other languages.
@@ -177,6 +178,7 @@ soak: library
 # Who agrees with which definition, and the smallest input where one does not.
 peers: install
 	$(BIN)/python -m attnkit_conformance peers --profile scenes --html $(OUT)/peers.html
+	$(BIN)/python -m pytest -q -m peers tests/conformance
 
 # torch.export and ONNX of every op that can be exported.
 exports: install

@@ -34,6 +34,7 @@ def judged(chosen: list, profile: str, dtypes: tuple[str, ...]) -> Counter:
     return Counter(result.adapter for result in results if result.status == "pass" and result.measured)
 
 
+@pytest.mark.peers
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 @pytest.mark.parametrize("family", [name for name in peers.REQUIRES if name != "keras"])
 def test_peer_agrees_but_for_what_is_written_down(family: str) -> None:
@@ -42,6 +43,7 @@ def test_peer_agrees_but_for_what_is_written_down(family: str) -> None:
     assert set(passed) == {adapter.name for adapter in chosen}, "an adapter was judged on nothing"
 
 
+@pytest.mark.peers
 def test_keras_agrees_on_what_is_no_sparsemax() -> None:
     if importlib.util.find_spec("keras") is None:
         pytest.skip("not installed: keras (extra `peers`)")
@@ -54,12 +56,14 @@ def test_keras_agrees_on_what_is_no_sparsemax() -> None:
         adapter.close()
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("name", NOTHING_QUICK)
 def test_peer_that_serves_nothing_of_the_quick_profile(name: str) -> None:
     chosen = [adapter for adapter in installed(name.partition("-")[0]) if adapter.name == name]
     assert judged(chosen, "scenes", ("float32",))[name]
 
 
+@pytest.mark.peers
 def test_entmax_in_bfloat16_loses_sums_over_many_keys() -> None:
     exact = installed("entmax")[0]
     case = next(case for case in core.cases("entmax_attention", "scenes", ("bfloat16",)) if "many-keys" in case.id)

@@ -34,6 +34,7 @@ def differs(text: str, tolerance: float) -> bool:
     return bool(np.max(np.abs(got - expected)) > tolerance)
 
 
+@pytest.mark.peers
 def test_programs_of_the_page_reproduce(capsys: pytest.CaptureFixture) -> None:
     for name in ("torch", "jax", "entmax", "transformers", "einops"):
         pytest.importorskip(name)
@@ -46,6 +47,7 @@ def test_programs_of_the_page_reproduce(capsys: pytest.CaptureFixture) -> None:
     assert capsys.readouterr().out.count("the definition gives") == len(held)
 
 
+@pytest.mark.peers
 def test_keras_reproduces_in_a_process_of_its_own() -> None:
     if importlib.util.find_spec("keras") is None:  # importing it would choose a backend
         pytest.skip("not installed: keras (extra `peers`)")
@@ -62,6 +64,7 @@ def test_a_program_that_agrees_would_be_noticed() -> None:
     assert differs("import numpy as np\ngot, expected = np.ones(2), np.zeros(2)", 0.5)
 
 
+@pytest.mark.peers
 def test_the_command_shows_what_a_property_found(tmp_path: Path) -> None:
     pytest.importorskip("einops", reason="not installed: einops (extra `peers`)")
     page = tmp_path / "new" / "peers.html"

@@ -127,7 +127,7 @@ static void ends_helpers() {
   pause();
   expect(threads_of_this_process() == most, "helpers ended at once when a call allowed fewer");
   Pool::own().allow(2);
-  for (int round = 0; round < 50 && threads_of_this_process() > most - 18; ++round) pause();
+  for (int round = 0; round < 8 && threads_of_this_process() > most - 18; ++round) pause();
   expect(threads_of_this_process() == most - 18, "helpers did not end when calls allowed fewer");
   expect(each_task_once(100, 3), "with fewer helpers a task was not done once");
 }

@@ -29,7 +29,9 @@ def complaints(program: Path, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize(
+    "sanitizer", [name if name == "plain" else pytest.param(name, marks=pytest.mark.emulated) for name in SANITIZERS]
+)
 def test_every_task_is_done_once(tmp_path, sanitizer):
     program = compiled(tmp_path, *SANITIZERS[sanitizer])
     assert complaints(program, *(["without fork"] if sanitizer == "thread" else [])) == ""

@@ -26,6 +26,7 @@ def printed(notebook: nbformat.NotebookNode) -> list[tuple[list[str], set[str]]]
     return cells
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_prints_what_the_site_shows(path, tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))

@@ -37,6 +37,7 @@ def pages(site) -> dict[Path, str]:
     return {path: path.read_text() for path in site.rglob("*.html") if "_downloads" not in path.parts}
 
 
+@pytest.mark.pages
 def test_nothing_is_loaded_from_elsewhere(site):
     for path in site.rglob("*"):
         if path.suffix in (".html", ".css"):
@@ -59,6 +60,7 @@ def test_a_load_would_be_noticed(text):
     assert not LOADED.search(re.sub(r"(https?:)?//[^/]+/", "_static/", text))
 
 
+@pytest.mark.pages
 def test_links_and_their_anchors_are_there(site, pages):
     names = {path: set(re.findall(r"""\bid=["']([^"']+)["']""", text)) for path, text in pages.items()}
     checked = 0
@@ -75,6 +77,7 @@ def test_links_and_their_anchors_are_there(site, pages):
     assert checked > 1000
 
 
+@pytest.mark.pages
 def test_every_public_name_is_in_the_reference(pages):
     import attnkit.nn
 
@@ -86,6 +89,7 @@ def test_every_public_name_is_in_the_reference(pages):
     assert not names - written, f"no page of docs/api has {sorted(names - written)}"
 
 
+@pytest.mark.pages
 def test_formulas_are_mathml(pages):
     text = next(text for path, text in pages.items() if path.stem == "softmax_attention")
     assert text.count("<math") > 10
