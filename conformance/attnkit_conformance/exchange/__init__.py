@@ -53,7 +53,7 @@ def tensors_of(case: Case) -> dict[str, np.ndarray]:
 
 
 def as_read(x: np.ndarray) -> np.ndarray:
-    """Integers as int64, the only ones of the readers. A uint64 beyond them becomes the largest: all keys, as before."""
+    """Integers as int64, which readers know. A uint64 beyond them becomes the largest: it means all keys as before."""
     if x.dtype.kind not in "iu":
         return x
     return (np.minimum(x, np.iinfo(np.int64).max) if x.dtype == np.uint64 else x).astype(np.int64)
