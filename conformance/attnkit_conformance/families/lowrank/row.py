@@ -86,8 +86,9 @@ def linformer_errors(op: Op) -> Iterator[ErrorSample]:
 
 
 def product(a: Any, b: Any) -> Any:
-    """a @ b of small matrices of any library, entry by entry: torch's autocast rounds the factors of `@`."""
-    return (a[..., :, :, None] * b[..., None, :, :]).sum(-2)
+    """a @ b of small matrices of any library, column by row: torch's autocast rounds the factors of `@`."""
+    m = a.shape[-1]
+    return sum(a[..., :, j, None] * b[..., j, None, :] for j in range(m)) if m else a
 
 
 def newton_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
