@@ -1,5 +1,6 @@
 """An adapter that declares what it serves is judged inside of it, whole, and has to refuse what lies beside it."""
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import declared
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.search import Search
+from attnkit_conformance.search.recipe import grammar_of, of_op
 
 OP = "pointwise_attention"
 SERVED = {"scale": ("0.7", "-0.3"), "causal": ("lower_right",), "key_lengths": ("some", "zero", "number")}
@@ -99,7 +101,7 @@ def test_a_bug_of_a_partial_adapter_is_found_by_run_and_by_search(bug: str, tmp_
     search = Search([adapter], 60.0, 0, tmp_path, ("float32",), lambda text: True)
     for turn in range(30):
         search.end = search.clock() + 60.0
-        search.look(BY_NAME[OP], turn)
+        search.look(of_op(BY_NAME[OP], grammar_of(OP), random.Random(turn)), turn)
         if search.findings:
             break
     assert search.findings

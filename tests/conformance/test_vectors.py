@@ -62,6 +62,17 @@ def test_every_op_is_there_with_its_options_and_null_rows_in_20_megabytes(folder
         assert any(np.any(np.all(x == 0, axis=-1)) for key, x in o.items() if key.endswith("out.o")), "no null row"
 
 
+def test_integers_are_int64_whatever_a_case_has(folder: Path) -> None:
+    """Lengths of cases have any integer dtype, and may be the largest of uint64."""
+    of_inputs = {line.split()[5] for line in (folder / "tensors.txt").read_text().splitlines() if " in." in line}
+    assert of_inputs == {"bool", "float32", "float64", "int64"}
+    for dtype in ("int8", "uint8", "int64", "uint64"):
+        most = np.iinfo(dtype).max
+        x = exchange.as_read(np.array([0, 3, most], dtype))
+        assert x.dtype == np.int64
+        assert x.tolist() == [0, 3, min(int(most), 2**63 - 1)]
+
+
 def test_the_size_is_held_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = list(vectors.small_cases(OPDB[0], "float32"))
     monkeypatch.setattr(vectors, "cases", lambda: iter(few))

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import attnkit
 import attnkit_reference as reference
+from attnkit.backends.torch.softmax import LEAST_KEYS
 from attnkit.integrations.torch import MultiheadAttention, replace_sdpa, scaled_dot_product_attention, set_sdpa
 from attnkit_conformance.model import tolerance
 from tests.integrations.counting import count
@@ -52,7 +53,7 @@ def test_softmax_is_torchs(leading, options):
 
 
 def test_torchs_kernel_is_not_looped_over():
-    q, k, v = (torch.stack([x, x]) for x in qkv(1, HEADS))
+    q, k, v = torch.randn(3, 2, 1, HEADS, LEAST_KEYS, D)
     with pytest.raises(NotImplementedError, match="vmap is served by the generic implementation"):
         torch.func.vmap(lambda *x: attnkit.softmax_attention(*x, impl="sdpa"))(q, k, v)
 

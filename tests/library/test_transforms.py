@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import attnkit
+from attnkit.backends.torch.softmax import LEAST_KEYS
 
 from .arrays import close, qkv
 
@@ -18,8 +19,8 @@ MASK = np.random.default_rng(3).random((2, 1, 5, 7)) > 0.2
 LENGTHS = np.array([[3], [7]])
 
 
-def tensors() -> list[torch.Tensor]:
-    return [torch.tensor(x, requires_grad=True) for x in qkv(dtype="float32")]
+def tensors(keys: int = 7) -> list[torch.Tensor]:
+    return [torch.tensor(x, requires_grad=True) for x in qkv(keys=keys, dtype="float32")]
 
 
 def jax_arrays() -> list[jax.Array]:
@@ -136,8 +137,8 @@ def test_autocast_does_not_round_the_scores(dtype):
 @pytest.mark.parametrize("values", [8, 6], ids=["fused", "plain formula"])
 def test_second_derivatives_of_sdpa_are_right_or_refused(values):
     """torch's plain formula, which it takes where v is narrower than k, has them; its fused kernel has none."""
-    q, k = torch.randn(2, 1, 2, 3, 8, dtype=torch.float64).unbind()
-    v = torch.randn(1, 2, 3, values, dtype=torch.float64)
+    q, k = torch.randn(2, 1, 2, LEAST_KEYS, 8, dtype=torch.float64).unbind()
+    v = torch.randn(1, 2, LEAST_KEYS, values, dtype=torch.float64)
 
     def function(*leaves):
         return attnkit.softmax_attention(*leaves, impl="sdpa")
@@ -151,7 +152,7 @@ def test_second_derivatives_of_sdpa_are_right_or_refused(values):
 
 
 def test_sdpa_compiles_as_one_graph_with_gradients():
-    leaves = [x.detach().float().requires_grad_() for x in tensors()]
+    leaves = [x.detach().float().requires_grad_() for x in tensors(LEAST_KEYS)]
     function = torch.compile(partial(attnkit.softmax_attention, impl="sdpa"), fullgraph=True, backend="aot_eager")
     compiled = torch.autograd.grad(function(*leaves).square().sum(), leaves)
     for got, expected in zip(
@@ -162,7 +163,7 @@ def test_sdpa_compiles_as_one_graph_with_gradients():
 
 @pytest.mark.parametrize("impl", ["sdpa", "generic"])
 def test_autocast_does_not_round_a_call_that_is_remembered(impl):
-    q, k, v = (x.detach().float() for x in tensors())
+    q, k, v = (x.detach().float() for x in tensors(LEAST_KEYS))
     plain = [attnkit.softmax_attention(q, k, v, impl=impl) for _ in range(2)][1]
     with torch.autocast("cpu", torch.bfloat16):
         cast = attnkit.softmax_attention(q, k, v, impl=impl)
@@ -224,7 +225,7 @@ def test_kernels_are_passed_over_inside_derivatives_of_torch_func_compiled_or_no
 
 
 def test_a_second_backward_of_torchs_kernel_is_refused_in_our_words():
-    q, k, v = (torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(1, 2, LEAST_KEYS, 16, requires_grad=True) for _ in range(3))
     first = torch.autograd.grad(attnkit.softmax_attention(q, k, v).square().sum(), (q, k, v), create_graph=True)
     with pytest.raises(NotImplementedError, match="impl='sdpa' has no second derivatives; impl='generic' has"):
         torch.autograd.grad(first[0].sum(), q)

@@ -44,12 +44,19 @@ TENSOR_DTYPES = {
 def tensors_of(case: Case) -> dict[str, np.ndarray]:
     """All tensors of a case by name in the file."""
     op = BY_NAME[case.op]
-    tensors = {f"in.{name}": case.typed(name) for name in case.arrays}
+    tensors = {f"in.{name}": as_read(case.typed(name)) for name in case.arrays}
     for name, x in case.cotangents.items():
         tensors[f"cotangent.{name}"] = x.astype(numpy_dtype(op.output_dtype(name, case.dtype)))
     for name, limit in limits_of(case).items():
         tensors |= {name: limit.golden, f"{ALLOWED}{name}": limit.allowed.astype(compute_dtype(limit.dtype))}
     return {f"{case.id}/{name}": x.copy(order="C") for name, x in tensors.items()}
+
+
+def as_read(x: np.ndarray) -> np.ndarray:
+    """Integers as int64, which readers know. A uint64 beyond them becomes the largest: it means all keys as before."""
+    if x.dtype.kind not in "iu":
+        return x
+    return (np.minimum(x, np.iinfo(np.int64).max) if x.dtype == np.uint64 else x).astype(np.int64)
 
 
 def entry(case: Case) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from attnkit_conformance.model.op import QKV, Op
 
 LIBRARIES = ("torch", "jax")
 LENGTHS = (512, 1024, 1536, 2048)  # where auto may choose another implementation than for a few tokens
+MORE_KEYS = 16  # than those of problems of everyone
 ROWS = ("a", "b", "c")  # groups of ops whose cost grows with pairs or tokens
 RIGHT, REFUSED, EITHER, ELSEWHERE = "right", "refused", "right or refused", "needs a GPU"
 
@@ -116,11 +117,23 @@ def judge(row: Row, most: int | None = None, transforms: tuple[str, ...] | None 
     """The verdicts of a row; `most` bounds the number of problems."""
     _, checks = runner(row.library)
     op = next(op for op in differentiable() if op.name == row.op)
-    several = [long_problem(op, row.tokens)] if row.tokens else list(map(problem_of, of_everyone(op)[:most]))
+    several = problems(row, op, most)
     for transform in transforms or tuple(checks):
         results = [answer(row, transform, problem) for problem in several]
         answers = [pair for pair in results if pair is not None]
         yield joined(row, transform, answers or refused_elsewhere(row, transform, several[0]))
+
+
+def problems(row: Row, op: Op, most: int | None) -> list[Problem]:
+    """Those of a row: those of everyone, and for an implementation that supports none of them some without options and
+    with more keys, whose values are as wide as the keys and narrower: torch's softmax then has other derivatives.
+    """
+    if row.tokens:
+        return [long_problem(op, row.tokens)]
+    few = list(map(problem_of, of_everyone(op)[:most]))
+    if row.impl == "generic" or op.group not in ROWS or any(reasons(row.library, x)[row.impl] is None for x in few):
+        return few
+    return [*few, *(long_problem(op, MORE_KEYS, values, ()) for values in (4, 3))]
 
 
 def summary(verdicts: list[Verdict]) -> str:

@@ -23,10 +23,10 @@ def differentiable() -> tuple[Op, ...]:
     return tuple(op for op in OPDB if op.vjp)
 
 
-def long_problem(op: Op, tokens: int) -> Problem:
-    """A case with this many queries and keys."""
+def long_problem(op: Op, tokens: int, values: int = 3, options: tuple[str, ...] = ("key_lengths",)) -> Problem:
+    """A case with this many queries and keys, and values with so many features."""
     lead = ((1, 1),) * 3
-    scene = Scene(f"{tokens}x{tokens}", tokens, tokens, d=4, e=3, lead=lead, options=("key_lengths",))
+    scene = Scene(f"{tokens}x{tokens}", tokens, tokens, d=4, e=values, lead=lead, options=options)
     params = op.variants[0]
     return Problem(scene_case(op, op.adapted(scene, params) or scene, params, "long", "float64"), LONG_STEP)
 
