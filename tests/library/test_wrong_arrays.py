@@ -39,7 +39,7 @@ def big_endian(x: np.ndarray) -> np.ndarray:
 
 
 def in_torch(x: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(x))
+    return torch.from_numpy(np.array(x, order="C"))  # a copy: layouts may be read-only
 
 
 def first_number(x: np.ndarray) -> np.ndarray:

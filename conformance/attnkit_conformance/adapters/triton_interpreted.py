@@ -25,7 +25,7 @@ from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
 from attnkit_conformance.adapters import triton_bfloat16
 from attnkit_conformance.adapters.base import VJP, Arrays
-from attnkit_conformance.adapters.cases import base_arguments, learned
+from attnkit_conformance.adapters.cases import base_arguments, handed_on, learned
 from attnkit_conformance.adapters.torch import Autograd
 from attnkit_conformance.opdb import BY_NAME
 
@@ -127,6 +127,7 @@ class Interpreted(Autograd):
         refused = self.unsupported(op, arrays, params)
         if refused:
             raise NotImplementedError(refused)
+        arrays, params = handed_on(arrays, params)
         if op in STATISTICS:
             return statistics(**arrays, **params)
         row = BY_NAME[op]

@@ -1,6 +1,6 @@
 """Repeated calls: the launches of a call are recorded once for all tensors like its own, and get addresses each time.
 
-When a call is repeated for the first time, what its custom op does is recorded on stand-ins, tensors without memory:
+When a call with a signature is made for the first time, what its custom op does is recorded on stand-ins, tensors without memory:
 what it allocates is allocated for each call, and what it launches is launched. A function that also computes with torch
 is not recorded, and calls are made as usual.
 
