@@ -264,9 +264,30 @@ def test_second_derivatives_are_refused_and_batches_of_cotangents_launch_item_by
         with pytest.raises(NotImplementedError, match="no second derivatives"):
             dq.sum().backward()
         several = torch.ones(3, *o.shape, dtype=o.dtype)
-        one = launched(driver, partial(torch.autograd.grad, call(*inputs), inputs, torch.ones_like(o)))
-        batch = launched(driver, partial(torch.autograd.grad, call(*inputs), inputs, several, is_grads_batched=True))
+        gradients = partial(torch.autograd.grad, call(*inputs), inputs, retain_graph=True)
+        one = launched(driver, lambda gradients=gradients, o=o: gradients(torch.ones_like(o)))
+        batch = launched(driver, lambda gradients=gradients, several=several: gradients(several, is_grads_batched=True))
         assert [each.kernel for each in batch] == 3 * [each.kernel for each in one]
+
+
+def test_a_cotangent_that_is_not_aligned_is_copied(driver: Driver) -> None:
+    call, inputs = call_of("pointwise_attention"), [x.requires_grad_() for x in tensors(2, 2, 8, 16)]
+    memory = bytearray(1 + inputs[0].nbytes)
+    do = torch.frombuffer(memory, dtype=torch.float16, offset=1).view(inputs[0].shape)
+    for _ in range(3):
+        made = launched(driver, partial(torch.autograd.grad, call(*inputs), inputs, do))
+        addresses = [x.data_ptr() if isinstance(x, Tensor) else x for x in _numbers([x.arguments for x in made])]
+        assert made
+        assert do.data_ptr() not in addresses
+
+
+def _numbers(x: Any) -> Iterator[Any]:
+    """Everything in nested tuples and lists."""
+    if isinstance(x, (tuple, list)):
+        for part in x:
+            yield from _numbers(part)
+    else:
+        yield x
 
 
 def test_what_computes_is_not_recorded() -> None:

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from attnkit.backends.torch.watchers import PLAIN, watched
 
