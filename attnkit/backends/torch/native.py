@@ -73,7 +73,7 @@ def planned(
 
 def filled(plan: lower.Prepared, tensors: Iterable[Tensor]) -> list[Tensor]:
     """The outputs of a plan for its tensors."""
-    pointers = []
+    pointers: list[int] = []
     for x, extent in zip(tensors, plan.extents, strict=True):
         pointer, storage = x.data_ptr(), x.untyped_storage()
         if pointer + extent > storage.data_ptr() + storage.nbytes():  # which may have been freed since it was checked
