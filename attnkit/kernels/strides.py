@@ -3,9 +3,6 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-UNALIGNED = "an array is not aligned to its elements"
-"""Why kernels, which load whole elements, refuse a call."""
-
 
 def strides_of(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> list[int]:
     """Strides with which an array of `shape` is read as one of `target`: 0 on broadcast axes."""

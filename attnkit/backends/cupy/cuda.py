@@ -12,8 +12,7 @@ from attnkit._core.dispatch import Kernel, namespace, with_gradients
 from attnkit.backends.cupy import linear, newton, packed, pointwise, rows, soft, statistics
 from attnkit.backends.cupy.pointwise import GAUSSIAN, Device
 from attnkit.kernels import predicted, verdicts
-from attnkit.kernels.plan import is_array
-from attnkit.kernels.strides import UNALIGNED
+from attnkit.kernels.plan import UNALIGNED, is_array
 from attnkit.ops import rela
 from attnkit.ops import statistics as ops_statistics
 from attnkit.ops.entmax import entmax_attention

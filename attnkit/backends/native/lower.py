@@ -19,7 +19,7 @@ from attnkit._core.quadratic import leading_shape
 from attnkit.backends.native import abi, linear
 from attnkit.backends.native.load import library
 from attnkit.kernels import plan as kernels_plan
-from attnkit.kernels.strides import UNALIGNED
+from attnkit.kernels.plan import UNALIGNED
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.softmax import SOFTMAX
 

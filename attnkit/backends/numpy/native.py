@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from attnkit.backends.native import linear, lower, native_status, packed, rows, served
-from attnkit.kernels.plan import is_array
-from attnkit.kernels.strides import UNALIGNED
+from attnkit.kernels.plan import UNALIGNED, is_array
 from attnkit.ops import gated, lsh, rela
 from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.lowrank import linformer, nystrom, soft

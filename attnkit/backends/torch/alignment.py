@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attnkit._core.dispatch import Kernel
 from attnkit.backends.torch import watchers
-from attnkit.kernels.strides import UNALIGNED
+from attnkit.kernels.plan import UNALIGNED
 
 
 def are_aligned(tensors: Iterable[Tensor]) -> bool:

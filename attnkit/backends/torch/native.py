@@ -20,7 +20,7 @@ from attnkit.backends.torch import watchers
 from attnkit.backends.torch.alignment import are_aligned
 from attnkit.backends.torch.custom import Arguments, Outputs, register
 from attnkit.backends.torch.softmax import sdpa_unsupported
-from attnkit.kernels.strides import UNALIGNED
+from attnkit.kernels.plan import UNALIGNED
 from attnkit.ops import gated, lsh, rela
 from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.linear.attention import LINEAR
