@@ -238,6 +238,17 @@ def is_symbol(size: Any) -> bool:
     return not isinstance(size, (int, float)) and type(size).__module__.startswith("jax.")
 
 
+def real(xp: Namespace, size: Any, dtype: Any) -> Any:
+    """A size as a real number: a float where it is known, else an array of torch.jit.trace and jax.export, or a symbol
+    of torch.export, of which float() would make a constant.
+    """
+    if isinstance(size, (int, float)):
+        return float(size)
+    if is_symbol(size) or hasattr(size, "ndim"):
+        return xp.astype(size if hasattr(size, "ndim") else xp.asarray(size), dtype)
+    return size * 1.0
+
+
 def inverse_root(xp: Namespace, size: Any, dtype: Any) -> Any:
     """1/√size, a number or the array of a symbol."""
     return 1.0 / xp.sqrt(xp.astype(xp.asarray(size), dtype)) if is_symbol(size) else 1.0 / math.sqrt(size)

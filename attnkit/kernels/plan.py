@@ -21,6 +21,8 @@ Shape = tuple[int, ...]
 Window = tuple[int | None, int | None]
 ROW_OPTIONS = ("mask", "query_mask", "key_lengths", "length")
 """Options that, as arrays, make n_i differ between items or heads."""
+UNALIGNED = "an array is not aligned to its elements"
+"""Why kernels, which load whole elements, refuse a call."""
 
 
 class Signature(NamedTuple):

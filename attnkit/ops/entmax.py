@@ -13,7 +13,7 @@ from typing import Any, Unpack
 from attnkit._core import check, quadratic
 from attnkit._core.family import Family, op, vjp_of, weights_of
 from attnkit._core.mask import positions
-from attnkit._core.special import cumulative_sum, falling, relu, stop_gradient
+from attnkit._core.special import cumulative_sum, falling, real, relu, stop_gradient
 from attnkit._core.typing import Array, Common, Impl, Namespace
 from attnkit.ops import softmax
 
@@ -110,7 +110,7 @@ def _halved_threshold(xp: Namespace, x: Array, power: Any) -> Array:
     low = xp.zeros_like(x[..., :1]) - 1.0
     if x.shape[-1] == 1:  # the bracket is a point, and XLA fails when it fuses bisections without a sum
         return low
-    high = low + (1.0 - float(x.shape[-1]) ** (-1.0 / power))
+    high = low + (1.0 - real(xp, x.shape[-1], x.dtype) ** (-1.0 / power))
     for _ in range(_HALVINGS[check.dtype_name(x)]):
         middle = 0.5 * (low + high)
         left = xp.sum(relu(xp, x - middle) ** power, axis=-1, keepdims=True) >= 1

@@ -10,7 +10,7 @@ from attnkit._core.derived import served_by, vjp_like, weights_like
 from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
-from attnkit._core.special import generator, stop_gradient
+from attnkit._core.special import generator, real, stop_gradient
 from attnkit._core.tokens import both, chosen, cotangent, key_mask, valid_keys, whole, zeros
 from attnkit._core.typing import Array, Causal, Impl, Namespace
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
@@ -221,7 +221,7 @@ def _chunks(
     valid = None if valid is None else xp.broadcast_to(valid, (*leading, n))
     order = _order(xp, stop_gradient(x), rotations, valid, chunk_size)
 
-    norm = xp.sqrt(xp.sum(x * x, axis=-1, keepdims=True) + NORM_EPS * float(x.shape[-1]))
+    norm = xp.sqrt(xp.sum(x * x, axis=-1, keepdims=True) + NORM_EPS * real(xp, x.shape[-1], x.dtype))
     unit = x / norm
     q, k, values = (_into_chunks(xp, _filled(xp, y, chunk_size), order) for y in (x, unit, v))
     options = {"scale": 1.0, "bias": _bias(xp, x, order), "mask": _visible(xp, order, valid, n, causal)}

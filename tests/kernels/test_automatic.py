@@ -313,8 +313,11 @@ def test_cupy_takes_kernels_for_the_memory_of_weights(
 
 def on_a_gpu(shape: tuple[int, ...], dtype: str) -> Any:
     """What dispatch asks of a CuPy array."""
-    device = SimpleNamespace(compute_capability="90")
-    return SimpleNamespace(shape=shape, ndim=len(shape), dtype=np.dtype(dtype), device=device)
+    device, data = SimpleNamespace(compute_capability="90"), SimpleNamespace(ptr=0)
+    strides = (0,) * len(shape)
+    return SimpleNamespace(
+        shape=shape, ndim=len(shape), strides=strides, dtype=np.dtype(dtype), device=device, data=data
+    )
 
 
 def test_cupy_warns_too(monkeypatch: pytest.MonkeyPatch) -> None:

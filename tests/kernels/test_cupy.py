@@ -132,6 +132,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library()
     monkeypatch.setattr(gpu, "Gpu", lambda: Machine(library, behind=True, descending=False))
     monkeypatch.setattr(cuda, "unsupported_device", lambda x: None)
+    monkeypatch.setattr(cuda, "address", lambda x: x.ctypes.data)
     monkeypatch.setattr(check, "peculiar", lambda x: None)  # else no subclass of NumPy's arrays is taken
     monkeypatch.setattr(dispatch, "kernels", lambda op, x: cupy_kernels.get(op, ()))
 
@@ -155,6 +156,25 @@ def test_every_op_is_wired_to_its_kernels(op: str) -> None:
         grads, truth = (flat(vjp(*arrays, pulled, impl=impl, **own)) for impl in ("cuda", "generic"))
         for one, other in zip(grads, truth, strict=True):
             assert_close(one, other)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_what_is_not_aligned_goes_to_the_next_implementation() -> None:
+    x, field = draw(0, 2, 5, 8), np.zeros((2, 5, 8), np.dtype([("byte", "u1"), ("number", "f8")]))["number"].view(OnCpu)
+    off = np.ndarray(x.shape, x.dtype, np.zeros(x.nbytes + 1, np.uint8), 1).view(OnCpu)
+    for arrays, options in (((x, x, off), {}), ((field, x, x), {}), ((x, x, x), {"bias": off[0, :, :5]})):
+        reasons = attnkit.explain(attnkit.softmax_attention, *arrays, **options)
+        assert reasons["cuda"] == "an array is not aligned to its elements"
+    assert attnkit.explain(attnkit.softmax_attention, x, x, x)["cuda"] is None
+
+
+@pytest.mark.usefixtures("emulated")
+def test_lengths_beyond_64_bits_with_a_sign_hide_no_key() -> None:
+    q, k, v = draw(0, 2, 1, 8), draw(1, 2, 6, 8), draw(2, 2, 6, 4)
+    lengths, seen = np.array([2**64 - 1, 2**63], np.uint64).view(OnCpu), np.ones((2, 1), bool).view(OnCpu)
+    for op in (attnkit.linear_attention, attnkit.softmax_attention):
+        found = op(q, k, v, key_lengths=lengths, query_mask=seen, impl="cuda")
+        assert_close(found, op(q, k, v, impl="cuda"))
 
 
 @pytest.mark.usefixtures("emulated")

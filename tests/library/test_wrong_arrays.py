@@ -39,7 +39,7 @@ def big_endian(x: np.ndarray) -> np.ndarray:
 
 
 def in_torch(x: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(x))
+    return torch.from_numpy(np.array(x, order="C"))  # a copy: layouts may be read-only
 
 
 def first_number(x: np.ndarray) -> np.ndarray:
@@ -166,6 +166,8 @@ def test_tensors_that_are_not_dense() -> None:
                 attnkit.pointwise_attention(x, x, other)
     with pytest.raises(TypeError, match=r"^softmax_attention: mask is .*layout torch.sparse_coo"):
         attnkit.softmax_attention(x, x, x, mask=torch.ones(3, 3, dtype=torch.bool).to_sparse())
+    with pytest.raises(TypeError, match=r"^softmax_attention: dropout seed is .*layout torch.sparse_coo"):
+        attnkit.softmax_attention(x, x, x, dropout=(0.5, torch.tensor(1).to_sparse()))
 
 
 OPTIONS: dict[str, tuple[Any, ...]] = {

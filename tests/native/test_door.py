@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -162,6 +163,20 @@ def test_the_gradient_of_a_cotangent_that_is_not_aligned_is_that_of_the_generic_
     found = torch.autograd.grad(getattr(attnkit, op)(q, k, v, impl="native"), (q, k, v), do)
     torch.testing.assert_close(found, expected)
     assert not any(x.requires_grad for x in found)
+
+
+def test_kernels_of_a_gpu_refuse_what_is_not_aligned():
+    """Options and parts of states are loaded as well."""
+    x, off = torch.from_numpy(normal(*SHAPE)).float(), unaligned(SHAPE)
+    bias, state = unaligned((SHAPE[-2], SHAPE[-2])), (unaligned((*SHAPE[:-2], SHAPE[-1], SHAPE[-1])), x[..., 0, :])
+    for call in (
+        partial(attnkit.explain, attnkit.pointwise_attention, x, x, off),
+        partial(attnkit.explain, attnkit.softmax_attention, x, x, x, bias=bias),
+        partial(attnkit.explain, attnkit.softmax_attention_vjp, x, x, x, off),
+        partial(attnkit.explain, attnkit.linear_attention, x, x, x, initial_state=state),
+    ):
+        assert call()["triton"] == "an array is not aligned to its elements"
+    assert "CUDA" in attnkit.explain(attnkit.softmax_attention, x, x, x)["triton"]
 
 
 def test_boundaries_that_are_not_aligned_go_to_the_next_implementation():

@@ -269,7 +269,7 @@ def test_numbers_of_numpys_are_written_as_pythons():
 
     options = {"window": (np.int64(3), 2), "scale": np.float32(0.5), "causal": True, "length": "all", "bias": None}
     names, tensors, text = custom.encoded({"q": torch.ones(1), **options})
-    assert (names, text) == ("q", "window=(3, 2);scale=0.5;causal=True;length='all'")
+    assert (names, text) == ("q", "window=(3,2,);scale=0.5;causal=True;length='all'")
     again = custom.decoded(tensors, names, text)
     assert again.pop("q") is tensors[0]
     assert again == {name: value for name, value in options.items() if value is not None}

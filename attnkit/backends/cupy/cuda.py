@@ -4,7 +4,7 @@ They are right on an H100, but not timed, and their clocks are not counted: `imp
 they save.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from attnkit._core.dispatch import Kernel, namespace, with_gradients
 from attnkit.backends.cupy import linear, newton, packed, pointwise, rows, soft, statistics
 from attnkit.backends.cupy.pointwise import GAUSSIAN, Device
 from attnkit.kernels import predicted, verdicts
+from attnkit.kernels.plan import UNALIGNED, is_array
 from attnkit.ops import rela
 from attnkit.ops import statistics as ops_statistics
 from attnkit.ops.entmax import entmax_attention
@@ -55,7 +56,23 @@ def unsupported(unsupported_options: Call, inputs: int, *arrays: Any, **options:
     """Why a call is not supported; the inputs are followed by cotangents, the first of which is required."""
     if arrays[inputs:] and arrays[inputs] is None:
         return "no cotangent of the output was given"
-    return unsupported_device(arrays[0]) or unsupported_options(*arrays[:inputs], **options)
+    refused = unsupported_device(arrays[0]) or unsupported_options(*arrays[:inputs], **options)
+    return refused or (None if are_aligned((*arrays, *options.values())) else UNALIGNED)
+
+
+def are_aligned(values: Iterable[Any]) -> bool:
+    """Whether addresses and strides of the arrays among values are multiples of the size of their elements."""
+    for x in values:
+        if isinstance(x, tuple) and not are_aligned(x):
+            return False
+        if is_array(x) and any(n % x.dtype.itemsize for n in (address(x), *x.strides)):
+            return False
+    return True
+
+
+def address(x: Any) -> int:
+    """Where the memory of an array begins."""
+    return int(x.data.ptr)
 
 
 def inverse_unsupported(a: Any, **options: Any) -> str | None:

@@ -104,7 +104,8 @@ class Call(Views):
         if mask is not None and mask.ndim > 1:
             mask = mask[..., 0, :]
         firsts = None if mask is None else first_true(mask, a.keys)
-        stops = options["key_lengths"].astype("int64") if is_array(options.get("key_lengths")) else None
+        lengths = options.get("key_lengths")
+        stops = pointwise.lengths_as_read(lengths, a.keys) if is_array(lengths) else None
         if queries is not None and not valid:
             xp = array_api_compat.array_namespace(queries)
             end = a.queries - first_true(queries[..., ::-1], a.queries)  # after the last unmasked query

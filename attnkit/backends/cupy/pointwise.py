@@ -63,6 +63,15 @@ def unsupported_options(q: Array, k: Array, v: Array, *, activation: str = "relu
     return lacking("cuda", ACTIVATIONS, activation)
 
 
+def lengths_as_read(lengths: Array, keys: int) -> Array:
+    """Key lengths as the kernels read them, 64-bit integers: none is beyond the keys, for in the upper half of 64 bits
+    without a sign it would become negative."""
+    if lengths.dtype.name == "uint64":
+        xp = array_api_compat.array_namespace(lengths)
+        lengths = xp.minimum(lengths, xp.asarray(keys, dtype=lengths.dtype))
+    return lengths.astype("int64")
+
+
 def _word(seed: Array) -> Array:
     """A seed of any integer dtype as the 64 bits that the kernels read: those of less are 32."""
     return (seed if seed.dtype.itemsize == 8 else seed.astype("uint32")).astype("uint64")
@@ -102,7 +111,7 @@ class Call(Views):
             s.sequences = self.layout.sequences
             s.edges_q, s.edges_k = (self.pointer(options[name]) for name in ("edges_q", "edges_k"))
         if is_array(options.get("key_lengths")):
-            self.view("key_lengths", "heads", options["key_lengths"].astype("int64"))
+            self.view("key_lengths", "heads", lengths_as_read(options["key_lengths"], self.layout.keys))
         for name in ("mask", "bias", "dropout_mask"):
             if options.get(name) is not None:
                 self.view(name, "pairs", options[name])

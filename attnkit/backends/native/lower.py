@@ -19,6 +19,7 @@ from attnkit._core.quadratic import leading_shape
 from attnkit.backends.native import abi, linear
 from attnkit.backends.native.load import library
 from attnkit.kernels import plan as kernels_plan
+from attnkit.kernels.plan import UNALIGNED
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.softmax import SOFTMAX
 
@@ -55,7 +56,6 @@ POISONS = poisons()
 
 
 TOO_MANY = f"more than {abi.AXES} leading axes"
-UNALIGNED = "an array is not aligned to its elements"
 SIZES = 1 << 31
 TOO_LONG = "an axis of 2^31 or more"
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from attnkit.backends.native import linear, lower, native_status, packed, rows, served
-from attnkit.kernels.plan import is_array
+from attnkit.kernels.plan import UNALIGNED, is_array
 from attnkit.ops import gated, lsh, rela
 from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.lowrank import linformer, nystrom, soft
@@ -98,7 +98,7 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
     if status.level is None:
         return status.reason
     if not all(x.flags.aligned for x in (*arrays, *options.values()) if isinstance(x, Array)):
-        return lower.UNALIGNED
+        return UNALIGNED
     operands, plain = lower.split({**dict(zip("qkv", arrays, strict=False)), **options}, is_array)
     dtypes = tuple((name, lower.dtype_name(x.dtype)) for name, x in operands.items() if name != "seed")
     own = tuple(option for option in plain if option[0] in lower.ASKED)

@@ -14,6 +14,7 @@ from attnkit.backends.torch import (
     softmax,
     watchers,
 )
+from attnkit.backends.torch.alignment import refusing_unaligned
 from attnkit.backends.torch.triton import (
     linear,
     linear_features,
@@ -30,15 +31,20 @@ KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
     *map(
         opaque,
         (
-            pointwise.KERNELS,
-            pointwise.ATOMIC,
-            linear.KERNELS,
-            linear_step.KERNELS,
-            linear_features.KERNELS,
-            rows.KERNELS,
-            statistics.KERNELS,
-            newton.KERNELS,
-            packed.KERNELS,
+            *map(
+                refusing_unaligned,
+                (
+                    pointwise.KERNELS,
+                    pointwise.ATOMIC,
+                    linear.KERNELS,
+                    linear_step.KERNELS,
+                    linear_features.KERNELS,
+                    rows.KERNELS,
+                    statistics.KERNELS,
+                    newton.KERNELS,
+                    packed.KERNELS,
+                ),
+            ),
             native.KERNELS,
         ),
     ),

@@ -18,6 +18,7 @@ from torch import Tensor
 from attnkit._core import quadratic
 from attnkit._core.special import without_autocast
 from attnkit.backends.torch import watchers
+from attnkit.backends.torch.alignment import in_aligned_memory
 
 SCHEMA = "(str op, Tensor[] arrays, str names, str text) -> Tensor[]"  # torch reads it from annotations after 2.6 only
 VJP_SCHEMA = "(str op, Tensor[] arrays, str names, str text, Tensor? do, str targets) -> Tensor[]"
@@ -146,6 +147,7 @@ def register(
     @torch.library.custom_op(f"attnkit::{name}_vjp", mutates_args=(), schema=VJP_SCHEMA)
     def vjp(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor | None, targets: str) -> list[Tensor]:
         asked = tuple(targets.split(","))
+        arrays, do = [in_aligned_memory(x) for x in arrays], None if do is None else in_aligned_memory(do)
         with without_autocast(arrays[0]):
             grads = backward(op, decoded(arrays, names, text), do, asked)
         return [grads[name].contiguous() for name in asked]

@@ -17,8 +17,10 @@ from attnkit._core import quadratic
 from attnkit._core.library import freed
 from attnkit.backends.native import abi, linear, lower, native_status, packed, rows, served
 from attnkit.backends.torch import watchers
+from attnkit.backends.torch.alignment import are_aligned
 from attnkit.backends.torch.custom import Arguments, Outputs, register
 from attnkit.backends.torch.softmax import sdpa_unsupported
+from attnkit.kernels.plan import UNALIGNED
 from attnkit.ops import gated, lsh, rela
 from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.linear.attention import LINEAR
@@ -191,7 +193,7 @@ class _Attend(torch.autograd.Function):
             grads = _generic(call.op, {name: saved[name] for name in call.names}, call.plain, output_grads)
         elif not _is_plain([*output_grads.values(), *saved.values()]):
             grads = pulled(call.op, _joined({name: saved[name] for name in call.names}, call.plain), output_grads)
-        elif not _are_aligned(output_grads.values()):
+        elif not are_aligned(output_grads.values()):
             with torch.enable_grad():  # the generic body of linear ops is differentiated
                 grads = _generic(call.op, {name: saved[name] for name in call.names}, call.plain, output_grads)
             grads = {name: x.detach() for name, x in grads.items()}
@@ -236,11 +238,6 @@ def _generic_linear(op: str, arguments: Arguments, cotangents: dict[str, Tensor]
 def _is_plain(tensors: Sequence[Tensor]) -> bool:
     """Whether the tensors have memory and only autograd observes the call."""
     return not watchers.watched() and watchers.plain(tensors)
-
-
-def _are_aligned(tensors: Iterable[Tensor]) -> bool:
-    """Whether the memory of plain tensors is aligned to their elements."""
-    return not any(x.data_ptr() % x.itemsize for x in tensors)
 
 
 def evaluate(op: str, arguments: Arguments, outputs: tuple[str, ...]) -> Sequence[Tensor]:
@@ -322,8 +319,8 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
         return "it is for the CPU"
     pairs = [*zip("qkv", arrays, strict=False), *options.items()]
     tensors = [x for x in (*arrays, *options.values()) if isinstance(x, Tensor)]
-    if _is_plain(tensors) and not _are_aligned(tensors):
-        return lower.UNALIGNED
+    if _is_plain(tensors) and not are_aligned(tensors):
+        return UNALIGNED
     dtypes = tuple([(name, str(x.dtype)) for name, x in pairs if isinstance(x, Tensor)])
     own = tuple([(name, options[name]) for name in lower.ASKED if name in options and not is_tensor(options[name])])
     return lower.refused_axes(*arrays, **options) or _reason(op, dtypes, own)

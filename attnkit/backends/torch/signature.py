@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from attnkit.backends.torch.watchers import PLAIN, intercepted
 
@@ -12,7 +11,10 @@ ALIGNED = 7
 STRIDED = torch.strided
 
 
-def _of(x: Tensor) -> tuple[Any, ...]:
+def _of(x: Any) -> tuple[Any, ...] | None:
+    """None unless x is plain: it may be sparse."""
+    if type(x) not in PLAIN or x.is_neg() or x.is_nested or x.layout is not STRIDED:
+        return None
     return x.shape, x.stride(), x.dtype, x.is_cpu or x.device, x.requires_grad, x.data_ptr() & ALIGNED
 
 
@@ -22,21 +24,28 @@ def signature(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ..
         return None
     parts: list[Any] = [torch.is_grad_enabled()]
     for x in arrays:
-        if type(x) not in PLAIN or x.is_neg() or x.is_nested or x.layout is not STRIDED:
+        own = _of(x)
+        if own is None:
             return None
-        parts.append((x.shape, x.stride(), x.dtype, x.is_cpu or x.device, x.requires_grad, x.data_ptr() & ALIGNED))
+        parts.append(own)
     for name, value in options.items():
         kind = type(value)
-        if kind in PLAIN and not value.is_neg():
-            parts.append((name, _of(value)))
+        if kind in PLAIN:
+            own = _of(value)
+            if own is None:
+                return None
+            parts.append((name, own))
         elif kind in (bool, int, float, str, type(None)):
             parts.append((name, kind, value))
         elif name == "dropout" and kind is tuple and len(value) == 2:
             p, seed = value
             if type(p) is not float:
                 return None
-            if type(seed) in PLAIN and not seed.is_neg():
-                parts.append((name, p, _of(seed)))
+            if type(seed) in PLAIN:
+                own = _of(seed)
+                if own is None:
+                    return None
+                parts.append((name, p, own))
             elif type(seed) is int and 0 <= seed < 1 << 64:
                 parts.append((name, p))
             else:

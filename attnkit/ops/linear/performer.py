@@ -5,7 +5,7 @@ from typing import Any, Unpack
 from attnkit._core import check
 from attnkit._core.dispatch import namespace
 from attnkit._core.quadratic import cast
-from attnkit._core.special import generator, relu, stop_gradient
+from attnkit._core.special import generator, real, relu, stop_gradient
 from attnkit._core.tokens import one_of, whole
 from attnkit._core.typing import Array, Impl, Namespace
 from attnkit.ops.linear.record import Linear, op, step_of, step_vjp_of, vjp_of, weights_of
@@ -44,7 +44,7 @@ def orthogonal_features(m: int, d: int, seed: int) -> Array:
 
 def _exponential(xp: Namespace, x: Array, omega: Array) -> Features:
     """m^-½ exp(ω_r·x̃ - ‖x̃‖²/2 - level), x̃ = x d^-¼, and the level, the largest of these exponents."""
-    m, d = (float(n) for n in omega.shape[-2:])  # torch.jit.trace makes arrays of integers of sizes
+    m, d = (real(xp, n, x.dtype) for n in omega.shape[-2:])
     y = x * d**-0.25
     exponents = y @ xp.matrix_transpose(omega) - 0.5 * xp.sum(y * y, axis=-1, keepdims=True)
     level = stop_gradient(xp.max(exponents, axis=-1))
@@ -59,7 +59,7 @@ def _exponential(xp: Namespace, x: Array, omega: Array) -> Features:
 
 def _rectified(xp: Namespace, x: Array, omega: Array, eps: float) -> Features:
     """m^-½ relu(ω_r·x) + eps."""
-    factor = float(omega.shape[-2]) ** -0.5
+    factor = real(xp, omega.shape[-2], x.dtype) ** -0.5
     dots = x @ xp.matrix_transpose(omega)
 
     def pull(dvalues: Array) -> Array:

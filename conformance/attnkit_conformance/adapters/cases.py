@@ -8,8 +8,11 @@ from typing import Any
 
 from attnkit._core.check import is_learned
 from attnkit._core.family import RECORDS, Family, special_cases
+from attnkit._core.integers import in_range
 from attnkit._core.learned import numbers
 from attnkit.ops import pointwise
+
+Arguments = Mapping[str, Any]
 
 
 def cases(family: Family) -> tuple[str, ...]:
@@ -24,6 +27,14 @@ def learned(op: str, arguments: Mapping[str, Any]) -> str | None:
     """Why kernels that are called themselves refuse numbers that are arrays."""
     names = (*numbers(op, arguments), *(name for name in ("gamma",) if is_learned(arguments.get(name))))
     return f"{names[0]} as an array is served by the generic implementation" if names else None
+
+
+def handed_on(arrays: Arguments, params: Arguments) -> tuple[Arguments, Arguments]:
+    """Arrays and parameters as the public functions hand them on to kernels: integers in the range of positions."""
+    if not {"q", "k"} <= arrays.keys():
+        return arrays, params
+    every = in_range({**arrays, **params}, arrays["q"].shape[-2], arrays["k"].shape[-2])
+    return {name: every[name] for name in arrays}, {name: every[name] for name in params}
 
 
 def base_arguments(op: str, arguments: dict[str, Any]) -> dict[str, Any]:

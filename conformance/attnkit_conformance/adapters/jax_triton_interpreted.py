@@ -18,7 +18,7 @@ from attnkit._core.family import base_op, special_cases
 from attnkit.backends.jax.triton import launch, linear, pointwise, rows
 from attnkit_conformance.adapters import triton_bfloat16
 from attnkit_conformance.adapters.base import VJP, Arrays
-from attnkit_conformance.adapters.cases import base_arguments, learned
+from attnkit_conformance.adapters.cases import base_arguments, handed_on, learned
 from attnkit_conformance.adapters.jax import Jax, light
 from attnkit_conformance.model.case import is_dtype
 from attnkit_conformance.opdb import BY_NAME
@@ -81,6 +81,7 @@ class Interpreted(Jax):
         refused = self.unsupported(op, arrays, params)
         if refused:
             raise NotImplementedError(refused)
+        arrays, params = handed_on(arrays, params)
         row = BY_NAME[op]
         return row.binding.forward(SimpleNamespace(**{op: partial(attend, op)}), row, arrays, params)
 

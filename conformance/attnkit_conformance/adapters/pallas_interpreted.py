@@ -11,7 +11,7 @@ from typing import Any
 
 from attnkit.backends.jax import pallas
 from attnkit_conformance.adapters.base import Arrays
-from attnkit_conformance.adapters.cases import POINTWISE, base_arguments, learned
+from attnkit_conformance.adapters.cases import POINTWISE, base_arguments, handed_on, learned
 from attnkit_conformance.adapters.jax import Jax, light
 from attnkit_conformance.opdb import BY_NAME
 
@@ -35,6 +35,7 @@ class Interpreted(Jax):
         refused = self.unsupported(op, arrays, params)
         if refused:
             raise NotImplementedError(refused)
+        arrays, params = handed_on(arrays, params)
         row = BY_NAME[op]
         return row.binding.forward(SimpleNamespace(**{op: partial(attend, op)}), row, arrays, params)
 

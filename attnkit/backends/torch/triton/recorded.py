@@ -1,8 +1,8 @@
 """Repeated calls: the launches of a call are recorded once for all tensors like its own, and get addresses each time.
 
-When a call is repeated for the first time, what its custom op does is recorded on stand-ins, tensors without memory:
-what it allocates is allocated for each call, and what it launches is launched. A function that also computes with torch
-is not recorded, and calls are made as usual.
+When a call with a signature is made for the first time, what its custom op does is recorded on stand-ins, tensors
+without memory: what it allocates is allocated for each call, and what it launches is launched. A function that also
+computes with torch is not recorded, and calls are made as usual.
 
 A kernel is compiled for addresses that are multiples of 16 or not. Where all of them are, a launch goes straight to
 what Triton compiled for the first such call; all other launches are Triton's own.
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attnkit.backends.torch.alignment import are_aligned
 from attnkit.backends.torch.custom import Arguments, Custom, encoded
 from attnkit.backends.torch.signature import signature
 from attnkit.backends.torch.triton import launch
@@ -205,7 +206,7 @@ class Repeated:
         names = tuple([name for name, has_gradient, need in pairs if has_gradient and need])
         tensors = (*saved, do)
         key = None if torch.is_grad_enabled() else signature(tensors, {})
-        recording = None if key is None else self._of(names, key, tensors)
+        recording = None if key is None or not are_aligned([do]) else self._of(names, key, tensors)
         results = self._by_the_op(names, saved, do) if recording is None else recording(tensors)
         of = dict(zip(names, results, strict=True))
         return [of.get(name) for name in self.names]
