@@ -117,6 +117,7 @@ def case_of(scene: str) -> Case:
 
 
 @pytest.mark.parametrize("name", first_now(PLANTED))
+@pytest.mark.emulated
 def test_a_planted_bug_is_found(name: str) -> None:
     file, before, after, scene, checks = PLANTED[name]
     assert_found(Forward("planted", {file: (before, after)}), case_of(scene), checks)
@@ -134,6 +135,7 @@ IN_GRADIENTS: dict[str, tuple[str, str, str, set[str]]] = {
 
 
 @pytest.mark.parametrize("name", first_now(IN_GRADIENTS))
+@pytest.mark.emulated
 def test_a_planted_bug_in_the_gradients_is_found(name: str) -> None:
     before, after, scene, checks = IN_GRADIENTS[name]
     failed = core.check(CudaOnCpu("planted", {"pointwise_gradients.cuh": (before, after)}), case_of(scene))

@@ -87,6 +87,7 @@ PLANTED: dict[str, tuple[str, str, str, str, tuple[str, ...], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", first_now(PLANTED))
+@pytest.mark.emulated
 def test_a_planted_bug_is_found(name: str) -> None:
     file, before, after, scene, dtypes, checks = PLANTED[name]
     assert_found(CudaOnCpu("planted", {file: (before, after)}), case_of(scene, dtypes), checks)

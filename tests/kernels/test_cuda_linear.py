@@ -101,6 +101,7 @@ PLANTED: dict[str, tuple[str, str, str, str, set[str]]] = {
 
 
 @pytest.mark.parametrize("name", first_now(PLANTED))
+@pytest.mark.emulated
 def test_a_planted_bug_is_found(name: str) -> None:
     file, before, after, scene, checks = PLANTED[name]
     wrong = CudaOnCpu("planted", {file: (before, after)})

@@ -68,6 +68,7 @@ PLANTED: dict[str, tuple[str, str, str, set[str]]] = {
 
 
 @pytest.mark.parametrize("name", first_now(PLANTED))
+@pytest.mark.emulated
 def test_a_planted_bug_is_found(name: str) -> None:
     before, after, scene, checks = PLANTED[name]
     assert_found(CudaOnCpu("planted", {"newton.cuh": (before, after)}), case_of(scene), checks)

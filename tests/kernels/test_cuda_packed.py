@@ -135,6 +135,7 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", first_now(PLANTED))
+@pytest.mark.emulated
 def test_a_planted_bug_is_found(name: str) -> None:
     call, file, before, after = PLANTED[name]
     wrong = CudaOnCpu("planted", {file: (before, after)})

@@ -94,6 +94,7 @@ def case_of(op: str, dtype: str, scene: str) -> Case:
 
 
 @pytest.mark.parametrize("name", first_now(PLANTED))
+@pytest.mark.emulated
 def test_a_planted_bug_is_found(name: str) -> None:
     file, before, after, op, dtype, scene, checks = PLANTED[name]
     assert_found(CudaOnCpu("planted", {file: (before, after)}), case_of(op, dtype, scene), checks)

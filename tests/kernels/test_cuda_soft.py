@@ -49,6 +49,7 @@ def test_shared_landmarks(inverse_grad: str, kernels: CudaOnCpu) -> None:
     agree(kernels, inverse_grad)
 
 
+@pytest.mark.emulated
 def test_a_planted_bug_is_found(kernels: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products that share an X whose cotangents are not summed."""
     options: dict[str, Any] = {"newton_steps": 3, "ridge": 0.5}

@@ -171,6 +171,7 @@ class Wrong(Split):
         later("softmax_attention", "exp", "unweighted", "cross"),
     ],
 )
+@pytest.mark.emulated
 def test_a_planted_bug_is_found(
     op: str, name: str, wrong: str, scene: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

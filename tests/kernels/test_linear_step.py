@@ -67,6 +67,7 @@ def test_conforms(interpreted: WorkerAdapter) -> None:
     assert [f"{result.id}\n{result.message}" for result in found if result.status != "pass"] == []
 
 
+@pytest.mark.emulated
 def test_a_planted_bug_is_found(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "planted_step.py").write_text(PLANTED)
     monkeypatch.syspath_prepend(tmp_path)

@@ -72,6 +72,7 @@ RIGHT_TILES = pallas.tiles_of_queries
         (pallas, "tiles_of_queries", half_of_them, "cross"),
     ],
 )
+@pytest.mark.emulated
 def test_a_planted_bug_is_found(
     module: Any, name: str, wrong: Any, scene: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_conforms(op: str, expression: str, dtypes: tuple[str, ...], interpreted
         later("efficient_attention", "call_of", "with_eps"),
     ],
 )
+@pytest.mark.emulated
 def test_a_planted_bug_is_found(
     op: str, name: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ def test_statistics_conform(interpreted: WorkerAdapter) -> None:
         later("softmax", "rows_gradients.with_statistics", "output_alone", "float32", "cross", {"bound"}),
     ],
 )  # fmt: skip
+@pytest.mark.emulated
 def test_a_planted_bug_is_found(
     op: str, name: str, wrong: str, dtype: str, scene: str, checks: set[str], tmp_path: Any,
     monkeypatch: pytest.MonkeyPatch,

@@ -122,6 +122,7 @@ def test_segments_conform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         later("live_queries", "null_without_keys", "resumed", {"bound"}),
     ],
 )
+@pytest.mark.emulated
 def test_a_planted_bug_is_found(
     name: str, wrong: str, scene: str, checks: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def test_three_tf32_products_are_enough(with_other: Any) -> None:
         later("start_gradient", "constant_norm", "init-scale"),
     ],
 )
+@pytest.mark.emulated
 def test_a_planted_bug_is_found(name: str, other: str, case: str, with_other: Any) -> None:
     result = checked(with_other(name, other), case)
     assert "bound" in result.checks, result.message

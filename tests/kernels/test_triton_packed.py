@@ -72,6 +72,7 @@ def test_conforms(op: str, interpreted: WorkerAdapter) -> None:
         later("linear_attention_packed", "linear_tokens.own_sequence", "first_alone"),
     ],
 )
+@pytest.mark.emulated
 def test_a_planted_bug_is_found(
     op: str, name: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

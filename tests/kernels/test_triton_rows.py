@@ -92,6 +92,7 @@ def test_conforms(op: str, expression: str | None, dtypes: tuple[str, ...], inte
         later("softmax_attention", "rows", "scores", "unmasked", "causal-padded", {"bound", "nonfinite"}),
     ],
 )
+@pytest.mark.emulated
 def test_a_planted_bug_is_found(
     op: str, module: str, name: str, wrong: str, scene: str, checks: set[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
