@@ -67,7 +67,9 @@ def freed(x: Any) -> str | None:
     has no storage of its own."""
     import torch
 
-    if type(x) not in (torch.Tensor, torch.nn.Parameter) or not torch._C._has_storage(x) or x.numel() == 0:
+    if type(x) not in (torch.Tensor, torch.nn.Parameter) or not torch._C._has_storage(x) or torch.jit.is_tracing():
+        return None
+    if x.numel() == 0:
         return None
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     needed, there = (x.storage_offset() + last + 1) * x.itemsize, x.untyped_storage().nbytes()
