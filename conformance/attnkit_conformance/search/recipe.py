@@ -105,7 +105,10 @@ def with_integers(case: Case, dtype: str) -> Case:
 
 
 def may_tie(op: Op, case: Case, name: str) -> bool:
-    """Whether entries of an array may be made equal: of a mask only where it does not say the same as another (A3)."""
+    """Whether entries of an array may be made equal: of a mask only where it does not say the same as another (A3), and
+    of no part of a state, whose parts belong together: a sum of nothing has the level -∞."""
+    if name.startswith("initial_"):
+        return False
     return op.group == "a" or name not in case.arrays or case.arrays[name].dtype.kind == "f"
 
 
