@@ -8,7 +8,7 @@ WORKERS ?= 2
 # What `make run` judges: every library through its own gradients, without further derivatives, but of JAX, which compiles
 # every case anew, only scenes in single precision.
 LIBRARIES := numpy torch jax cupy
-QUICKLY := not (explicit or jvp or hvp or vmap_grad or jax and (property or /pair. or bfloat16 or float16))
+QUICKLY := not (explicit or jvp or hvp or vmap_grad or jax and (property or /pair. or surrounding. or bfloat16 or float16))
 # One thread per test worker; two workers share the machine.
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE

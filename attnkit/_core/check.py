@@ -10,7 +10,6 @@ import difflib
 import math
 import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import wraps
 from typing import Any, NamedTuple, NoReturn
 
 from attnkit._core.activations import ACTIVATIONS
@@ -118,27 +117,6 @@ def array(op: str, name: str, x: Any) -> None:
         raise TypeError(f"{op}: {name} must be an array of {SERVED}; got {'None' if x is None else came}")
     if (why := peculiar(x)) is not None:
         raise TypeError(f"{op}: {name} is {why}")
-
-
-def with_memory(op: str, names: tuple[str, ...], call: Callable[..., Any], first: Array) -> Callable[..., Any]:
-    """`call` for arguments that were checked once, whose tensors may have been freed since."""
-    if library(first) != "torch":
-        return call
-    kind = type(first)
-
-    def check_memory(arrays: tuple[Any, ...], options: dict[str, Any]) -> None:
-        for name, x in (*zip(names, arrays, strict=False), *options.items()):
-            if type(x) is kind:
-                array(op, name, x)
-
-    @wraps(call)
-    def look(*arrays: Any, **options: Any) -> Any:
-        for x in (*arrays, *options.values()):
-            if type(x) is kind and x.untyped_storage().nbytes() == 0:
-                check_memory(arrays, options)
-        return call(*arrays, **options)
-
-    return look
 
 
 def same_home(op: str, first_name: str, first: Array, name: str, x: Any) -> None:

@@ -199,7 +199,7 @@ def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, A
 
 
 def _remember(
-    key: Any, op: str, names: tuple[str, ...], arrays: tuple[Any, ...], options: dict[str, Any], kernel: Kernel
+    key: Any, op: str, arrays: tuple[Any, ...], options: dict[str, Any], kernel: Kernel
 ) -> Callable[..., Any]:
     """What serves calls with this signature, the current one included: a cache of keys that grows by a token meets a
     new one in every call."""
@@ -207,9 +207,7 @@ def _remember(
     table = {} if name is None else _tables(name)
     if len(_choices) >= MOST_CHOICES:
         _choices.clear()
-    call = kernel.prepared(arrays, options)
-    if call is None:
-        call = check.with_memory(op, names, with_exact_gradients(kernel.call, arrays, options), arrays[0])
+    call = kernel.prepared(arrays, options) or with_exact_gradients(kernel.call, arrays, options)
     _choices[key] = _Choice(table, table.get(op), call)
     return call
 
@@ -390,7 +388,7 @@ def _wrap(
             if type(impl) is _Ahead:
                 return kernel.prepared(arrays, checked)
             remembers = key is not None and checked is options  # which reach the kernel of later calls as they are
-            serve = _remember(key, op, names, arrays, options, kernel) if remembers else kernel.call
+            serve = _remember(key, op, arrays, options, kernel) if remembers else kernel.call
             with without_autocast(arrays[0]), promoting(arrays[0]):
                 results = serve(*arrays, **checked)
             if not remembers:

@@ -12,8 +12,10 @@ STRIDED = torch.strided
 
 
 def _of(x: Any) -> tuple[Any, ...] | None:
-    """None unless x is plain: it may be sparse."""
+    """None unless x is plain and has elements in memory: it may be sparse, or its storage freed."""
     if type(x) not in PLAIN or x.is_neg() or x.is_nested or x.layout is not STRIDED:
+        return None
+    if x.untyped_storage().nbytes() == 0:
         return None
     return x.shape, x.stride(), x.dtype, x.is_cpu or x.device, x.requires_grad, x.data_ptr() & ALIGNED
 
