@@ -1,12 +1,9 @@
 """The CUDA kernels of linear attention, executed on the CPU: what the kit does not ask."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from attnkit import linear_attention, linear_attention_vjp
-from attnkit.backends.cupy import linear
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
 from tests.library.arrays import assert_agrees
 
@@ -82,18 +79,3 @@ def test_features_of_float16_may_leave_its_range(kernels: CudaOnCpu) -> None:
     arrays["v"] = draw(2, 1, 70, 8, dtype="float16")
     o = kernels.call(OP, arrays, {"causal": True})["o"]
     assert_agrees(o, linear_attention(*(x.astype(np.float64) for x in arrays.values()), causal=True))
-
-
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"mask": np.ones((3, 3), bool)}, "a mask of pairs"),
-        ({"feature_map": np.tanh}, "a feature map of your own"),
-        ({"v": np.zeros((1, 3, 0), np.float32)}, "tokens without features"),
-        ({"q": np.zeros((1, 3, 300), np.float32)}, "head sizes beyond"),
-    ],
-)
-def test_what_is_not_served(changed: dict[str, Any], reason: str) -> None:
-    given: dict[str, Any] = {name: np.zeros((1, 3, 4), np.float32) for name in "qkv"}
-    assert reason in str(linear.unsupported_options(**{**given, **changed}))
-    assert linear.unsupported_options(**given) is None

@@ -66,8 +66,3 @@ def test_strides_and_broadcast_scales_are_read_in_place(kernels: CudaOnCpu) -> N
     expected = newton.forward(device, a, init_scale=np.full((2,), 0.9, np.float32))
     moved = np.ascontiguousarray(a.transpose(3, 1, 0, 2)).transpose(2, 1, 3, 0)
     assert np.array_equal(newton.forward(device, moved, init_scale=np.float32(0.9)), expected)
-
-
-def test_larger_matrices_are_refused() -> None:
-    assert newton.unsupported_options(np.zeros((64, 64))) is None
-    assert "more than 64 rows" in str(newton.unsupported_options(np.zeros((65, 65))))

@@ -63,10 +63,3 @@ def test_values_of_no_width_leave_the_gradient_of_lse(kernels: CudaOnCpu) -> Non
     expected = softmax_attention_vjp(q, k, v, do, dlse)
     for name, grad in grads.items():
         assert_agrees(grad, expected[name])
-
-
-def test_an_array_alpha_is_refused() -> None:
-    x = draw(0, 2, 5, 8)
-    assert rows.unsupported_options(x, x, x, alpha=np.full((2, 1, 1), 1.5)) == (
-        "an array alpha is served by the generic implementation"
-    )

@@ -49,13 +49,7 @@ def test_a_planted_bug_is_found(kernels: CudaOnCpu, monkeypatch: pytest.MonkeyPa
         assert_agrees(wrong["landmarks"], right["landmarks"])
 
 
-def test_what_is_refused_and_taken() -> None:
-    q, many = np.zeros((2, 80, 8), np.float32), np.zeros((2, 65, 8), np.float32)
-    assert soft.unsupported_options(q, q, many[:, :64]) is None
-    assert "more than 64 landmarks" in str(soft.unsupported_options(q, q, many))
-    wide = np.zeros((2, 80, 129), np.float32)
-    assert "more than 128 features" in str(soft.unsupported_options(q, wide, many[:, :64]))
-    assert "head sizes beyond 256" in str(soft.unsupported_options(np.zeros((2, 80, 300)), q, many[:, :64]))
+def test_what_is_taken() -> None:
     tokens, landmarks = np.empty((predicted.KEPT // 4 // 64, 1), np.float32), np.empty((64, 1), np.float32)
     assert not soft.keeps(tokens, tokens, landmarks)
     assert soft.keeps(tokens, tokens, np.empty((65, 1), np.float32))

@@ -15,13 +15,12 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 from attnkit.backends.torch.triton import decoding, launch, pointwise, rows
 from attnkit.backends.torch.triton.launch import Launch
 from attnkit.kernels.triton import sizes
-from benchmarks.sass.compiling import compiled, device_of, lowered, tool
+from benchmarks.sass.compiling import device_of, lowered
 from benchmarks.stubbed import stubbed
 
 from .selection import later
-from .spills import assert_no_spills
+from .spills import assert_tensor_cores, gated
 from .test_recorded import assert_same, call_of, launched, straight
-from .test_triton_compile import MEMORY
 
 
 def tensors(
@@ -140,7 +139,6 @@ def test_a_repeated_call_launches_the_same(op: str) -> None:
             assert straight(again) is (n > 0)
 
 
-@pytest.mark.skipif(not tool("cuobjdump").exists(), reason="triton came without cuobjdump")
 @pytest.mark.parametrize(
     ("dtype", "d", "capability"),
     [
@@ -156,9 +154,6 @@ def test_no_spills_enough_memory_and_tensor_cores(dtype: torch.dtype, d: int, ca
     arrays = tensors(2, groups, d=d, dtype=dtype)
     with device_of(capability):
         for op in ("pointwise_attention", "softmax_attention"):
-            parts, combine = made(op, *arrays, causal=True)
-            found = [compiled(each, capability) for each in (parts, combine)]
-            for name, each in zip(("parts", "combine"), found, strict=True):
-                assert_no_spills(f"{op}: {name}", each)
-                assert each.shared <= MEMORY[capability]
-            assert found[0].tensor_core_instructions() >= 2
+            found = gated({each.kernel.fn.__name__: each for each in made(op, *arrays, causal=True)}, capability)
+            assert [*found] == [f"{op.partition('_')[0]}_parts", "combine"]
+            assert_tensor_cores(op, next(iter(found.values())))

@@ -1,11 +1,10 @@
-"""Triton kernels called from JAX: what is refused, how vmap joins axes, and lowering for GPUs that are not here."""
+"""Triton kernels called from JAX: tiles, centres, how vmap joins axes, and lowering for GPUs that are not here."""
 
 import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -128,30 +127,6 @@ def test_the_centre_of_distances_is_that_of_the_generic_body(masked: bool) -> No
     pairs = visibility_of(options).between(jnp, rows, columns, 7, 2)
     expected = gaussian._centre(jnp, quadratic.prepare(jnp, q, k, k, mask=pairs, enable_gqa=True))
     assert_close(found, expected)
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({}, None),
-        ({"causal": True, "return_state": True}, None),
-        ({"mask": (1, 5)}, None),
-        ({"mask": (5, 5)}, "a mask of pairs"),
-        ({"feature_map": abs}, "a feature map of your own"),
-        ({"v": (5, 0)}, "values without features"),
-        ({"q": (5, 257), "k": (5, 257)}, "head sizes beyond 256"),
-    ],
-)
-def test_what_linear_attention_is_refused_for(options: dict[str, Any], reason: str | None) -> None:
-    import jax.numpy as jnp
-
-    from attnkit.backends.jax.triton import linear
-
-    options = {name: jnp.ones(x, bool if name == "mask" else None) if isinstance(x, tuple) else x
-               for name, x in options.items()}  # fmt: skip
-    arrays = [options.pop(name, jnp.ones((5, 4))) for name in "qkv"]
-    told = linear.unsupported_options(*arrays, **options)
-    assert told is None if reason is None else reason in str(told)
 
 
 @pytest.mark.parametrize("mapped", [("q", "mask"), ("mask",), ("bias",)])

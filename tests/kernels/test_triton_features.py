@@ -39,8 +39,6 @@ def reason(op: str, *arrays: torch.Tensor, **options: Any) -> str | None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_what_is_not_served_says_so(op: str, gpu: FakeTensorMode) -> None:
-    q = torch.zeros(2, 3, 4)
-    assert "run on CUDA" in str(attnkit.explain(attnkit.cosine_attention, q, q, q)["triton"])
     assert reason(op, *arguments(op)) is None
     wide = {"cosine_attention": (256, 64), "performer_attention": (64, 257), "efficient_attention": (257, 64)}
     assert "256" in str(reason(op, *arguments(op, *wide[op])))

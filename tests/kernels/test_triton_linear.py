@@ -12,13 +12,11 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from attnkit.backends.torch.triton import launch as triton_launch
 from attnkit.backends.torch.triton import linear_launch
-from attnkit.kernels import linear_calls
 from benchmarks.sass.compiling import compiled, device_of
 
 from .interpreted import worker
 from .selection import later
-from .spills import assert_no_spills
-from .test_triton_compile import MEMORY
+from .spills import assert_tensor_cores, gated
 
 OP = "linear_attention"
 SCENES = ("mqa-causal", "everything")
@@ -82,12 +80,9 @@ def launches(
 
 def gate(made: dict[str, triton_launch.Launch], capability: int) -> None:
     """No spilled registers, enough memory, tensor cores used."""
-    for name, launch in made.items():
-        kernel = compiled(launch, capability)
-        assert_no_spills(name, kernel)
-        assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"
+    for name, kernel in gated(made, capability).items():
         if name != "running":
-            assert kernel.tensor_core_instructions() >= 2, f"{name} multiplies without tensor cores"
+            assert_tensor_cores(name, kernel)
 
 
 @pytest.mark.parametrize("causal", [True, later(False)], ids=["causal", "full"])
@@ -164,14 +159,3 @@ def test_every_option_compiles() -> None:
     state = (torch.empty(2, 2, 40, 24), torch.empty(2, 2, 40))
     for launch in (launches(q, k, v, **options) | launches(k, k, v, state, causal=True)).values():
         assert compiled(launch, 90).registers > 0
-
-
-def test_what_is_not_served_says_so() -> None:
-    import attnkit
-
-    q = torch.zeros(2, 3, 4)
-    assert "run on CUDA" in str(attnkit.explain(attnkit.linear_attention, q, q, q)["triton"])
-    assert "mask of pairs" in str(linear_calls.unsupported_options(q, q, q, mask=torch.ones(3, 3, dtype=torch.bool)))
-    assert "feature map" in str(linear_calls.unsupported_options(q, q, q, feature_map=abs))
-    assert "without features" in str(linear_calls.unsupported_options(q, q, q[..., :0]))
-    assert linear_calls.unsupported_options(q, q, q, return_state=True) is None

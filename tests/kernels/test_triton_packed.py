@@ -14,11 +14,10 @@ pytest.importorskip("triton", reason="triton is not installed")
 from attnkit.backends.torch.triton import launch as triton_launch
 from attnkit.backends.torch.triton import linear_launch
 from attnkit.backends.torch.triton import rows as triton_rows
-from benchmarks.sass.compiling import compiled, device_of
+from benchmarks.sass.compiling import device_of
 
 from .selection import first_now
-from .spills import assert_no_spills
-from .test_triton_compile import MEMORY
+from .spills import gated
 
 # ---------------------------------------------------------------------------------------------- compiled
 
@@ -59,10 +58,7 @@ ALLOWED = {"outputs": 8}
 def test_sequences_compile_without_spills(launches: Callable[[], list[triton_launch.Launch]]) -> None:
     with device_of(90):
         by_name = {launch.kernel.fn.__name__: launch for launch in launches()}
-    for name, launch in by_name.items():
-        kernel = compiled(launch, 90)
-        assert_no_spills(name, kernel, ALLOWED.get(name, 0))
-        assert kernel.shared <= MEMORY[90], f"{name} needs {kernel.shared} bytes of shared memory"
+    gated(by_name, 90, ALLOWED)
 
 
 # ---------------------------------------------------------------------------------------------- dispatch
