@@ -180,7 +180,7 @@ OF_STATISTICS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "entmax": ({"alpha": 1.25}, ["rows_threshold", "statistics_of_rows"]),
 }
 STATISTICS = [
-    ("sigmoid", "float16", 64, 80),
+    ("sigmoid", "bfloat16", 128, 90),
     ("sigmoid", "float32", 64, 80),
     ("gaussian", "float16", 64, 90),
     ("gaussian", "float32", 256, 80),
@@ -194,7 +194,7 @@ STATISTICS = [
 FIRST = [
     (of_pointwise, ("float16", 64), GAUSSIAN, 80, OF_DISTANCES),
     (of_rows, ("bfloat16", 128, 256), {"alpha": 1.5, "causal": True}, 90, ["rows_threshold", *OF_ROWS[:2]]),
-    (of_statistics, ("bfloat16", 128, "sigmoid"), PAIRS, 90, OF_STATISTICS["sigmoid"][1]),
+    (of_statistics, ("float16", 64, "sigmoid"), PAIRS, 80, OF_STATISTICS["sigmoid"][1]),
     (of_linear, ("float32", 64, "attnkit::EluPlusOne"), {}, 80, OF_LINEAR),
     (of_newton, ("float32",), {}, 80, OF_NEWTON),
 ]
@@ -204,7 +204,7 @@ LATER = [
     (of_pointwise, ("float32", 256), GAUSSIAN, 80, OF_DISTANCES),
     (of_pointwise, ("float64", 128), GAUSSIAN, 90, OF_DISTANCES),
     (of_rows, ("float16", 64, 1024), {"alpha": 1.0, **WIDE}, 80, ["rows_softmax", *OF_ROWS]),
-    (of_statistics, ("bfloat16", 128, "sigmoid"), {}, 90, OF_STATISTICS["sigmoid"][1]),
+    (of_statistics, ("float16", 64, "sigmoid"), {}, 80, OF_STATISTICS["sigmoid"][1]),
     *(
         (of_statistics, (dtype, d, op), pairs, capability, OF_STATISTICS[op][1])
         for op, dtype, d, capability in STATISTICS

@@ -17,15 +17,9 @@ from attnkit.backends.jax import pallas
 from attnkit.kernels.pallas import pointwise
 from attnkit_conformance.adapters.pallas_interpreted import Interpreted
 
-from .selection import first_now, later
+from .selection import case_of, first_now, later
 
 OP = "pointwise_attention"
-
-
-def case(scene: str, dtype: str = "float32", op: str = OP) -> Any:
-    """The first case of a scene that the kernels serve."""
-    adapter, found = Interpreted(), (x for x in core.cases(op, "scenes", (dtype,)) if scene in x.tags)
-    return next(x for x in found if not adapter.unsupported(op, core.typed_arrays(adapter, x), x.params))
 
 
 def every_pair(self: Any, number: Any, keys: int) -> Any:
@@ -54,7 +48,8 @@ def test_a_planted_bug_is_found(
     module: Any, name: str, wrong: Any, scene: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, name, wrong)
-    assert core.check(Interpreted(), case(scene)).checks & {"bound", "nonfinite"}
+    wrong = Interpreted()
+    assert core.check(wrong, case_of(wrong, OP, ("float32",), scene)).checks & {"bound", "nonfinite"}
 
 
 def test_dispatch_never_picks_the_interpreter() -> None:
