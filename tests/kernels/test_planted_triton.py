@@ -33,7 +33,7 @@ WILD = {"bound", "nonfinite"}
         ),
         (
             WRONG, "pointwise.products_of", "near_alone", "gaussian_attention", "bfloat16",
-            "pair.shape=1x11,width=17x5,heads=grouped", {"bound"},
+            "pair.heads=grouped,batch=none,values=large", {"bound"},
         ),
         (WRONG, "pointwise.whole_tokens", "near_tokens", "gaussian_attention", "float16", "causal-padded", {"bound"}),
         (WRONG, "statistics.logarithm", "no_logarithm", STATISTICS, "float32", "cross.pointwise_attention", {"bound"}),
