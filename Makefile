@@ -71,6 +71,7 @@ conformance: library
 	@mkdir -p $(OUT)
 	ATTNKIT_GOLDENS=$${ATTNKIT_GOLDENS-$(OUT)/goldens} $(BIN)/python -m attnkit_conformance run --profile full --workers $(WORKERS) --html $(OUT)/conformance-full.html --json $(OUT)/conformance-full.json
 	$(BIN)/python $(DRAWN) 60
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m referee tests/conformance
 
 # Kernels of GPUs beside the generic bodies, without a GPU: interpreted, or emulated thread by thread.
 emulated: install
@@ -98,7 +99,7 @@ native: library
 	  LD_PRELOAD=$$(g++ -print-file-name=lib$$(echo $$kind | sed 's/address,undefined/asan/; s/thread/tsan/').so) \
 	  ASAN_OPTIONS=detect_leaks=0 $(SANITIZED) $(BIN)/python $(CHECKED) || exit 1; done
 	$(BIN)/python -m attnkit.backends.native.build
-	$(BIN)/python -m pytest -q -rs -m emulated tests/native
+	$(BIN)/python -m pytest -q -rs -m emulated tests/native tests/library
 
 # A wheel for glibc 2.17 and later with every level, judged in an environment that has it and the kit alone.
 TOOLS := $(OUT)/wheel/tools/bin

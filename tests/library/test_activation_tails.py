@@ -63,6 +63,7 @@ def test_torch(name: str, check: Any, dtype: str) -> None:
     check(name, dtype)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("capability", ["DEFAULT", "AVX2"])
 def test_torch_by_fewer_instructions(capability: str) -> None:
     """All of the above, by what torch runs on other processors."""
