@@ -33,7 +33,12 @@ GROUPS: dict[str, tuple[tuple[str, ...], str | None, str]] = {  # families judge
         f"not ({ON_SCENES} and (property or /pair.) or freed or surrounding.)",
     ),
     "jax-blocked": (("jax-blocked",), "float32", COMPILED),
-    "jax_x64": (("jax_x64",), "float64", f"(jax_x64:: or pointwise_attention/float64/vmap_grad.plain) and {COMPILED}"),
+    "jax_x64": (
+        ("jax_x64",),
+        "float64",
+        # calls without options are among those with options
+        f"(jax_x64:: and not (/cross and not statistics) or pointwise_attention/float64/vmap_grad.plain) and {COMPILED}",
+    ),
 }
 BLOCKED = implementations("jax")["blocked"] if importlib.util.find_spec("jax") else ()
 LEFT_OUT = {
