@@ -37,7 +37,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], str | None, str]] = {  # families judge
         ("jax_x64",),
         "float64",
         # calls without options are among those with options
-        f"(jax_x64:: and not (/cross and not statistics) or pointwise_attention/float64/vmap_grad.plain) and {COMPILED}",
+        f"(jax_x64:: and (statistics or not /cross) or pointwise_attention/float64/vmap_grad.plain) and {COMPILED}",
     ),
 }
 BLOCKED = implementations("jax")["blocked"] if importlib.util.find_spec("jax") else ()
