@@ -27,7 +27,7 @@ def with_exact_gradients(
 
     names = [name for name, x in options.items() if hasattr(x, "grad_fn")]
     hooked = torch.empty(0)
-    hooked._backward_hooks = {0: partial(_enter, arrays[0].device.type)}  # type: ignore[assignment]
+    hooked._backward_hooks = {0: partial(_enter, arrays[0].device.type)}
 
     def recorded(*arrays: Any, **options: Any) -> Any:
         results = call(*arrays, **options)
@@ -133,7 +133,7 @@ def _enter(device: str, cotangents: Any) -> None:
 
     if not (torch._C._is_any_autocast_enabled() or torch.is_grad_enabled()):
         return
-    entry = torch._C._current_autograd_node()
+    entry: Any = torch._C._current_autograd_node()
     nodes, seen = [entry], {*entry.metadata.get(_ENDS, ()), None}
     while nodes:
         node = nodes.pop()
