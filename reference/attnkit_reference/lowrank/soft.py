@@ -160,9 +160,9 @@ def _pull(s: Soft, do: Array, absolute: bool = False) -> dict[str, Array]:
 
 
 def _weights(s: Soft, absolute: bool = False) -> Array:
-    """P^T (X P); with `absolute` its last product of absolute values."""
+    """P^T (X P), or products of absolute values: both may cancel."""
     size = np.abs if absolute else np.asarray
-    return transposed(s.p) @ size(s.x @ s.p)
+    return transposed(s.p) @ (size(s.x) @ s.p)
 
 
 @keywords_of(_soft)
@@ -193,7 +193,7 @@ soft_attention_weights = derived_weights(
 
 @keywords_of(_soft)
 def soft_attention_weights_magnitudes(q: Array, landmarks: Array, **params: Any) -> dict[str, Array]:
-    """What rounding errors of the weights are measured against: P^T |X P|."""
+    """What rounding errors of the weights are measured against: P^T |X| P."""
     return {"w": _weights(_soft("soft_attention_weights", q, None, landmarks, **params), absolute=True)}
 
 
