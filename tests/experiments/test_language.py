@@ -221,7 +221,7 @@ def test_a_divisor_that_is_not_the_length_is_noticed(monkeypatch):
     assert not exact.holds(exact.at_start("relu", 1.0, 8192))
 
 
-def test_one_evaluation_makes_no_figure_against_time(tmp_path):
+def test_one_evaluation_makes_no_figure_against_time(tmp_path, undrawn):
     settings = ("steps=2", "length=16", "tokens=64", "checkpoint_every=2", "tested=4", "alphas=1.0")
     request = runner.Request("000-causal", "cpu", "pydoc", tmp_path, settings, seeds=(0,), threads=1, device="cpu")
     page = write_report(runner.run(request)).read_text()
@@ -230,7 +230,7 @@ def test_one_evaluation_makes_no_figure_against_time(tmp_path):
 
 
 @pytest.mark.parametrize(("recipe", "data"), [("000-masked", "pydoc"), ("003-copying", "generated")])
-def test_recipes_of_other_tasks_report_quality_by_seconds(recipe, data, tmp_path):
+def test_recipes_of_other_tasks_report_quality_by_seconds(recipe, data, tmp_path, undrawn):
     settings = ("steps=4", "length=16", "tokens=64", "checkpoint_every=2", "evaluate_every=2", "tested=4")
     request = runner.Request(recipe, "cpu", data, tmp_path / "out", settings, seeds=(0, 1), threads=1, device="cpu")
     out = runner.run(request)
