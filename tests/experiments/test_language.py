@@ -169,11 +169,11 @@ def test_the_task_says_what_data_it_needs(tmp_path):
 
 def test_linear_attention_learns_to_copy():
     config = LanguageConfig(size="d64", length=8, op="linear_attention")
-    task = task_of(generate(8), config, kind="copying", batch=64, tested=200)
+    task = task_of(generate(8), config, kind="copying", batch=32, tested=200)
     optimizer = torch.optim.AdamW(task.model.parameters(), lr=3e-3)
-    for step in range(150):
+    for step in range(120):
         optimizer.zero_grad()
-        task.loss(task.sample_ids(step), step, slice(0, 64)).backward()
+        task.loss(task.sample_ids(step), step, slice(0, 32)).backward()
         optimizer.step()
     assert task.evaluate()["accuracy"] > 0.5
 
