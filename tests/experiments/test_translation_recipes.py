@@ -47,7 +47,8 @@ def test_a_table_is_made_from_raw_text(corpus, tmp_path, undrawn):
 
 
 def test_a_smoke_run_checks_itself(corpus, tmp_path, capsys, undrawn):
-    request = runner.Request("001-table5", "smoke", str(corpus / "pairs"), tmp_path / "out", device="cpu", threads=1)
+    data, settings = str(corpus / "pairs"), ("methods=reluformer",)
+    request = runner.Request("001-table5", "smoke", data, tmp_path / "out", settings, device="cpu", threads=1)
     out = runner.run(request)
     assert "smoke checks: ok" in capsys.readouterr().out
     assert "SMOKE" in write_report(out).read_text()
