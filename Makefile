@@ -137,7 +137,8 @@ smoke: install
 	for recipe in $(SENTENCES); do $(SMOKE) --keep-going --data "$$ATTNKIT_DATA/multi30k" || exit 1; done; \
 	for recipe in $(DOCUMENTS); do $(SMOKE) --data "$$ATTNKIT_DATA/documents/europarl7" || exit 1; done
 
-# Every recipe under the gate of operations that throw on a GPU, and trainings killed at random: a few minutes.
+# Every recipe under the gate of operations that throw on a GPU, trainings of more processes, by torchrun too, and killed
+# at random: a few minutes.
 survival: library
 	$(BIN)/python -m pytest -q -m survival tests/experiments
 
@@ -176,10 +177,11 @@ SOAKED ?= auto numpy torch
 soak: library
 	seq $(SEED) $$(($(SEED) + $(WORKERS) - 1)) | xargs -P $(WORKERS) -I{} $(BIN)/python $(DRAWN) $(SECONDS) --seed {}
 
-# Who agrees with which definition, and the smallest input where one does not.
+# Who agrees with which definition, and the smallest input where one does not; attnkit in models of timm and in the
+# Trainer of transformers.
 peers: install
 	$(BIN)/python -m attnkit_conformance peers --profile scenes --html $(OUT)/peers.html
-	$(BIN)/python -m pytest -q -m peers tests/conformance
+	$(BIN)/python -m pytest -q -m peers tests/conformance tests/integrations
 
 # torch.export and ONNX of every op that can be exported.
 exports: install
