@@ -1,23 +1,47 @@
-"""Adapters whose kernels are run on the CPU, one per test module."""
+"""Adapters whose kernels are run on the CPU. To start one takes seconds: all tests of a process share them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
 
 import pytest
 
-from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
-from attnkit_conformance.adapters.worker import WorkerAdapter
-from tests.kernels.interpreted import MODE, TARGET
+from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu, build
+from tests.kernels.interpreted import TARGETS, worker
+
+LIBRARIES = {"cuda_cpu": (), "pallas_interpreted": ("jax",), "jax_triton_interpreted": ("triton", "jax")}
 
 
-@pytest.fixture(scope="module")
-def kernels() -> CudaOnCpu:
+@pytest.fixture(scope="session")
+def adapter_of() -> Iterator[Callable[[str], Any]]:
+    """The adapter of a name."""
+    with ExitStack() as stack:
+
+        @cache
+        def started(name: str) -> Any:
+            if name == "cuda_cpu":
+                return CudaOnCpu()
+            if name == "pallas_interpreted":
+                from attnkit_conformance.adapters.pallas_interpreted import Interpreted
+
+                return Interpreted()
+            made = worker(TARGETS[name], name)
+            stack.callback(made.close)
+            return made
+
+        def adapter(name: str) -> Any:
+            for library in LIBRARIES.get(name, ("triton",)):
+                pytest.importorskip(library, reason=f"{library} is not installed")
+            if name == "cuda_cpu" and build.missing_compiler():
+                pytest.skip(str(build.missing_compiler()))
+            return started(name)
+
+        yield adapter
+
+
+@pytest.fixture(scope="session")
+def kernels(adapter_of: Callable[[str], Any]) -> CudaOnCpu:
     """The CUDA kernels in the emulation of a GPU."""
-    return CudaOnCpu()
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[WorkerAdapter]:
-    """The Triton kernels in Triton's interpreter."""
-    adapter = WorkerAdapter("triton_interpreted", TARGET, MODE)
-    yield adapter
-    adapter.close()
+    made: CudaOnCpu = adapter_of("cuda_cpu")
+    return made

@@ -1,16 +1,18 @@
 """Which tests of the kernels for GPUs `make test`, which has ten minutes on two cores, leaves to `make emulated`.
 
-`make test` looks at each template of kernels: it is judged on a few scenes, and one configuration compiles without
-spilling; a planted bug is found in each CUDA family and in Triton's point-wise and linear kernels. `make emulated` runs
-all that is marked, packed sequences and statistics in the interpreter among it.
+`make test` looks at each template of kernels: it is judged on a few cases, and one configuration compiles without
+spilling. `make emulated` runs all that is marked, every planted bug among it.
 """
 
+import itertools
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from attnkit_conformance.core import CaseResult
+from attnkit_conformance import core
+from attnkit_conformance.model.case import Case
 
 FEW = "(cross or causal-padded) and not property"
 """Which cases of the quick profile a family is judged on: lengths that differ, padding, causality."""
@@ -26,6 +28,13 @@ def first_now(cases: Iterable[Any]) -> list[Any]:
     return [case if place == 0 else later(case) for place, case in enumerate(cases)]
 
 
-def of_numbers(results: Iterable[CaseResult]) -> list[CaseResult]:
-    """Those that were not refused because a number is an array, which attnkit sees to before it calls a kernel."""
-    return [x for x in results if "as an array is served by the generic implementation" not in x.message]
+def case_of(adapter: Any, op: str, dtypes: Iterable[str], name: str) -> Case:
+    """The first sample that the kernels serve and whose name begins so; others are not drawn."""
+    beginning = re.compile(rf"{re.escape(name)}([.,]|$)")
+    for profile, dtype in itertools.product(("scenes", "quick"), dtypes):
+        for sample in core.samples(op, profile, (dtype,)):
+            if beginning.match(sample.id.split("/", 2)[2]):
+                case = core.draw_case(sample)
+                if not adapter.unsupported(op, core.typed_arrays(adapter, case), case.params):
+                    return case
+    raise AssertionError(f"{op} has no sample {name}")

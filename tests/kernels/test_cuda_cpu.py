@@ -1,147 +1,18 @@
-"""The CUDA kernels executed on the CPU: judged by the kit, which finds planted bugs, and what the kit does not ask."""
+"""The CUDA kernels executed on the CPU: what a kernel must not do ends its launch, and what the kit does not ask."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 
 from attnkit import pointwise_attention, pointwise_attention_vjp
 from attnkit.backends.cupy import launch, pointwise
-from attnkit_conformance import core
-from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
 from attnkit_conformance.adapters.cuda_cpu.machine import KernelFault, Machine
-from attnkit_conformance.judge import judge
-from attnkit_conformance.model.case import Case
 from tests.library.arrays import assert_agrees
 
-from .emulated import assert_found, draw
-from .selection import FEW, first_now, later, of_numbers
-
-DTYPES = {
-    "pointwise_attention": ("float64", "float32", "bfloat16", "float16"),
-    "reluformer_attention": ("bfloat16", "float16"),
-    "sigmoid_attention": ("float32",),
-    "rela_attention": ("float16",),
-}
-"""What is judged of each op here: the kernels are the same, and the full profile by hand has all dtypes of all."""
-
-
-@pytest.mark.parametrize(("op", "expression"), [*((op, FEW) for op in DTYPES), *(later(op, None) for op in DTYPES)])
-def test_conforms(op: str, expression: str | None, kernels: CudaOnCpu) -> None:
-    results = list(judge([kernels], "quick", expression, DTYPES[op], ops=(op,)))
-    assert {result.dtype for result in results} == {*DTYPES[op]}
-    judged = of_numbers(results)
-    assert [f"{result.id}\n{result.message}" for result in judged if result.status != "pass"] == []
-    assert len(judged) > len(results) // 3
-
-
-TELLING = (
-    "64x64-d64", "100x257", "257x100-causal", "63x100-upper-left", "window", "transposed", "strided-causal",
-    "broadcast", "broadcast-mask", "bias-per-key", "dropout-gqa", "dropout-mask", "everything",
-)  # fmt: skip
-"""Scenes with copies of 16 bytes, with many tiles, and with the options that the quick profile lacks."""
-
-
-@pytest.mark.emulated
-@pytest.mark.parametrize("dtypes", [("float16", "bfloat16"), ("float32",)], ids=["halves", "float32"])
-def test_conforms_beyond_the_quick_profile(dtypes: tuple[str, ...], kernels: CudaOnCpu) -> None:
-    chosen = {}
-    for case in core.cases("pointwise_attention", "scenes", dtypes):
-        scene = case.id.split("/")[2].split(".")[0]
-        if scene in TELLING:
-            chosen[scene, case.dtype] = case
-    assert {scene for scene, _ in chosen} == {*TELLING}
-    for case in chosen.values():
-        result = core.check(kernels, case)
-        assert result.status == "pass", f"{result.id}\n{result.message}"
-
-
-# ---------------------------------------------------------------------------------------------- planted bugs
-
-BARRIER = "    __syncthreads();\n"
-SWEEP = "    wait_for_copies<STAGES - 1>();\n    __syncthreads();\n    use(x0, stage);\n    __syncthreads();\n"
-SUM = "sum += a[row][w] * b[column][w];"
-SUM_IN_HALF = "{ T x; from_float(x, sum + a[row][w] * b[column][w]); sum = to_float(x); }"
-PLANTED: dict[str, tuple[str, str, str, str, set[str]]] = {
-    "no barrier before a tile is used": ("pointwise.cuh", SWEEP, SWEEP.replace(BARRIER, "", 1), "cross", {"exception"}),
-    "no barrier after a tile was used": (
-        "pointwise.cuh", SWEEP, SWEEP[: -len(BARRIER)], "positive-values", {"exception"},
-    ),
-    "no barrier before results are stored": (
-        "pointwise.cuh", "  __syncthreads();  // `queries`, where the sweep was empty\n", "", "causal-padded",
-        {"exception"},
-    ),
-    "no wait for copies": (
-        "pointwise.cuh", SWEEP, SWEEP.partition("\n")[2], "257x100-causal", {"exception", "nonfinite"},
-    ),
-    "an unmasked last tile": (
-        "pairs.cuh", "&& j0 + columns <= smaller(keys, i0 + a.right + 1)", "", "257x100-causal", {"bound"},
-    ),
-    "sums in half precision": (
-        "intrinsics_on_host.h", SUM, SUM_IN_HALF, "2x4096-tail", {"bound"},
-    ),
-    "padding that is not cleared": (
-        "pointwise.cuh", "if (seen(row)) continue;", "continue;", "mask", {"nonfinite"},
-    ),
-    "an upper bound of the window too many": (
-        "pairs.cuh", "smaller(keys, i + a.right + 1)", "smaller(keys, i + a.right + 2)", "63x63-causal", {"bound"},
-    ),
-    "dropout of the transposed pair": (
-        "pairs.cuh", "philox_word(j, i, head", "philox_word(i, j, head", "dropout", {"bound"},
-    ),
-    "a write behind a local array": (
-        "tensor_tiles.cuh", "for (int n = 0; n < 4; n++) of_x[n]", "for (int n = 0; n <= 4; n++) of_x[n]", "cross",
-        {"exception"},
-    ),
-    "rows of float16 that are not rescaled": (
-        "tensor_tiles.cuh", "if constexpr (same<T, half>) rescale(sums, x);", "", "huge", {"bound", "nonfinite"},
-    ),
-}  # fmt: skip
-"""By name: file, text and what takes its place, the scene of a sample and the checks one of which has to fail."""
-
-
-class Forward(CudaOnCpu):
-    """Without gradients, whose kernels would have to be compiled as well."""
-
-    def vjp(self, *arguments: Any) -> dict[str, np.ndarray]:
-        raise Unsupported("gradients are left out")
-
-
-def case_of(scene: str) -> Case:
-    """The sample of a scene, in float16 if there is one."""
-    ops, dtypes = ("pointwise_attention", "sigmoid_attention"), ("float16", "bfloat16")
-    found = [case for op in ops for dtype in dtypes for case in core.cases(op, "scenes", (dtype,))]
-    return next(case for case in found if case.id.split("/")[2].split(".")[0] == scene)
-
-
-@pytest.mark.parametrize("name", first_now(PLANTED))
-@pytest.mark.emulated
-def test_a_planted_bug_is_found(name: str) -> None:
-    file, before, after, scene, checks = PLANTED[name]
-    assert_found(Forward("planted", {file: (before, after)}), case_of(scene), checks)
-
-
-IN_GRADIENTS: dict[str, tuple[str, str, str, set[str]]] = {
-    "queries of padding that are loaded": (
-        "return larger(query.lo, j0) < smaller(query.hi, j0 + ROWS);", "return i0 + c < a.queries;", "query-mask",
-        {"nonfinite"},
-    ),
-    "all heads of a group but the first left out": (
-        "head < (at.head + 1) * a.groups", "head < at.head * a.groups + 1", "gqa", {"bound"},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", first_now(IN_GRADIENTS))
-@pytest.mark.emulated
-def test_a_planted_bug_in_the_gradients_is_found(name: str) -> None:
-    before, after, scene, checks = IN_GRADIENTS[name]
-    failed = core.check(CudaOnCpu("planted", {"pointwise_gradients.cuh": (before, after)}), case_of(scene))
-    assert failed.checks & checks, f"{failed.id}: {failed.message}"
-    assert not any(text.startswith("o:") for _, text in failed.failures)
-
+from .emulated import Forward, draw
+from .selection import first_now
 
 # ---------------------------------------------------------------------------------------------- the shim
 

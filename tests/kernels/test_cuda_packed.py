@@ -1,47 +1,24 @@
-"""Packed sequences in one launch of the CUDA kernels: judged on the CPU, planted bugs found, compiled."""
+"""Packed sequences in one launch of the CUDA kernels, executed on the CPU: blocks, planted bugs, what is refused."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import attnkit
-from attnkit.backends.cupy import linear, packed, pointwise, rows
+from attnkit.backends.cupy import linear, packed, pointwise
 from attnkit.backends.cupy.launch import Launch
 from attnkit.kernels import predicted
-from attnkit_conformance import core
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
 from attnkit_conformance.adapters.cuda_cpu.machine import Machine
-from attnkit_conformance.judge import judge
-from attnkit_conformance.model.case import numpy_dtype
 from tests.library.arrays import assert_agrees
 
-from .emulated import assert_found, draw
+from .emulated import draw
 from .selection import first_now, later
 
 POINTWISE, SOFTMAX = "pointwise_attention_packed", "softmax_attention_packed"
 LINEAR = "linear_attention_packed"
-
-
-@pytest.mark.parametrize(
-    ("op", "dtype"),
-    [
-        (SOFTMAX, "float32"),
-        later(SOFTMAX, "bfloat16"),
-        later(POINTWISE, "float16"),
-        later(POINTWISE, "float32"),
-        later(POINTWISE, "float64"),
-        later(LINEAR, "float32"),
-        later(LINEAR, "float64"),
-        later(LINEAR, "bfloat16"),
-    ],
-)
-def test_conforms(op: str, dtype: str, kernels: CudaOnCpu) -> None:
-    results = list(judge([kernels], "quick", "not property", (dtype,), ops=(op,)))
-    assert len(results) > 5
-    assert [f"{result.id}\n{result.message}" for result in results if result.status != "pass"] == []
 
 
 # ---------------------------------------------------------------------------------------------- several blocks
@@ -143,12 +120,6 @@ def test_a_planted_bug_is_found(name: str) -> None:
         agree(wrong, call)
 
 
-def test_numbers_of_rows_that_are_not_moved_are_found() -> None:
-    text = "for (View* x : of_queries) move(*x, edges_q[sequence]);"
-    case = next(iter(core.cases(SOFTMAX, "quick", ("float32",))))
-    assert_found(CudaOnCpu("planted", {"rows.cuh": (text, "")}), case, {"bound", "nonfinite", "exception"})
-
-
 # ---------------------------------------------------------------------------------------------- dispatch
 
 
@@ -169,31 +140,3 @@ def test_what_is_refused_and_taken() -> None:
     assert packed.keeps(q, q, q, boundaries, boundaries)
     assert packed.keeps_mask(q, q, q, boundaries, boundaries)
     assert not packed.keeps_mask(q, q, q, halves, halves)
-
-
-# ---------------------------------------------------------------------------------------------- the compiler
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype", "d", "capability"),
-    [
-        (pointwise, "bfloat16", 64, 90),
-        later(rows, "float16", 64, 80),
-        later(rows, "bfloat16", 128, 90),
-        later(pointwise, "float32", 64, 80),
-    ],
-)
-def test_no_spills_and_enough_memory(kind: Any, dtype: str, d: int, capability: int, tmp_path: Path) -> None:
-    from .test_cuda_compile import MEMORY, Noting, compiled
-
-    edges = np.array([0, 60, 128])
-    own = {"alpha": 1.0} if kind is rows else {"activation": "sigmoid", "shift": "-log_length"}
-    options = {**own, "edges_q": edges, "edges_k": edges, "causal": True, "window": (50, None)}
-    device, x = Noting(), np.zeros((2, 128, d), numpy_dtype(dtype))
-    kind.forward(device, x, x, x, **options)
-    kind.backward(device, x, x, x, x, **options)
-    found = compiled({launch.name: launch for launch in device.launches}, capability, tmp_path)
-    assert len(found) == (3 if kind is rows else 4)
-    for name, kernel in found.items():
-        assert kernel.stack == 0, f"{name} spills {kernel.stack} bytes"
-        assert kernel.shared <= MEMORY[capability], f"{name} needs {kernel.shared} bytes of shared memory"

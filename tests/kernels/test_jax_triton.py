@@ -1,24 +1,20 @@
-"""Triton kernels called from JAX: judged by the kit in Triton's interpreter, and lowered for GPUs that are not here."""
+"""Triton kernels called from JAX: tiles, centres, how vmap joins axes, and lowering for GPUs that are not here."""
 
 import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from attnkit_conformance.adapters.worker import WorkerAdapter
-from attnkit_conformance.judge import judge
 from tests.library.arrays import assert_close
 
-from .selection import FEW, first_now
+from .selection import later
 
 pytest.importorskip("triton", reason="triton is not installed")
 pytest.importorskip("jax", reason="jax is not installed")
 
-TARGET = "attnkit_conformance.adapters.jax_triton_interpreted:Interpreted"
 LOWERED = """
 import functools
 import os
@@ -78,27 +74,6 @@ print("lowered")
 """
 
 
-@pytest.mark.parametrize(
-    "op",
-    first_now(
-        [
-            "pointwise_attention",
-            "softmax_attention",
-            "entmax_attention",
-            "gaussian_attention",
-            "linear_attention",
-        ]
-    ),
-)
-def test_conforms(op: str) -> None:
-    adapter = WorkerAdapter("jax_triton_interpreted", TARGET, {"TRITON_INTERPRET": "1"})
-    expression = "not property" if op == "linear_attention" else FEW  # few scenes have its masks and groups
-    results = list(judge([adapter], "quick", expression, ("float32", "bfloat16"), ops=(op,)))
-    adapter.close()
-    assert [f"{result.id}\n{result.message}" for result in results if result.status == "fail"] == []
-    assert sum(result.status == "pass" for result in results) >= 2
-
-
 @pytest.mark.emulated
 def test_forward_and_gradients_are_lowered_and_triton_compiles_on(tmp_path: Path) -> None:
     for module, package in (("jax_triton", "jax-triton"), ("jax_cuda13_plugin", "jax-cuda13-plugin")):
@@ -130,7 +105,7 @@ def test_tiles_are_those_of_the_device(told: str, major: int, monkeypatch: pytes
     assert launch.capability() == major
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [later(False), True])
 def test_the_centre_of_distances_is_that_of_the_generic_body(masked: bool) -> None:
     """With heads that share keys, of which the first sees none at first, and a query that sees some later."""
     import jax.numpy as jnp
@@ -152,30 +127,6 @@ def test_the_centre_of_distances_is_that_of_the_generic_body(masked: bool) -> No
     pairs = visibility_of(options).between(jnp, rows, columns, 7, 2)
     expected = gaussian._centre(jnp, quadratic.prepare(jnp, q, k, k, mask=pairs, enable_gqa=True))
     assert_close(found, expected)
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({}, None),
-        ({"causal": True, "return_state": True}, None),
-        ({"mask": (1, 5)}, None),
-        ({"mask": (5, 5)}, "a mask of pairs"),
-        ({"feature_map": abs}, "a feature map of your own"),
-        ({"v": (5, 0)}, "values without features"),
-        ({"q": (5, 257), "k": (5, 257)}, "head sizes beyond 256"),
-    ],
-)
-def test_what_linear_attention_is_refused_for(options: dict[str, Any], reason: str | None) -> None:
-    import jax.numpy as jnp
-
-    from attnkit.backends.jax.triton import linear
-
-    options = {name: jnp.ones(x, bool if name == "mask" else None) if isinstance(x, tuple) else x
-               for name, x in options.items()}  # fmt: skip
-    arrays = [options.pop(name, jnp.ones((5, 4))) for name in "qkv"]
-    told = linear.unsupported_options(*arrays, **options)
-    assert told is None if reason is None else reason in str(told)
 
 
 @pytest.mark.parametrize("mapped", [("q", "mask"), ("mask",), ("bias",)])

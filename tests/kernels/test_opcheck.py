@@ -1,10 +1,6 @@
 """Every custom op that the library registers passes torch.library.opcheck, with the arguments that calls give it."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +8,7 @@ import torch
 
 import attnkit
 
-from .interpreted import MODE
+from .interpreted import pass_interpreted
 from .opchecks import Case, checked, draw, pair, qkv, registered
 from .selection import later
 
@@ -37,6 +33,7 @@ CASES = (
     Case("recomputed", "efficient_attention", {**CAUSAL, **GROUPS}),
     Case("recomputed", "performer_attention", LENGTHS, {"projection": draw(4, 3, 8)}),
 )
+FIRST = [next(case for case in CASES if case.custom == custom) for custom in ("blocked", "native", "recomputed")]
 
 
 def function(case: Case) -> Callable[..., Any]:
@@ -47,7 +44,11 @@ def function(case: Case) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", later("bfloat16"), later("float64")])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.custom}-{case.op}")
+@pytest.mark.parametrize(
+    "case",
+    [case if case in FIRST else later(case) for case in CASES],
+    ids=lambda case: f"{case.custom}-{case.op}",
+)
 def test_on_the_cpu(case: Case, dtype: str) -> None:
     if case.custom == "native" and attnkit.native_status().level is None:
         pytest.skip(str(attnkit.native_status().reason))
@@ -58,13 +59,11 @@ def test_on_the_cpu(case: Case, dtype: str) -> None:
     assert names == pair(case.custom)
 
 
-@pytest.mark.parametrize("which", ["not emulated", later("emulated")])
+@pytest.mark.emulated
+@pytest.mark.parametrize("which", ["not emulated", "emulated"])
 def test_of_triton_kernels(which: str) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
-    path = Path(__file__).with_name("opcheck_in_interpreter.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", which, str(path)]
-    done = subprocess.run(command, env={**os.environ, **MODE}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    pass_interpreted("opcheck_in_interpreter", "-m", which)
 
 
 def test_no_custom_op_is_without_a_case() -> None:

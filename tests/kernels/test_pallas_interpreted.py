@@ -1,4 +1,4 @@
-"""The Pallas kernels, interpreted on the CPU and judged by the kit, which finds planted bugs."""
+"""The Pallas kernels, interpreted: the kit finds planted bugs, dispatch leaves them alone, and they are lowered."""
 
 import inspect
 from typing import Any
@@ -17,38 +17,9 @@ from attnkit.backends.jax import pallas
 from attnkit.kernels.pallas import pointwise
 from attnkit_conformance.adapters.pallas_interpreted import Interpreted
 
+from .selection import case_of, first_now, later
+
 OP = "pointwise_attention"
-SCENES = (
-    "cross", "257x100-causal", "100x64-upper-left", "window", "key-lengths", "query-mask", "gqa", "broadcast",
-    "empty-keys",
-)  # fmt: skip
-"""Every option that the kernels serve."""
-
-
-def case(scene: str, dtype: str = "float32", op: str = OP) -> Any:
-    """The first case of a scene that the kernels serve."""
-    adapter, found = Interpreted(), (x for x in core.cases(op, "scenes", (dtype,)) if scene in x.tags)
-    return next(x for x in found if not adapter.unsupported(op, core.typed_arrays(adapter, x), x.params))
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> Interpreted:
-    return Interpreted()
-
-
-@pytest.mark.parametrize("scene", SCENES)
-def test_conforms(scene: str, interpreted: Interpreted) -> None:
-    result = core.check(interpreted, case(scene))
-    assert result.status == "pass", result.message
-
-
-@pytest.mark.parametrize(
-    ("op", "dtype", "scene"),
-    [("sigmoid_attention", "float16", "63x63-causal"), ("reluformer_attention", "bfloat16", "64x64-d64")],
-)
-def test_special_cases_and_half_types_conform(op: str, dtype: str, scene: str, interpreted: Interpreted) -> None:
-    result = core.check(interpreted, case(scene, dtype, op))
-    assert result.status == "pass", result.message
 
 
 def every_pair(self: Any, number: Any, keys: int) -> Any:
@@ -77,7 +48,8 @@ def test_a_planted_bug_is_found(
     module: Any, name: str, wrong: Any, scene: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, name, wrong)
-    assert core.check(Interpreted(), case(scene)).checks & {"bound", "nonfinite"}
+    wrong = Interpreted()
+    assert core.check(wrong, case_of(wrong, OP, ("float32",), scene)).checks & {"bound", "nonfinite"}
 
 
 def test_dispatch_never_picks_the_interpreter() -> None:
@@ -90,24 +62,6 @@ def test_dispatch_never_picks_the_interpreter() -> None:
         attnkit.pointwise_attention_vjp(x, x, x, x, impl="pallas")
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"bias": jnp.zeros((3, 3))}, "bias is served by other implementations"),
-        ({"dropout": (0.1, 3)}, "dropout is served by other implementations"),
-        ({}, None),
-    ],
-)
-def test_what_is_refused_on_any_device(options: dict[str, Any], reason: str | None) -> None:
-    x = jnp.zeros((2, 3, 4))
-    assert pallas.unsupported_options(x, x, x, **options) == reason
-
-
-def test_head_sizes_are_limited() -> None:
-    x = jnp.zeros((2, 3, 257))
-    assert pallas.unsupported_options(x, x, x) == "the kernels serve head sizes up to 256"
-
-
 @pytest.fixture
 def gpu() -> Any:
     """A device that programs can be lowered for without one."""
@@ -118,8 +72,8 @@ def gpu() -> Any:
     return sharding.use_abstract_mesh(sharding.AbstractMesh((), (), abstract_device=device))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("activation", pallas.ACTIVATIONS)
+@pytest.mark.parametrize("dtype", ["float32", later("bfloat16")])
+@pytest.mark.parametrize("activation", first_now(pallas.ACTIVATIONS))
 def test_forward_and_gradients_are_lowered_for_a_gpu(activation: str, dtype: str, gpu: Any) -> None:
     """To Triton: JAX has another compiler of Pallas kernels, which does not take these."""
     options = {"activation": activation, "causal": True, "window": (40, 0), "enable_gqa": True}

@@ -1,11 +1,7 @@
 """A repeated call launches what a call that is checked and planned anew launches; stubs stand for GPU and driver."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +16,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 from attnkit.backends.torch.triton import recorded
 from benchmarks.stubbed import Driver, Launched, stubbed
 
-from .interpreted import MODE
+from .interpreted import interpreted
 from .selection import first_now, later
-
-ROOT = Path(__file__).parents[2]
 
 Call = Callable[..., Tensor]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -310,10 +304,7 @@ def test_dropout_and_states_are_planned_each_time(driver: Driver) -> None:
 
 @pytest.mark.emulated
 def test_repeated_calls_give_the_same_bits() -> None:
-    command = [sys.executable, "-m", "tests.kernels.recorded_in_interpreter"]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | MODE, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == [
+    assert interpreted("tests.kernels.recorded_in_interpreter").split() == [
         "pointwise_attention", "gaussian_attention", "softmax_attention", "entmax_attention", "linear_attention",
     ]  # fmt: skip
 

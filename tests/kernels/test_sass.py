@@ -13,7 +13,7 @@ from benchmarks.sass.instructions import Instruction, blocks_of, dominators
 from benchmarks.sass.workloads import WORKLOADS
 
 from .selection import later
-from .test_triton_compile import MEMORY
+from .spills import MEMORY
 
 QUICK = ("sigmoid", "statistics: sums, maximum", "linear, causal")
 

@@ -105,6 +105,7 @@ def test_every_op_has_its_turn_and_then_the_time_is_up() -> None:
     assert all(verdict.left > 10 for verdict in found)
 
 
+@pytest.mark.emulated
 def test_with_time_nothing_is_left_out() -> None:
     adapter = stand_in()
     adapter.ops = OPS[:1]

@@ -28,7 +28,7 @@ KIT: Step = ("-m", "attnkit_conformance", "run", "numpy", "torch", "jax", "-k", 
 PYTEST: Step = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 LIBRARY: Step = (*PYTEST, "tests/library", "-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning")
 OLD_GLOO = "--ignore=tests/library/test_context_parallel.py"  # torch 2.6 may wait forever where a process group ends
-LOWERS: Step = (*PYTEST, "tests/kernels/test_triton_lowers.py")
+LOWERS: Step = (*PYTEST, "-m", "emulated or not emulated", "tests/kernels/test_triton_lowers.py")
 STEPS: dict[str, tuple[Step, ...]] = {
     "oldest": (KIT, (*LIBRARY, OLD_GLOO, "-k", "not compil and not a_trace_does")),
     "compiled": (KIT, LIBRARY, LOWERS),

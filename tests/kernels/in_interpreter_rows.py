@@ -1,4 +1,4 @@
-"""What the kit does not ask of the kernels of rows. Run by test_triton_rows.py with TRITON_INTERPRET=1."""
+"""What the kit does not ask of the kernels of rows. Run by test_triton_interpreted.py with TRITON_INTERPRET=1."""
 
 import itertools
 from typing import Any

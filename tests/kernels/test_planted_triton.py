@@ -1,0 +1,93 @@
+"""Bugs that are planted in the Triton kernels, which are interpreted: the kit finds each of them."""
+
+import pytest
+
+from attnkit_conformance import core
+
+from .interpreted import worker
+from .selection import case_of
+
+pytest.importorskip("triton", reason="triton is not installed")
+pytestmark = pytest.mark.emulated
+
+PLANTED = "tests.kernels.planted_in_interpreter"
+WRONG, SPLIT, SEGMENTED = (f"{PLANTED}:wrong{kind}" for kind in ("", "_split", "_segmented"))
+STATISTICS = "attention_with_statistics"
+WILD = {"bound", "nonfinite"}
+
+
+@pytest.mark.parametrize(
+    ("target", "replaced", "planted", "op", "dtype", "scene", "checks"),
+    [
+        (WRONG, "pointwise.visible_pairs", "every_pair", "pointwise_attention", "float32", "causal-padded", WILD),
+        (WRONG, "pointwise.key_blocks", "whole_blocks", "pointwise_attention", "float32", "cross", {"bound"}),
+        (
+            WRONG, "pointwise.valid_keys", "one_key_more", "pointwise_attention", "float32", "causal-padded",
+            {"null_rows", *WILD},
+        ),
+        (WRONG, "pointwise.whole_sum", "products_alone", "gaussian_attention", "float32", "cross", {"bound"}),
+        (WRONG, "distances.mean_of", "nowhere", "gaussian_attention", "float32", "offset", {"bound"}),
+        (
+            WRONG, "distances.visible_pairs", "every_pair", "gaussian_attention", "float32", "causal-padded",
+            {"nonfinite"},
+        ),
+        (
+            WRONG, "pointwise.products_of", "near_alone", "gaussian_attention", "bfloat16",
+            "pair.shape=1x11,width=17x5,heads=grouped", {"bound"},
+        ),
+        (WRONG, "pointwise.whole_tokens", "near_tokens", "gaussian_attention", "float16", "causal-padded", {"bound"}),
+        (WRONG, "statistics.logarithm", "no_logarithm", STATISTICS, "float32", "cross.pointwise_attention", {"bound"}),
+        (
+            WRONG, "pointwise.with_statistics", "output_alone", STATISTICS, "float32", "cross.pointwise_attention",
+            {"bound"},
+        ),
+        (
+            WRONG, "rows_statistics.load_stats", "not_divided", STATISTICS, "float32", "cross.softmax_attention",
+            {"bound"},
+        ),
+        (
+            WRONG, "rows_gradients.with_statistics", "output_alone", STATISTICS, "float32", "cross.softmax_attention",
+            {"bound"},
+        ),
+        (WRONG, "rows.rising", "one_step", "sparsemax_attention", "float32", "cross", {"bound"}),
+        (WRONG, "rows.shrinkage", "never_shrunk", "softmax_attention", "float32", "cross", {"bound"}),
+        (WRONG, "rows_gradients.means", "no_means", "entmax_attention", "float32", "cross", {"bound"}),
+        (WRONG, "rows.scores", "unmasked_scores", "softmax_attention", "float32", "causal-padded", WILD),
+        (SPLIT, "decoding.own_keys", "every_key", "pointwise_attention", "float32", "cross", WILD),
+        (SPLIT, "decoding.packed_rows", "rows_of_the_first_head", "softmax_attention", "float32", "gqa-mask", WILD),
+        (SPLIT, "decoding.exp", "unweighted", "softmax_attention", "float32", "cross", WILD),
+        (WRONG, "tiles.own_sequence", "first_alone", "pointwise_attention_packed", "float32", "cross", WILD),
+        (WRONG, "tiles.own_tokens", "one_token_less", "pointwise_attention_packed", "float32", "cross", WILD),
+        (WRONG, "linear_tokens.own_sequence", "first_alone", "linear_attention_packed", "float32", "cross", WILD),
+        (SEGMENTED, "linear.load_state", "forgotten", "linear_attention", "float32", "mqa-causal", {"bound"}),
+        (SEGMENTED, "linear.load_state", "without_z", "linear_attention", "float32", "key-mask-1d", {"bound"}),
+        (SEGMENTED, "linear.seen_keys", "unmasked_keys", "linear_attention", "float32", "key-mask-1d", WILD),
+        (SEGMENTED, "linear.load_initial", "not_added", "linear_attention", "float32", "causal-padded", {"bound"}),
+        (
+            SEGMENTED, "linear.live_queries", "null_without_keys", "linear_attention", "float32", "causal-padded",
+            {"bound"},
+        ),
+        (WRONG, "linear_step.place", "of_the_first_head", "linear_attention_step", "float32", "state", WILD),
+        (WRONG, "linear_features._faded", "never_faded", "performer_attention", "float32", "blocks-causal", {"bound"}),
+        (WRONG, "linear_features._faded", "of_all_keys", "performer_attention", "float32", "blocks-causal", {"bound"}),
+        (WRONG, "linear_features.call_of", "with_eps", "efficient_attention", "float32", "cross", {"bound"}),
+        (WRONG, "newton.product", "one_product", "newton_inverse", "float32", "random", {"bound"}),
+        (WRONG, "newton.step", "half_step", "newton_inverse", "float32", "random", {"bound"}),
+        (WRONG, "newton.start_gradient", "constant_norm", "newton_inverse", "float32", "init-scale", {"bound"}),
+    ],
+)  # fmt: skip
+def test_a_planted_bug_is_found(
+    target: str, replaced: str, planted: str, op: str, dtype: str, scene: str, checks: set[str]
+) -> None:
+    adapter = worker(target, REPLACED=replaced, PLANTED=planted)
+    result = core.check(adapter, case_of(adapter, op, (dtype,), scene))
+    adapter.close()
+    assert result.checks & checks, result.message
+
+
+def test_three_tf32_products_are_enough() -> None:
+    """Of operands that are rounded as `cvt.rna` does, which the compiler puts before them."""
+    adapter = worker(WRONG, REPLACED="newton.product", PLANTED="three_products")
+    result = core.check(adapter, case_of(adapter, "newton_inverse", ("float32",), "not-symmetric"))
+    adapter.close()
+    assert result.status == "pass", result.message
