@@ -71,6 +71,7 @@ conformance: library
 	@mkdir -p $(OUT)
 	ATTNKIT_GOLDENS=$${ATTNKIT_GOLDENS-$(OUT)/goldens} $(BIN)/python -m attnkit_conformance run --profile full --workers $(WORKERS) --html $(OUT)/conformance-full.html --json $(OUT)/conformance-full.json
 	$(BIN)/python $(DRAWN) 60
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m referee tests/conformance
 
 # Kernels of GPUs beside the generic bodies, without a GPU: interpreted, or emulated thread by thread.
 emulated: install
@@ -98,7 +99,7 @@ native: library
 	  LD_PRELOAD=$$(g++ -print-file-name=lib$$(echo $$kind | sed 's/address,undefined/asan/; s/thread/tsan/').so) \
 	  ASAN_OPTIONS=detect_leaks=0 $(SANITIZED) $(BIN)/python $(CHECKED) || exit 1; done
 	$(BIN)/python -m attnkit.backends.native.build
-	$(BIN)/python -m pytest -q -rs -m emulated tests/native
+	$(BIN)/python -m pytest -q -rs -m emulated tests/native tests/library
 
 # A wheel for glibc 2.17 and later with every level, judged in an environment that has it and the kit alone.
 TOOLS := $(OUT)/wheel/tools/bin
@@ -136,7 +137,8 @@ smoke: install
 	for recipe in $(SENTENCES); do $(SMOKE) --keep-going --data "$$ATTNKIT_DATA/multi30k" || exit 1; done; \
 	for recipe in $(DOCUMENTS); do $(SMOKE) --data "$$ATTNKIT_DATA/documents/europarl7" || exit 1; done
 
-# Every recipe under the gate of operations that throw on a GPU, and trainings killed at random: a few minutes.
+# Every recipe under the gate of operations that throw on a GPU, trainings of more processes, by torchrun too, and killed
+# at random: a few minutes.
 survival: library
 	$(BIN)/python -m pytest -q -m survival tests/experiments
 
@@ -175,10 +177,11 @@ SOAKED ?= auto numpy torch
 soak: library
 	seq $(SEED) $$(($(SEED) + $(WORKERS) - 1)) | xargs -P $(WORKERS) -I{} $(BIN)/python $(DRAWN) $(SECONDS) --seed {}
 
-# Who agrees with which definition, and the smallest input where one does not.
+# Who agrees with which definition, and the smallest input where one does not; attnkit in models of timm and in the
+# Trainer of transformers.
 peers: install
 	$(BIN)/python -m attnkit_conformance peers --profile scenes --html $(OUT)/peers.html
-	$(BIN)/python -m pytest -q -m peers tests/conformance
+	$(BIN)/python -m pytest -q -m peers tests/conformance tests/integrations
 
 # torch.export and ONNX of every op that can be exported.
 exports: install

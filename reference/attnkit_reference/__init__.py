@@ -88,6 +88,7 @@ from attnkit_reference.lowrank.soft import (
     soft_attention_magnitudes,
     soft_attention_vjp,
     soft_attention_weights,
+    soft_attention_weights_magnitudes,
 )
 from attnkit_reference.lsh import (
     lsh_attention,
@@ -263,6 +264,7 @@ __all__ = [
     "soft_attention_magnitudes",
     "soft_attention_vjp",
     "soft_attention_weights",
+    "soft_attention_weights_magnitudes",
     "softmax_attention",
     "softmax_attention_magnitudes",
     "softmax_attention_packed",

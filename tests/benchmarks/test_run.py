@@ -41,11 +41,12 @@ def measured(tmp_path):
 
 
 def test_two_cells_are_compared_and_written(tmp_path, capsys, monkeypatch):
-    """The memory of one contender of each is measured, in a process of its own."""
+    """The memory of one contender is measured, in a process of its own: with gradients, and of statistics."""
     measure, path = compare.peak_mebibytes, tmp_path / "found.json"
 
     def of_one(cell, name, mode):
-        return measure(cell, name, mode) if name == "attnkit generic" else None
+        wanted = name == "attnkit generic" and (cell.op, mode) != ("relu", FORWARD)
+        return measure(cell, name, mode) if wanted else None
 
     monkeypatch.setattr(compare, "peak_mebibytes", of_one)
     words = ["run", "-k", "n=128 and (relu and causal or statistics)", "--rounds", "2", "--out", str(path)]
@@ -63,7 +64,9 @@ def test_two_cells_are_compared_and_written(tmp_path, capsys, monkeypatch):
         for row in rows.values():
             assert len(row["rounds"]) == 2
             assert row["seconds"]["lowest"] > 0
-        assert not MEASURED or rows["attnkit generic"]["peak_mebibytes"] >= 0
+    assert [one["mode"] for one in found["records"][:2]] == [FORWARD, BOTH]
+    for one in found["records"][1:]:
+        assert not MEASURED or one["contenders"]["attnkit generic"]["peak_mebibytes"] >= 0
     assert "relu causal n=128" in capsys.readouterr().out
     assert "relu" in path.with_suffix(".html").read_text()
 

@@ -63,7 +63,9 @@ def test_every_public_op_has_a_row_a_gradient_and_magnitudes() -> None:
         assert op.vjp or measures or op.name.endswith("_weights"), (
             f"{op.name}: write {op.name}_vjp in the reference and in attnkit"
         )
-        assert not op.vjp or attrgetter(f"{op.name}_magnitudes")(attnkit_reference), f"write {op.name}_magnitudes"
+        products = "product" in WITHOUT_RECORD.get(op.name.removesuffix("_weights"), "")
+        if op.vjp or products:
+            assert attrgetter(f"{op.name}_magnitudes")(attnkit_reference), f"write {op.name}_magnitudes"
 
 
 def test_every_op_with_weights_has_a_record_or_a_reason() -> None:
@@ -130,7 +132,8 @@ def test_every_score_function_is_met_by_the_quick_profile(op: str) -> None:
 
 @pytest.mark.parametrize("op", OPDB, ids=lambda op: op.name)
 def test_samples_are_the_same_every_time(op: Any) -> None:
-    for one, two in zip(core.cases(op.name, "quick"), core.cases(op.name, "quick"), strict=True):
+    once, again = (core.cases(op.name, "quick", op.dtypes[:1]) for _ in range(2))  # other dtypes round the same draws
+    for one, two in zip(once, again, strict=True):
         for held, again in ((one.arrays, two.arrays), (one.cotangents, two.cotangents)):
             assert {n: x.tobytes() for n, x in held.items()} == {n: x.tobytes() for n, x in again.items()}
 

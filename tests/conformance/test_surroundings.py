@@ -65,7 +65,13 @@ def test_torch_and_numpy(op: str, adapters: dict[str, list[Any]]) -> None:
     assert {"numpy-auto", "torch-auto"} <= {result.adapter for result in results if result.status == "pass"}
 
 
-@pytest.mark.parametrize(("n", "name"), list(enumerate(surroundings_of("jax"))))
+@pytest.mark.parametrize(
+    ("n", "name"),
+    [
+        pytest.param(*pair, marks=pytest.mark.referee if pair[1] == "leaks" else ())
+        for pair in enumerate(surroundings_of("jax"))
+    ],
+)
 def test_jax(n: int, name: str, adapters: dict[str, list[Any]]) -> None:
     results: list[CaseResult] = []
     for adapter in adapters["jax"]:

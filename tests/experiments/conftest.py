@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from attnkit_experiments.commands import runner
@@ -26,6 +27,12 @@ def run_tiny(out: Path, *settings: str, recipe: str = "000-fig4", preset: str = 
 @pytest.fixture(scope="session")
 def tiny():
     return run_tiny
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are made and put into their places, but not drawn, which is most of the time that a page takes."""
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **how: file.write("<svg></svg>"))
 
 
 def write_images(folder: Path) -> Path:

@@ -1,10 +1,36 @@
-"""Processes of one job, forked: `python -m tests.experiments.forks MODULE SIZE …` calls MODULE.process(…) in each."""
+"""Jobs of several processes, forked: for each [size, words] of JOBS, `python -m tests.experiments.forks MODULE JOBS`
+calls MODULE.process(*words) in `size` processes, one job after the other.
+"""
 
 import importlib
+import json
 import multiprocessing
 import os
 import socket
+import subprocess
 import sys
+from pathlib import Path
+
+PATIENCE = 300  # seconds after which a job that hangs is ended
+# What trainings import as they go: a process that has it gives it to all that it forks.
+IMPORTED = (
+    *("torch._inductor.config", "torch.distributed.checkpoint", "torch.distributed.fsdp", "attnkit.backends.torch"),
+    *("rich.progress", "sacrebleu", "sacremoses", "sklearn.datasets", "tokenizers"),
+)
+
+
+def environment() -> dict[str, str]:
+    """Of a subprocess, which finds the same packages."""
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join(str(root / part) for part in ("", "reference", "conformance", "experiments"))
+    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+
+
+def forked(module: str, *jobs: tuple[int, tuple[str, ...]]) -> None:
+    """Call `process(*words)` of a test module in `size` processes, for each (size, words)."""
+    words = [sys.executable, "-m", "tests.experiments.forks", module, json.dumps(jobs)]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def ranked(rank: int, size: int, port: int, module: str, words: list[str]) -> None:
@@ -13,8 +39,7 @@ def ranked(rank: int, size: int, port: int, module: str, words: list[str]) -> No
     importlib.import_module(module).process(*words)
 
 
-def main(module: str, size: int, words: list[str]) -> None:
-    importlib.import_module(module)  # once for all
+def run(size: int, module: str, words: list[str]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -27,5 +52,17 @@ def main(module: str, size: int, words: list[str]) -> None:
     assert not any(each.exitcode for each in ranks)
 
 
+def share_imports() -> None:
+    for name in IMPORTED:
+        importlib.import_module(name)
+
+
+def main(module: str, jobs: str) -> None:
+    importlib.import_module(module)
+    share_imports()
+    for size, words in json.loads(jobs):
+        run(size, module, words)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+    main(*sys.argv[1:])

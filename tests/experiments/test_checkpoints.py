@@ -16,8 +16,8 @@ from attnkit_experiments.engine.train import Run
 from attnkit_experiments.engine.world import ALONE, World, joined
 from attnkit_experiments.study.recipe import Source, expand
 
+from .forks import forked
 from .test_activation_checkpointing import SOFT
-from .test_processes import forked
 
 CPU = torch.device("cpu")
 
@@ -91,7 +91,7 @@ def test_what_is_evaluated_has_the_statistics_of_the_main_process(tmp_path, monk
 def test_what_two_processes_save_is_loaded_to_the_bit_by_one_two_and_three(sharding, tmp_path):
     folder, out = tmp_path / "checkpoints", tmp_path / "two"
     out.mkdir()
-    forked(__name__, 2, "save", sharding, str(folder), str(out))
+    forked(__name__, (2, ("save", sharding, str(folder), str(out))))
     saved = load_file(out / "saved")
     assert_same(load_file(out / "restored"), saved)
     assert_same(load_file(out / "resumed"), load_file(out / "went-on"))
@@ -100,7 +100,7 @@ def test_what_two_processes_save_is_loaded_to_the_bit_by_one_two_and_three(shard
 
     (tmp_path / "three").mkdir()
     other = {"ddp": "fsdp", "fsdp": "ddp"}[sharding]
-    forked(__name__, 3, "restore", other, str(folder), str(tmp_path / "three"))
+    forked(__name__, (3, ("restore", other, str(folder), str(tmp_path / "three"))))
     assert_same(load_file(tmp_path / "three" / "restored"), saved)
 
     run = training(tmp_path / "one", ALONE)

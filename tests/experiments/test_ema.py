@@ -57,7 +57,7 @@ def test_weights_are_put_back_bit_for_bit():
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
-def test_judged_beside_the_weights_and_resumed_as_if_never_stopped(tiny, tmp_path):
+def test_judged_beside_the_weights_and_resumed_as_if_never_stopped(tiny, tmp_path, undrawn):
     settings = ("ema=0.6", "evaluate_every=2", "checkpoint_every=2", "lr=0.01")
     plain, whole = tiny(tmp_path / "plain", *settings[1:]), tiny(tmp_path / "whole", *settings)
     with stopped_after(4):

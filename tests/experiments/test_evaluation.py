@@ -15,8 +15,8 @@ from attnkit_experiments.language import task as language
 from attnkit_experiments.study.recipe import Source, expand
 
 from .conftest import TINY as IMAGES
+from .forks import forked
 from .test_activation_checkpointing import SOFT
-from .test_processes import forked
 from .test_table6 import TINY as SEQUENCES
 from .translation_cases import TINY as TRANSLATION
 
@@ -62,7 +62,7 @@ def evaluations(recipe: str, corpus: str, out: Path, world: World) -> list[tuple
 def found(corpus, tmp_path_factory):
     """What each process found."""
     out = tmp_path_factory.mktemp("shared")
-    forked(__name__, SIZE, str(corpus), str(out))
+    forked(__name__, (SIZE, (str(corpus), str(out))))
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(SIZE)]
 
 

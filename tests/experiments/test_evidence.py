@@ -21,6 +21,7 @@ from attnkit_experiments.evidence.runs import SAME_MODELS, Run, matching, read_r
 from attnkit_experiments.evidence.verdict import Verdict, exactly, judged, together
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.report.results import Difference, as_csv, read_csv
+from attnkit_experiments.soft.model import SIZES
 from attnkit_experiments.study.overrides import override
 
 from .made_reports import cells_of, measured, write_cells, write_curves, write_everything, write_exact
@@ -343,7 +344,8 @@ SMALL = {
 
 
 @pytest.mark.parametrize("domain", SMALL)
-def test_claims_name_numbers_that_cells_have(domain, corpus, tmp_path):
+def test_claims_name_numbers_that_cells_have(domain, corpus, tmp_path, monkeypatch, undrawn):
+    monkeypatch.setitem(SIZES, "tiny", SIZES["mini"])  # what has costs at full scale
     recipe, settings = SMALL[domain]
     data = {"translation": str(corpus / "pairs"), "language": "pydoc", "sequences": "generated"}.get(domain, "digits")
     request = runner.Request(
@@ -369,8 +371,18 @@ def everything(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def files(everything):
-    return site.render(everything)
+def results(everything, tmp_path_factory):
+    """The folder that the command wrote, where a figure was."""
+    out = tmp_path_factory.mktemp("results")
+    (out / "pictures").mkdir()
+    (out / "pictures" / "old.svg").write_text("")
+    assert main(["results", str(everything), str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def files(results):
+    return {path.relative_to(results).as_posix(): path.read_text() for path in results.rglob("*.*")}
 
 
 def test_pages_of_every_report(everything, files):
@@ -421,7 +433,7 @@ def test_the_overview_has_what_stands_beside_softmax(tmp_path):
     assert len(overview.table(alone).splitlines()) == 4
 
 
-def test_a_diverged_variant_is_drawn(tmp_path):
+def test_a_diverged_variant_is_drawn_and_every_time_the_same(tmp_path):
     cells = cells_of("001-table2")
     for cell in cells:
         if cell["variant"] == "relu_unscaled":
@@ -431,6 +443,7 @@ def test_a_diverged_variant_is_drawn(tmp_path):
     assert "3 of 3 trainings diverged" in files["reluformer.md"]
     assert "relu, no scale (diverged)" in files["pictures/001-table2-cpu-curves.svg"]
     assert "did not converge" in files["pictures/001-table2-cpu-beside.svg"]
+    assert site.render(tmp_path) == files
 
 
 def test_the_committed_pages_are_those_of_the_committed_reports():
@@ -444,13 +457,16 @@ def test_the_committed_pages_are_those_of_the_committed_reports():
     assert not stale, f"run `python -m experiments results`: {sorted(stale)}"
 
 
-def test_the_command_writes_the_same_bytes_and_removes_old_figures(everything, files, tmp_path, capsys):
-    out = tmp_path / "results"
-    (out / "pictures").mkdir(parents=True)
-    (out / "pictures" / "old.svg").write_text("")
-    assert main(["results", str(everything), str(out)]) == 0
-    assert {path.relative_to(out).as_posix(): path.read_text() for path in out.rglob("*.*")} == files
-    assert main(["results", str(tmp_path / "nowhere"), str(out)]) == 2
+def test_the_command_writes_what_is_rendered_and_removes_old_figures(everything, results, files, monkeypatch):
+    monkeypatch.setattr(draw, "saved", lambda figure, description: plt.close(figure) or "<svg/>")
+    rendered = site.render(everything)
+    assert files.keys() == rendered.keys()
+    assert not (results / "pictures" / "old.svg").exists()
+    assert {name: text for name, text in rendered.items() if name.endswith(".md")}.items() <= files.items()
+
+
+def test_the_command_needs_a_folder(tmp_path, capsys):
+    assert main(["results", str(tmp_path / "nowhere"), str(tmp_path)]) == 2
     assert "nowhere: not a folder" in capsys.readouterr().err
 
 

@@ -63,7 +63,7 @@ def test_accuracy_is_that_of_unseen_images():
                      "fewshot/b/1": pytest.approx(0.8), "fewshot/b/5": 1.0}  # fmt: skip
 
 
-def test_a_study_probes_its_models_and_reports_it(tiny, tmp_path, image_folder):
+def test_a_study_probes_its_models_and_reports_it(tiny, tmp_path, image_folder, undrawn):
     settings = (f"fewshot=digits,{image_folder}", "shots=1,2", "points=d64/4")
     with pytest.raises(UserError, match="images of 3 channels, the study's have 1"):
         tiny(tmp_path / "refused", *settings, recipe="000-fig1")

@@ -16,8 +16,8 @@ from attnkit_experiments.engine.world import World, blocks_of, joined
 from attnkit_experiments.study.recipe import Source, expand
 
 from .conftest import TINY as IMAGES
+from .forks import forked
 from .test_activation_checkpointing import SOFT
-from .test_processes import forked
 
 CPU = torch.device("cpu")
 STUDIES = {
@@ -71,7 +71,7 @@ def observed(recipe: str, policy: tuple[str, str], out: Path, world: World) -> d
 
 @pytest.mark.survival
 def test_policies_gather_and_sum_in_their_dtypes_and_keep_float32(tmp_path):
-    forked(__name__, 2, str(tmp_path))
+    forked(__name__, (2, (str(tmp_path),)))
     found, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert found == other
     for recipe, (parameters, gradients), seen in found:

@@ -32,7 +32,7 @@ def uninspected(tiny, tmp_path, monkeypatch):
         return tiny(tmp_path / "out")
 
 
-def test_a_failing_inspection_costs_no_cell_and_is_made_up_for(uninspected, tiny, tmp_path, capsys):
+def test_a_failing_inspection_costs_no_cell_and_is_made_up_for(uninspected, tiny, tmp_path, capsys, undrawn):
     assert result(uninspected)["uninspected"] == "ZeroDivisionError: division by zero"
     assert (uninspected / "cells" / CELL / "weights.safetensors").exists()
     assert (uninspected / "finished.json").exists()
@@ -43,7 +43,7 @@ def test_a_failing_inspection_costs_no_cell_and_is_made_up_for(uninspected, tiny
     assert "not inspected" not in (uninspected / "report.html").read_text()
 
 
-def test_a_report_without_the_data_names_what_was_not_inspected(uninspected, image_folder, capsys):
+def test_a_report_without_the_data_names_what_was_not_inspected(uninspected, image_folder, capsys, undrawn):
     write_report(uninspected, data=str(image_folder))
     said = capsys.readouterr().out
     assert f"not inspected: {CELL}, relu-alpha1-gate-seed0: --resume" in said
@@ -53,7 +53,7 @@ def test_a_report_without_the_data_names_what_was_not_inspected(uninspected, ima
     assert "Attention maps" not in (uninspected / "report.html").read_text()
 
 
-def test_an_interrupted_inspection_leaves_a_finished_cell(tiny, tmp_path, monkeypatch, capsys):
+def test_an_interrupted_inspection_leaves_a_finished_cell(tiny, tmp_path, monkeypatch, capsys, undrawn):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
@@ -68,7 +68,7 @@ def test_an_interrupted_inspection_leaves_a_finished_cell(tiny, tmp_path, monkey
     assert "uninspected" not in result(tmp_path / "out")
 
 
-def test_translations_are_made_up_for_by_the_mean_of_the_checkpoints(corpus, tmp_path, monkeypatch):
+def test_translations_are_made_up_for_by_the_mean_of_the_checkpoints(corpus, tmp_path, monkeypatch, undrawn):
     def run(name):
         settings = (*TRANSLATED, "memories=relu", "average=2", "checkpoint_every=2")
         where = str(corpus / "pairs"), tmp_path / name

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from attnkit_experiments.engine.files import PARTIAL
 from attnkit_experiments.engine.metrics import read_metrics
 
-from .test_processes import PATIENCE, environment
+from .forks import PATIENCE, environment
 
 SETTINGS = (
     *("activations=relu", "alphas=1", "image_size=8", "patch=4", "train_images=60", "test_images=20"),

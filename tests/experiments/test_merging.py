@@ -34,7 +34,7 @@ def edit(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_parts_of_a_grid_are_the_grid(grid, capsys):
+def test_parts_of_a_grid_are_the_grid(grid, undrawn):
     assert main(["report", *(str(grid / name) for name in ("ends", "middle", "later"))]) == 0
     write_report(grid / "whole")
     merged, whole = (read_studies([grid / name for name in names], RECIPE) for names in (
@@ -63,7 +63,7 @@ def test_what_a_folder_has_not_finished_is_missing_unless_another_has_it(grid):
     assert [folder.parts[-3] for folder in line.folders.values()] == ["ends", "later"]
 
 
-def test_times_of_different_machines_are_not_compared(grid):
+def test_times_of_different_machines_are_not_compared(grid, undrawn):
     about = json.loads((grid / "middle" / "study.json").read_text())
     edit(grid / "middle" / "study.json", environment=about["environment"] | {"device": "another", "threads": 4})
     page = write_report(grid / "ends", grid / "middle").read_text()

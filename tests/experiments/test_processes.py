@@ -3,7 +3,6 @@ error.
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from attnkit_experiments.engine.world import World
 from tests.library.arrays import assert_agrees, assert_close
 
 from .doubles import in_float64
+from .forks import PATIENCE, environment, forked
 from .stopping import stopped_after
 from .translation_cases import TINY, TRANSLATOR
 
@@ -32,7 +32,6 @@ SETTINGS = (
 WEIGHTS, AVERAGE = "weights.safetensors", "weights_ema.safetensors"
 RECOMPUTED = "activation_checkpointing=true"
 NUMBERS = ("loss", "grad_norm", "lr")
-PATIENCE = 300  # seconds after which a job that hangs is ended
 FRESH_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # else restarted processes find the addresses of those before
 DRIVER = """
 import json
@@ -80,15 +79,8 @@ def request(out, *settings, **options):
     return given | {"settings": settings or SETTINGS} | options
 
 
-def environment():
-    """Of a subprocess, which finds the same packages."""
-    root = Path(__file__).parents[2]
-    paths = os.pathsep.join(str(root / part) for part in ("", "reference", "conformance", "experiments"))
-    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-
-
 def together(tmp_path, processes, given, fault="", restarts=0):
-    """Run a study in several processes; the finished subprocess."""
+    """Run a study in several processes that torchrun starts; the finished subprocess."""
     driver = tmp_path / "driver.py"
     driver.write_text(DRIVER)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
@@ -97,11 +89,12 @@ def together(tmp_path, processes, given, fault="", restarts=0):
     return subprocess.run(words, env=variables, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
-def forked(module, size, *words):
-    """Call `process(*words)` of a test module in `size` processes of one job."""
-    words = [sys.executable, "-m", "tests.experiments.forks", module, str(size), *words]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 0, done.stderr
+def process(given):
+    """Run a study as one of several processes."""
+    given = json.loads(given)
+    given |= {"out": Path(given["out"]), "settings": tuple(given["settings"]), "seeds": (0,)}
+    with in_float64():
+        runner.run(runner.Request(**given))
 
 
 def assert_equal_runs(ours, theirs, cell=CELL, left_out=()):
@@ -138,41 +131,17 @@ def whole(tiny, image_folder, tmp_path):
         return tiny(tmp_path / "whole", *SETTINGS, data=str(image_folder))
 
 
-FORKS = """
-import json
-import multiprocessing
-import os
-import socket
-import sys
-from pathlib import Path
-
-from attnkit_experiments.commands import runner
-from tests.experiments.doubles import in_float64
+SIZES = {
+    2: ("accumulate=2",),
+    3: ("accumulate=2", RECOMPUTED),
+    4: (),
+    5: ("accumulate=2", RECOMPUTED),
+}
+"""Numbers of processes, and settings of their trainings. Those of odd numbers hold a part of the model each (FSDP2)."""
 
 
-def process(rank, size, port, request):
-    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in places.items()})
-    request |= {"out": Path(request["out"]), "settings": tuple(request["settings"]), "seeds": (0,)}
-    with in_float64():
-        runner.run(runner.Request(**request))
-
-
-for size, request in json.loads(sys.argv[1]):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=process, args=(rank, size, port, request)) for rank in range(size)]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join()
-    assert not any(each.exitcode for each in ranks)
-"""
-
-
-def test_any_batch_on_any_number_of_processes_equals_one(corpus, tmp_path):
+@pytest.mark.parametrize("sizes", [(2, 3), pytest.param((4, 5), marks=pytest.mark.survival)])
+def test_any_batch_on_any_number_of_processes_equals_one(sizes, corpus, tmp_path):
     """Of translation with its regulariser: tokens and rows of the whole step are what shares are divided by. Steps have
     one to three sentences, so that most leave processes without any.
     """
@@ -184,44 +153,44 @@ def test_any_batch_on_any_number_of_processes_equals_one(corpus, tmp_path):
     cell = Path("cells", "reluformer-seed0")
     samples = [row["samples"] for row in read_metrics(one / cell / "metrics.jsonl") if "samples" in row]
     assert {*samples} == {1, 2, 3}
-    jobs = [
-        (2, request(tmp_path / "2", *settings, "accumulate=2", **recipe)),
-        (3, request(tmp_path / "3", *settings, **recipe)),
-        (4, request(tmp_path / "4", *settings, "accumulate=2", RECOMPUTED, sharding="fsdp", **recipe)),
-    ]
-    words = [sys.executable, "-c", FORKS, json.dumps(jobs)]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 0, done.stderr
-    for size, _ in jobs:
+    jobs = {
+        size: request(tmp_path / str(size), *settings, *SIZES[size], sharding=("ddp", "fsdp")[size % 2], **recipe)
+        for size in sizes
+    }
+    forked(__name__, *((size, (json.dumps(job),)) for size, job in jobs.items()))
+    for size in sizes:
         out = tmp_path / str(size)
         assert json.loads((out / "study.json").read_text())["environment"]["processes"] == size
         assert_equal_runs(out, one, cell, left_out=("decode_seconds",))
 
 
 def test_a_run_goes_on_in_parts_on_another_number_of_processes(whole, tiny, image_folder, tmp_path):
-    """Stopped in one process, resumed by two of which each holds a part (FSDP2), and another decodes its images."""
-    out = tmp_path / "out"
+    """Stopped in one process, resumed by two of which each holds a part (FSDP2), and another decodes its images. A run
+    of two from its start, whose images are mixed with their neighbours, equals that of one too, and so does the moving
+    average of its weights.
+    """
+    out, two = tmp_path / "out", tmp_path / "two"
     with stopped_after(4), in_float64():
         tiny(out, *SETTINGS, data=str(image_folder))
     assert read_metrics(out / CELL / "metrics.jsonl")[-1]["step"] == 4
-    done = together(tmp_path, 2, request(out, data=str(image_folder), sharding="fsdp", workers=1, resume=True))
-    assert done.returncode == 0, done.stderr
+    resumed = request(out, data=str(image_folder), sharding="fsdp", workers=1, resume=True)
+    forked(__name__, *((2, (json.dumps(job),)) for job in (resumed, request(two, data=str(image_folder)))))
     assert_equal_runs(out, whole)
     stored, weights = stored_weights(seals(out / CELL / "checkpoints")[-1]), load_file(out / CELL / WEIGHTS)
     assert stored.keys() == weights.keys()
     assert all(torch.equal(stored[name], x) for name, x in weights.items()), "parts are put together"
+    assert_equal_runs(two, whole)
+    assert (whole / CELL / AVERAGE).exists()
 
 
+@pytest.mark.survival
 def test_a_process_that_fails_ends_the_job_with_its_error(whole, image_folder, tmp_path):
-    """In its second cell. The first one, of images mixed with their neighbours, equals that of one process, the moving
-    average of its weights too.
-    """
+    """In its second cell."""
     done = together(tmp_path, 2, request(tmp_path / "out", data=str(image_folder)), fault="fail")
     assert done.returncode != 0
     assert "this process has had enough" in done.stderr
     assert not (tmp_path / "out" / GATED / "result.json").exists()
     assert_equal_runs(tmp_path / "out", whole)
-    assert (whole / CELL / AVERAGE).exists()
 
 
 @pytest.mark.survival

@@ -17,10 +17,10 @@ from attnkit_experiments.engine.leases import held
 from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.engine.world import World
 
+from .forks import PATIENCE, environment
 from .test_killed import deterministic
-from .test_processes import PATIENCE, environment
 
-SETTINGS = ("activations=relu,gelu", "alphas=0,1", "steps=12", "checkpoint_every=4")
+SETTINGS = ("alphas=0,1", "steps=6", "checkpoint_every=2")
 DRIVER = """
 import multiprocessing
 import os
@@ -30,14 +30,16 @@ from pathlib import Path
 
 from attnkit_experiments.commands import queue, runner
 from attnkit_experiments.engine.metrics import Metrics
+from tests.experiments.forks import share_imports
 
+share_imports()
 out = Path(sys.argv[1])
 write = Metrics.write
 
 
 def write_and_die(self, row):
     write(self, row)
-    if row["step"] == 6:
+    if row["step"] == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -70,7 +72,7 @@ def test_three_workers_one_of_which_dies_end_as_one_run(tiny, tmp_path):
     words = [sys.executable, "-c", DRIVER, str(out)]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("]") >= 8
+    assert done.stdout.count("]") >= 4
     assert held(out / LEASES) == {}
     tiny(whole, *SETTINGS)
     cells = json.loads((out / "study.json").read_text())["cells"]

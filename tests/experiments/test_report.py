@@ -69,14 +69,21 @@ def of_two_seeds(study, tmp_path_factory):
     return study(tmp_path_factory.mktemp("study") / "out", seeds=(0, 1))
 
 
+@pytest.fixture(scope="module")
+def reported(of_two_seeds):
+    """The same with its report, to read."""
+    write_report(of_two_seeds)
+    return of_two_seeds
+
+
 @pytest.fixture
 def out(of_two_seeds, tmp_path):
     """A study of two seeds, to write to."""
     return shutil.copytree(of_two_seeds, tmp_path / "out")
 
 
-def test_a_report_of_several_seeds(out):
-    page = write_report(out).read_text()
+def test_a_report_of_several_seeds(reported):
+    page = (out := reported).joinpath("report.html").read_text()
     assert page.count("preset cpu, changed: image_size=8") >= 5, "the head, the table, inside the figures"
     assert "not a result" not in page
     assert page.count("<svg") == 7
@@ -101,8 +108,8 @@ def test_a_report_of_several_seeds(out):
     assert summary.startswith("# 000-fig2 · preset cpu, changed: image_size=8 ")
 
 
-def test_every_cell_and_its_curve_are_written(out):
-    write_report(out)
+def test_every_cell_and_its_curve_are_written(reported):
+    out = reported
     cells = list(csv.DictReader((out / "cells.csv").read_text().splitlines()))
     assert [(row["variant"], row["seed"]) for row in cells[:3]] == [
         ("softmax", "0"), ("softmax", "1"), ("relu-alpha0", "0"),
@@ -120,7 +127,7 @@ def test_every_cell_and_its_curve_are_written(out):
     assert all(abs(float(row["measured"]) - float(row["expected"])) < 0.05 for row in exact)
 
 
-def test_a_report_says_which_implementations_ran(out):
+def test_a_report_says_which_implementations_ran(reported, out, undrawn):
     """Of the first step of every cell; results of before have none."""
     q = torch.zeros(2, 2, 16, 8)
     results = {name: json.loads((out / "cells" / f"{name}-seed0" / "result.json").read_text()) for name in NAMES}
@@ -130,7 +137,7 @@ def test_a_report_says_which_implementations_ran(out):
         assert attnkit.explain(getattr(attnkit, op), q, q, q)[ran] is None
         assert set(results[name]["implementations"]) == {"qk_layernorm"}
         shown.append(f"{op} by {ran}")
-    page = write_report(out).read_text()
+    page = (reported / "report.html").read_text()
     assert "<dt>implementations</dt>" in page
     assert all(text in page for text in shown)
     for path in out.glob("cells/*/result.json"):
@@ -182,7 +189,7 @@ def test_numbers_of_a_result_are_in_short():
     }
 
 
-def test_a_report_opens_with_what_is_told_apart(out):
+def test_a_report_opens_with_what_is_told_apart(out, undrawn):
     for name, values in {"softmax": (0.5, 0.6), "relu-alpha0": (0.3, 0.4), "relu-alpha1": (0.9, 0.2)}.items():
         for seed, value in enumerate(values):
             path = out / "cells" / f"{name}-seed{seed}" / "result.json"
@@ -202,7 +209,7 @@ def test_a_smoke_report_is_labelled_everywhere(study, tmp_path):
     assert {row["is_result"] for row in records(out)} == {"False"}
 
 
-def test_an_unfinished_study_says_so_and_a_signed_activation_has_no_entropy(study, tmp_path):
+def test_an_unfinished_study_says_so_and_a_signed_activation_has_no_entropy(study, tmp_path, undrawn):
     out = study(tmp_path / "out", "activations=gelu")
     shutil.rmtree(out / "cells" / "gelu-alpha1-seed0")
     page = write_report(out).read_text()
@@ -220,7 +227,7 @@ def test_a_diverged_cell_is_shown(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("recipe", ["000-fig1", "000-fig4"])
-def test_other_figures_have_reports_too(recipe, tiny, tmp_path):
+def test_other_figures_have_reports_too(recipe, tiny, tmp_path, undrawn):
     small = ("points=d64/4,d64/2",) if recipe == "000-fig1" else ()
     out = tiny(tmp_path / "out", *small, recipe=recipe)
     page = write_report(out).read_text()
@@ -243,8 +250,8 @@ def test_reporting_nothing_is_an_error(tmp_path, capsys):
     assert "holds no study; give the --out of python -m experiments run" in capsys.readouterr().err
 
 
-def test_images_can_be_left_out(out):
-    shown = write_report(out).read_text()
+def test_images_can_be_left_out(reported, out):
+    shown = (reported / "report.html").read_text()
     hidden = write_report(out, show_images=False).read_text()
     assert "Attention maps" in shown
     assert "Attention maps" not in hidden
@@ -252,7 +259,7 @@ def test_images_can_be_left_out(out):
     assert hidden.count("image/png") == 0
 
 
-def test_times_on_a_busy_machine_are_marked(out):
+def test_times_on_a_busy_machine_are_marked(out, undrawn):
     for path in out.glob("cells/*/result.json"):
         path.write_text(re.sub(r'"load": [0-9.]+', '"load": 99.0', path.read_text()))
     assert "the times are not comparable" in write_report(out).read_text()

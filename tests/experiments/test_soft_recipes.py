@@ -46,7 +46,7 @@ def run(recipe, out, *settings, preset="cpu", **options):
 # ---------------------------------------------------------------------------------------------- trained
 
 
-def test_a_study_from_settings_to_report(tmp_path):
+def test_a_study_from_settings_to_report(tmp_path, undrawn):
     out = run("002-table1", tmp_path / "out", *TINY, "methods=transformer,soft", "seeds=0", "measured_batch=0")
     found = json.loads((out / "cells" / "soft-seed0" / "result.json").read_text())
     assert [len(stage["median"]) for stage in found["residuals"]] == [21, 21, 21]

@@ -77,7 +77,7 @@ def study_of(preset, *settings):
 # ---------------------------------------------------------------------------------------------- trained and shown
 
 
-def test_every_method_trains_and_the_report_shows_it_beside_chance(run):
+def test_every_method_trains_and_the_report_shows_it_beside_chance(run, undrawn):
     out = run(f"methods={','.join(METHODS)}", "steps=2")
     found = results(out)
     assert set(found) == {f"{method}-seed0" for method in METHODS}
@@ -116,7 +116,7 @@ def test_text_that_tells_nothing_is_learned_by_heart_in_the_smoke_preset(tmp_pat
     assert result["last_loss"] < 0.5 * result["first_loss"]
 
 
-def test_the_smoke_preset_checks_itself(tmp_path):
+def test_the_smoke_preset_checks_itself(tmp_path, undrawn):
     request = runner.Request(RECIPE.id, "smoke", "by-task", out=tmp_path / "out", settings=("methods=linear",))
     out = runner.run(dataclasses.replace(request, device="cpu", threads=1))
     assert (out / "finished.json").exists()

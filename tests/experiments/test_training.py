@@ -23,9 +23,9 @@ from tests.experiments.stopping import stopped_after
 from tests.library.arrays import assert_agrees, assert_close
 
 
-@pytest.fixture
-def tiny(tiny):
-    """The same with checkpoints on the way."""
+@pytest.fixture(scope="module")
+def often(tiny):
+    """`tiny` with checkpoints on the way."""
     return lambda out, *settings, **options: tiny(out, "checkpoint_every=2", *settings, **options)
 
 
@@ -87,51 +87,51 @@ def test_the_last_step_that_was_evaluated_is_not_the_last_one(tmp_path):
     assert metrics.evaluated == 2
 
 
-def test_metrics_hold_every_step(tiny, tmp_path):
-    rows = read_metrics(tiny(tmp_path / "out", "steps=3") / "cells" / "relu-alpha1-seed0" / "metrics.jsonl")
+def test_metrics_hold_every_step(often, tmp_path):
+    rows = read_metrics(often(tmp_path / "out", "steps=3") / "cells" / "relu-alpha1-seed0" / "metrics.jsonl")
     steps = [row for row in rows if "loss" in row]
     assert [row["step"] for row in steps] == [1, 2, 3]
     assert {"loss", "lr", "grad_norm", "ids", "samples_per_s", "seconds"} <= steps[0].keys()
     assert [row["step"] for row in rows if "evaluation" in row] == [3]
 
 
-def test_a_machine_may_sleep_during_a_step(tiny, tmp_path, monkeypatch):
+def test_a_machine_may_sleep_during_a_step(often, tmp_path, monkeypatch):
     """A step that seems to take hours has a speed that is not 0, by which the summary divides."""
     clock = itertools.count(step=10_000.0)
     monkeypatch.setattr(train.time, "perf_counter", lambda: next(clock))
-    cell = tiny(tmp_path / "out", "steps=3") / "cells" / "relu-alpha1-seed0"
+    cell = often(tmp_path / "out", "steps=3") / "cells" / "relu-alpha1-seed0"
     speeds = [row["samples_per_s"] for row in read_metrics(cell / "metrics.jsonl") if "loss" in row]
     assert len(speeds) == 3
     assert all(0 < speed < 0.01 for speed in speeds)
     assert read_json(cell / "result.json")["step_ms"] >= 1e7
 
 
-def test_half_precision_trains(tiny, tmp_path):
-    out = tiny(tmp_path / "out", "precision=bfloat16")
+def test_half_precision_trains(often, whole, tmp_path):
+    out = often(tmp_path / "out", "precision=bfloat16")
     rows = read_metrics(out / "cells" / "relu-alpha1-seed0" / "metrics.jsonl")
-    full = read_metrics(tiny(tmp_path / "full") / "cells" / "relu-alpha1-seed0" / "metrics.jsonl")
+    full = read_metrics(whole / "cells" / "relu-alpha1-seed0" / "metrics.jsonl")
     assert rows[-2]["loss"] != full[-2]["loss"]
     weights = load_file(out / "cells" / "relu-alpha1-seed0" / "weights.safetensors")
     assert {value.dtype for value in weights.values()} == {torch.float32}
 
 
-def test_variants_train_on_the_same_samples_from_the_same_weights(tiny, tmp_path):
-    cells = tiny(tmp_path / "out", "alphas=0,1") / "cells"
+def test_variants_train_on_the_same_samples_from_the_same_weights(often, tmp_path):
+    cells = often(tmp_path / "out", "alphas=0,1") / "cells"
     first, second = (read_metrics(cells / f"relu-alpha{a}-seed0" / "metrics.jsonl") for a in (0, 1))
     assert [row.get("ids") for row in first] == [row.get("ids") for row in second]
     assert first[0]["loss"] == second[0]["loss"], "a head of zeros answers the same whatever the attention"
     assert first[-2]["loss"] != second[-2]["loss"]
 
 
-def test_a_loss_that_is_not_finite_stops_with_a_diagnosis(tiny, tmp_path):
+def test_a_loss_that_is_not_finite_stops_with_a_diagnosis(often, tmp_path):
     with pytest.raises(Diverged) as stopped:
-        tiny(tmp_path / "out", "lr=1e30", "warmup=0")
+        often(tmp_path / "out", "lr=1e30", "warmup=0")
     text = str(stopped.value)
     assert "[1/2] relu-alpha1-seed0: diverged at step" in text
     assert "the last finite step was 1 with loss 2.3" in text
     assert "--keep-going" in text
     assert "the first output that is not finite is that of " in text
-    tiny(tmp_path / "out", "lr=1e30", "warmup=0", resume=True, keep_going=True)
+    often(tmp_path / "out", "lr=1e30", "warmup=0", resume=True, keep_going=True)
     result = json.loads((tmp_path / "out" / "cells" / "relu-alpha1-seed0" / "result.json").read_text())
     assert "diverged at step" in result["diverged"]
 
@@ -172,34 +172,48 @@ def test_the_diagnosis_names_gradients_where_only_they_overflow():
     assert text == "the forward pass is finite, the gradients of 1 parameters are not, bias among them"
 
 
-def test_a_diverged_run_keeps_its_last_good_checkpoint(tiny, tmp_path, monkeypatch):
+def test_a_diverged_run_keeps_its_last_good_checkpoint(often, tmp_path, monkeypatch):
     loss = ImageTask.loss
     monkeypatch.setattr(
         ImageTask, "loss", lambda self, ids, step, own: loss(self, ids, step, own) * (torch.nan if step == 4 else 1)
     )
     with pytest.raises(Diverged, match=r"diverged at step 5.*all modules are finite, the loss computed from them is"):
-        tiny(tmp_path / "out")
+        often(tmp_path / "out")
     checkpoints = tmp_path / "out" / "cells" / "relu-alpha1-seed0" / "checkpoints"
     assert [path.stem for path in checkpoint.seals(checkpoints)] == ["step-00000002", "step-00000004"]
     stored = load_file(shard(checkpoint.seals(checkpoints)[-1]))
     assert all(bool(torch.isfinite(x).all()) for x in stored.values())
 
 
-def test_parts_of_a_batch_give_the_same_run(tiny, tmp_path):
+def test_parts_of_a_batch_give_the_same_run(often, tmp_path):
     with in_float64():
-        whole, parts = (tiny(tmp_path / name, f"accumulate={n}") for name, n in (("whole", 1), ("parts", 3)))
+        whole, parts = (often(tmp_path / name, f"accumulate={n}") for name, n in (("whole", 1), ("parts", 3)))
     rows, others = (read_metrics(out / "cells" / "relu-alpha1-seed0" / "metrics.jsonl") for out in (whole, parts))
     for row, other in zip(rows[:-1], others[:-1], strict=True):
         for name in ("loss", "grad_norm"):  # written down in float32
             assert_agrees(other[name], row[name], dtype="float32")
 
 
-@pytest.fixture
-def interrupted(tiny, tmp_path):
-    """A study stopped after the checkpoint of step 4 of 6; returns (out, checkpoints of its first cell)."""
+@pytest.fixture(scope="module")
+def stopped(often, tmp_path_factory):
+    """A study stopped after the checkpoint of step 4 of 6."""
+    out = tmp_path_factory.mktemp("stopped") / "out"
     with stopped_after(4):
-        tiny(tmp_path / "out")
-    return tmp_path / "out", tmp_path / "out" / "cells" / "relu-alpha1-seed0" / "checkpoints"
+        often(out)
+    return out
+
+
+@pytest.fixture
+def interrupted(stopped, tmp_path):
+    """The same, to write to; returns (out, checkpoints of its first cell)."""
+    out = shutil.copytree(stopped, tmp_path / "out")
+    return out, out / "cells" / "relu-alpha1-seed0" / "checkpoints"
+
+
+@pytest.fixture(scope="module")
+def whole(often, tmp_path_factory):
+    """The study that was not stopped."""
+    return often(tmp_path_factory.mktemp("whole") / "out")
 
 
 def assert_equal_cells(out, whole):
@@ -210,13 +224,13 @@ def assert_equal_cells(out, whole):
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_resuming_gives_the_weights_of_an_uninterrupted_run(tiny, interrupted, tmp_path):
+def test_resuming_gives_the_weights_of_an_uninterrupted_run(often, interrupted, whole):
     out, checkpoints = interrupted
     names = sorted(path.name for path in checkpoints.iterdir())
     assert [name.partition("-")[2][:8] for name in names] == ["00000002"] * 2 + ["00000004"] * 2
     assert [path.name for path in checkpoint.seals(checkpoints)] == ["step-00000002.json", "step-00000004.json"]
-    tiny(out, resume=True)
-    assert_equal_cells(out, tiny(tmp_path / "whole"))
+    often(out, resume=True)
+    assert_equal_cells(out, whole)
 
 
 def shard(seal):
@@ -281,38 +295,38 @@ SPOILT = [
 
 
 @pytest.mark.parametrize(("spoil", "file", "reason"), SPOILT)
-def test_spoiled_checkpoints_are_refused_by_name_and_reason(spoil, file, reason, tiny, interrupted):
+def test_spoiled_checkpoints_are_refused_by_name_and_reason(spoil, file, reason, often, interrupted):
     out, checkpoints = interrupted
     for seal in checkpoint.seals(checkpoints):
         spoil(seal)
     with pytest.raises(UserError) as refused:
-        tiny(out, resume=True)
+        often(out, resume=True)
     assert f"{checkpoints / 'step-00000004'}{file}" in str(refused.value)
     assert reason in str(refused.value)
     assert "--overwrite relu-alpha1-seed0 starts the cell anew" in str(refused.value)
     assert "\n" not in str(refused.value)
-    tiny(out, overwrite=("relu-alpha1-seed0",))
+    often(out, overwrite=("relu-alpha1-seed0",))
 
 
-def test_a_spoiled_checkpoint_falls_back_to_the_one_before(tiny, interrupted, tmp_path, capsys):
+def test_a_spoiled_checkpoint_falls_back_to_the_one_before(often, interrupted, whole, capsys):
     out, checkpoints = interrupted
     tear(checkpoints / "step-00000004.json")
-    tiny(out, resume=True)
+    often(out, resume=True)
     said = capsys.readouterr().out
     assert f".safetensors: refused: {DAMAGED}; going on from step 2\n" in said
-    assert_equal_cells(out, tiny(tmp_path / "whole"))
+    assert_equal_cells(out, whole)
 
 
-def test_a_checkpoint_that_was_not_sealed_is_none_and_is_removed(tiny, interrupted, tmp_path):
+def test_a_checkpoint_that_was_not_sealed_is_none_and_is_removed(often, interrupted, whole):
     """Its process was killed while it wrote."""
     out, checkpoints = interrupted
     seal = checkpoints / "step-00000004.json"
     tear(seal)
     torn = shard(seal).parent
     seal.unlink()
-    tiny(out, resume=True)
+    often(out, resume=True)
     assert not torn.exists()
-    assert_equal_cells(out, tiny(tmp_path / "whole"))
+    assert_equal_cells(out, whole)
 
 
 def test_what_is_saved_is_the_state_of_its_step_whatever_is_trained_meanwhile(tmp_path, monkeypatch):
@@ -341,33 +355,33 @@ def test_what_is_saved_is_the_state_of_its_step_whatever_is_trained_meanwhile(tm
     assert optimizer.state[model.weight]["step"] == 1
 
 
-def test_a_damaged_line_of_metrics_costs_that_line(tiny, interrupted, tmp_path):
+def test_a_damaged_line_of_metrics_costs_that_line(often, interrupted, tmp_path):
     out, checkpoints = interrupted
     file = checkpoints.parent / "metrics.jsonl"
     lines = file.read_bytes().split(b"\n")
     file.write_bytes(b"\n".join([lines[0], b'{"step": 2, "lo\xff', b"[1]", *lines[2:]]))
-    tiny(out, resume=True)
+    often(out, resume=True)
     assert [row["step"] for row in read_metrics(file) if "loss" in row] == [1, 3, 4, 5, 6]
 
 
-def test_a_damaged_line_of_the_last_evaluation_is_evaluated_again(tiny, tmp_path):
+def test_a_damaged_line_of_the_last_evaluation_is_evaluated_again(often, whole, tmp_path):
     with stopped_after(6):
-        tiny(tmp_path / "out")
+        often(tmp_path / "out")
     file = tmp_path / "out" / "cells" / "relu-alpha1-seed0" / "metrics.jsonl"
     lines = file.read_text().splitlines()
     assert "evaluation" in lines.pop()
     file.write_text("\n".join(lines))
-    tiny(tmp_path / "out", resume=True)
-    whole = read_metrics(tiny(tmp_path / "whole") / file.relative_to(tmp_path / "out"))
-    assert read_metrics(file)[-1] == whole[-1]
+    often(tmp_path / "out", resume=True)
+    expected = read_metrics(whole / file.relative_to(tmp_path / "out"))
+    assert read_metrics(file)[-1] == expected[-1]
 
 
-def test_a_checkpoint_of_another_configuration_is_refused(tiny, interrupted, tmp_path):
+def test_a_checkpoint_of_another_configuration_is_refused(often, interrupted, tmp_path):
     out, checkpoints = interrupted
-    other = tiny(tmp_path / "other", seeds=(1,)) / "cells" / "relu-alpha1-seed1" / "checkpoints"
+    other = often(tmp_path / "other", seeds=(1,)) / "cells" / "relu-alpha1-seed1" / "checkpoints"
     shutil.copytree(other, checkpoints, dirs_exist_ok=True)
     with pytest.raises(UserError, match=r"step-00000006.json: refused: it belongs to another configuration"):
-        tiny(out, resume=True)
+        often(out, resume=True)
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = Path(sys.prefix) / "timm"
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(not FOLDER.exists(), reason=f"timm is not in {FOLDER}: `make install` puts it there")
 def test_models_of_timm() -> None:
     cases = Path(__file__).with_name("timm_cases.py")

@@ -126,6 +126,7 @@ def losses(model: nn.Module, folder: str) -> list[float]:
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
 
+@pytest.mark.peers
 def test_trainer(calls, tmp_path):
     eager, ours = pair()
     expected = losses(eager, str(tmp_path))

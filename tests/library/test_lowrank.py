@@ -143,6 +143,25 @@ def test_jit_and_automatic_gradients_are_the_explicit_ones(name):
         close(a, b)
 
 
+def test_second_derivatives_of_an_unrolled_inverse_are_the_same_under_jit():
+    """XLA must not double rounding errors in each step."""
+    with jax.enable_x64(True):
+        random = np.random.default_rng(0)
+        x, along, c, d = (jnp.asarray(random.standard_normal(shape)) for shape in ((4, 3), (4, 3), (3, 1), (3, 1)))
+
+        def total(x):
+            a = jnp.where(jnp.eye(4, dtype=bool), 1.5, 0.05 * jnp.tanh(x @ x.mT))
+            inverse = attnkit.newton_inverse(a, newton_steps=30, inverse_grad="unrolled", impl="generic")
+            return ((inverse @ (x @ c)) * (x @ d)).sum()
+
+        def derivative(x):
+            return jax.jvp(jax.grad(total), (x,), (along,))[1]
+
+        with jax.disable_jit():
+            expected = derivative(x)
+        np.testing.assert_allclose(jax.jit(derivative)(x), expected, rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name != "nystrom_attention-batch"])
 def test_vmap_is_a_loop(name):
     for convert, vmap in ((jnp.asarray, jax.vmap), (torch.tensor, torch.func.vmap)):

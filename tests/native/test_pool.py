@@ -37,6 +37,7 @@ def test_every_task_is_done_once(tmp_path, sanitizer):
     assert complaints(program, *(["without fork"] if sanitizer == "thread" else [])) == ""
 
 
+@pytest.mark.emulated  # each is a program of its own
 @pytest.mark.parametrize(
     ("line", "planted", "complaint"),
     [

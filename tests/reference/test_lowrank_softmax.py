@@ -38,10 +38,11 @@ def by_segments(q: Any, k: Any, v: Any, sizes: list[int], steps: int, divisor: f
     return k1 @ z @ k3 @ v
 
 
-def test_magnitudes_of_nystrom_weights_cover_them(covers: Any) -> None:
+@pytest.mark.parametrize(("op", "options"), [("nystrom", {"num_landmarks": 4}), ("soft", {})])
+def test_magnitudes_of_weights_of_several_products_cover_them(covers: Any, op: str, options: Any) -> None:
     q, k = normal(3, (2, 17, 4), (2, 17, 4))
-    weights = reference.nystrom_attention_weights(q, k, num_landmarks=4)
-    found = reference.nystrom_attention_weights_magnitudes(q, k, num_landmarks=4)["w"]
+    weights = getattr(reference, f"{op}_attention_weights")(q, k, **options)
+    found = getattr(reference, f"{op}_attention_weights_magnitudes")(q, k, **options)["w"]
     covers(found, weights)
     assert np.any(found > 2 * np.abs(weights))
 

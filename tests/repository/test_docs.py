@@ -32,12 +32,20 @@ def run(code: str, folder: Path) -> str:
     return done.stdout
 
 
+def executed(code: str, name: str, names: dict) -> str:
+    """What code prints in this process, with and into these names."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(code, name, "exec"), names)
+    return printed.getvalue()
+
+
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_examples_run_and_print_what_they_say(number, tmp_path):
+    """The first one as a program of its own."""
     code = BLOCKS[number]
-    printed = run(code, tmp_path).split("\n")
+    printed = executed(code, f"README.md {number}", {"__name__": "__main__"}) if number else run(code, tmp_path)
     promised = re.findall(r"print\(.*\)  # (.+)", code)
-    assert [line for line in printed if line] == promised
+    assert [line for line in printed.split("\n") if line] == promised
 
 
 def kept(code: str, printed: str) -> bool:
@@ -58,9 +66,8 @@ def test_examples_of_the_pages_run_and_print_what_they_say(page):
     """The blocks of a page run one after the other, in one namespace."""
     names: dict = {"__name__": "__main__"}
     for code in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile(code, str(page), "exec"), names)
-        assert kept(code, printed.getvalue()), code + printed.getvalue()
+        printed = executed(code, str(page), names)
+        assert kept(code, printed), code + printed
     assert doctest.testfile(str(page), module_relative=False).failed == 0
 
 

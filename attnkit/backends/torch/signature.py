@@ -9,15 +9,18 @@ from attnkit.backends.torch.watchers import PLAIN, intercepted
 ALIGNED = 7
 """The bits of an address that say whether it is a multiple of the size of an element, of at most 8 bytes."""
 STRIDED = torch.strided
+LOW = 1 << 44
+"""Where a freed storage leaves the address of its tensors, which is then their offset in it; few others are there."""
 
 
 def _of(x: Any) -> tuple[Any, ...] | None:
     """None unless x is plain and has elements in memory: it may be sparse, or its storage freed."""
     if type(x) not in PLAIN or x.is_neg() or x.is_nested or x.layout is not STRIDED:
         return None
-    if x.untyped_storage().nbytes() == 0:
+    address = x.data_ptr()
+    if address < LOW and x.untyped_storage().nbytes() == 0:
         return None
-    return x.shape, x.stride(), x.dtype, x.is_cpu or x.device, x.requires_grad, x.data_ptr() & ALIGNED
+    return x.shape, x.stride(), x.dtype, x.is_cpu or x.device, x.requires_grad, address & ALIGNED
 
 
 def signature(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...] | None:

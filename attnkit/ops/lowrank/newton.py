@@ -28,15 +28,23 @@ def _column_norm(xp: Namespace, a: Array) -> tuple[Array, Array, Array]:
     return norm, xp.where(norm == 0, 1.0, norm), first
 
 
+def _identity(xp: Namespace, a: Array) -> Array:
+    return xp.astype(diagonal(xp, a), a.dtype)
+
+
 def iterates(xp: Namespace, a: Array, count: int, factor: Any) -> list[Array]:
-    """X_0 = factor·2/‖A‖₁²·A, then `count` times X <- 2X - XAX. A = 0 stays 0: no 0/0 is formed."""
+    """X_0 = factor·2/‖A‖₁²·A, then `count` times X <- 2X - XAX. A = 0 stays 0: no 0/0 is formed.
+
+    A step is X + X(I - AX). Derivatives of 2X - XAX lose their digits in XLA, whose algebraic simplifier rewrites them
+    so that each step doubles the rounding errors of those before it; by the residual, which tends to 0, they shrink.
+    """
     if a.shape[-1] == 0:
         return [a * factor] * (count + 1)
     _, safe, _ = _column_norm(xp, a)
-    xs = [a / safe * (2.0 * factor / safe)]
+    xs, eye = [a / safe * (2.0 * factor / safe)], _identity(xp, a)
     for _ in range(count):
         x = xs[-1]
-        xs.append(2.0 * x - x @ a @ x)
+        xs.append(x + x @ (eye - a @ x))
     return xs
 
 
@@ -84,9 +92,10 @@ def pullback(
     da = dx * 0.0
     if a.shape[-1] == 0:
         return da, xp.sum(da, axis=(-2, -1), keepdims=True)
+    eye = _identity(xp, a)
     for x in reversed(xs[:-1]):
         da = da - x.mT @ dx @ x.mT
-        dx = 2.0 * dx - dx @ (a @ x).mT - (x @ a).mT @ dx
+        dx = dx @ (eye - a @ x).mT + (eye - x @ a).mT @ dx
     norm, safe, first = _column_norm(xp, a)
     twice = 2.0 / (safe * safe)
     along = xp.sum(dx * a, axis=(-2, -1), keepdims=True)

@@ -24,9 +24,8 @@ from attnkit_conformance.model.layout import MAKERS
 from attnkit_conformance.opdb import BY_NAME
 
 CACHE_SIZE = 60  # jitted functions of a process: each holds memory maps, whose number is limited
-EMITTERS = "xla_cpu_use_fusion_emitters"
 # Every case is a separate program, run once or twice, so compiling takes nearly all of the time: this halves it.
-LIGHT = {"xla_backend_optimization_level": 0, EMITTERS: False}
+LIGHT = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 Options = dict[str, Any]
 
 
@@ -35,12 +34,6 @@ def light() -> Options:
     return (
         {name: value for name, value in LIGHT.items() if known(name, value)} if jax.default_backend() == "cpu" else {}
     )
-
-
-def accurate(options: Options) -> Options:
-    """The same without XLA's older fusion emitters: together with less optimisation they lose digits of derivatives of
-    an unrolled inverse, and may lose all of them (jaxlib 0.10.2, float64)."""
-    return {name: value for name, value in options.items() if name != EMITTERS}
 
 
 def known(name: str, value: Any) -> bool:
@@ -81,14 +74,14 @@ class Jax(Transformed, AttnkitAdapter):
         return np.asarray(x)
 
     def compiled(
-        self, kind: str, op: str, params: Arrays, make: Callable[[], Callable[..., Any]], options: Options | None = None
+        self, kind: str, op: str, params: Arrays, make: Callable[[], Callable[..., Any]]
     ) -> Callable[..., Any]:
-        """The jitted function of an op with these parameters, compiled with other options than usual if given."""
+        """The jitted function of an op with these parameters."""
         key = (self.number, kind, op, repr(sorted(params.items())))
         if key not in self.jitted:
             if len(self.jitted) >= CACHE_SIZE:
                 self.jitted.pop(next(iter(self.jitted))).clear_cache()  # what was traced of its parts stays
-            self.jitted[key] = jax.jit(make(), compiler_options=self.options if options is None else options)
+            self.jitted[key] = jax.jit(make(), compiler_options=self.options)
         return self.jitted[key]
 
     def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
@@ -121,8 +114,9 @@ class Jax(Transformed, AttnkitAdapter):
             return getattr(transformations, kind)(differentiable(self.answer, op, arrays, params), arrays, *others)
 
         with refusing_by_name(op, self.impl):
-            function = self.compiled(kind, op, params, lambda: transformed, accurate(self.options))
-            answer: dict[str, Any] = function(dict(arrays), *map(dict, others))
+            answer: dict[str, Any] = self.compiled(kind, op, params, lambda: transformed)(
+                dict(arrays), *map(dict, others)
+            )
         return answer
 
 

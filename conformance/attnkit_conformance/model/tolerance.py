@@ -16,6 +16,7 @@ HALF_ROUNDINGS = (
     0.75  # of half types: ½ for the result, ½ for weights rounded for a product (A7), and half as much again
 )
 SUBNORMALS = 16.0  # of half types: weights below its range that are rounded to it for a product (A7) have no digits
+ALIKE = 4.0  # n equal numbers added up one after another are rounded alike: by up to n/4 eps of their sum
 EXPONENT_STEP = 16.0  # an error eps·|x| in an exponent x is a relative error of that size in exp(x)
 LARGEST_GROWTH = {"float16": 8.0, "bfloat16": 8.0, "float32": 200.0}  # beyond, bounds are meaningless
 STEPS = (-2, -1, 1, 2)  # at which results are taken for a difference quotient
@@ -36,6 +37,11 @@ def smallest_normal(dtype: str) -> float:
 def growth_of_exponent(largest: float) -> float:
     """Growth of ops that exponentiate: 1 + max|visible exponent|/16."""
     return 1.0 + largest / EXPONENT_STEP
+
+
+def growth_of_equal_summands(n: int) -> float:
+    """Growth of sums over `n` equal keys, whose roundings have one sign; those of other keys cancel in part."""
+    return 1.0 + n / (ALIKE * BOUND["float32"])
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ REASONS: tuple[tuple[str, float, str], ...] = (  # op, results and dtype; percen
     ("entmax_attention gradients float32", 0.5, SATURATED),
     ("entmax_attention gradients float16", 2.0, SATURATED),
     ("efficient_attention gradients float32", 0.5, SATURATED),
+    ("efficient_attention gradients float16", 1.5, SATURATED),
     ("linear_attention gradients float32", 0.5, FIRST),
     ("linear_attention gradients float16", 1.5, FIRST),
     ("linear_attention_packed gradients float32", 1.5, FIRST),

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 
@@ -31,7 +30,7 @@ def multiply_adds(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> int
     because a fused kernel would be a single opaque call. Activations, norms, exponentials and sums are left out, as in
     papers. What papers call FLOPs is usually this number, half of what torch calls FLOPs.
     """
-    with FakeTensorMode(), torch.no_grad():
+    with torch.device("meta"), torch.no_grad():
         model = by_formula(build().eval())
         with FlopCounterMode(display=False) as counter:
             model(torch.zeros(shape))

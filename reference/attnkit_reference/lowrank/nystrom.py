@@ -171,9 +171,9 @@ def _exact_rows(a: Nystrom) -> Rows:
 
 
 def _nystrom_weights(a: Nystrom, absolute: bool = False) -> Array:
-    """(K1 Z) K3, or w for items with exact softmax; or with the last product of absolute values."""
+    """(K1 Z) K3, or w for items with exact softmax; or with products of absolute values: both may cancel."""
     size = np.abs if absolute else np.asarray
-    return np.where(a.exact, _exact_rows(a).w, size(a.k1 @ a.inverses[-1]) @ a.k3)
+    return np.where(a.exact, _exact_rows(a).w, a.k1 @ size(a.inverses[-1]) @ a.k3)
 
 
 def _nystrom_output(a: Nystrom, absolute: bool = False) -> Array:
@@ -252,7 +252,7 @@ nystrom_attention_weights = derived_weights(
 
 @keywords_of(_nystrom)
 def nystrom_attention_weights_magnitudes(q: Array, k: Array, **params: Any) -> dict[str, Array]:
-    """What rounding errors of the weights are measured against: |K1 Z| K3."""
+    """What rounding errors of the weights are measured against: (K1 |Z|) K3."""
     return {"w": _nystrom_weights(_nystrom("nystrom_attention_weights", q, k, None, **params), absolute=True)}
 
 

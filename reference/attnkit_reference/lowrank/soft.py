@@ -159,8 +159,10 @@ def _pull(s: Soft, do: Array, absolute: bool = False) -> dict[str, Array]:
     return {"o": pt @ np.abs(y), **grads} if absolute else grads
 
 
-def _weights(s: Soft) -> Array:
-    return transposed(s.p) @ (s.x @ s.p)
+def _weights(s: Soft, absolute: bool = False) -> Array:
+    """P^T (X P), or products of absolute values: both may cancel."""
+    size = np.abs if absolute else np.asarray
+    return transposed(s.p) @ (size(s.x) @ s.p)
 
 
 @keywords_of(_soft)
@@ -187,6 +189,14 @@ soft_attention_weights = derived_weights(
     _weights,
     doc="Ŝ = P^T X P (..., n, n), the matrix that `soft_attention` multiplies v by (eq 9); 0 at invalid tokens.",
 )
+
+
+@keywords_of(_soft)
+def soft_attention_weights_magnitudes(q: Array, landmarks: Array, **params: Any) -> dict[str, Array]:
+    """What rounding errors of the weights are measured against: P^T |X| P."""
+    return {"w": _weights(_soft("soft_attention_weights", q, None, landmarks, **params), absolute=True)}
+
+
 soft_attention_vjp, soft_attention_magnitudes = derived_gradients(
     soft_attention,
     _soft,

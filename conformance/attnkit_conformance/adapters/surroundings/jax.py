@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
-from attnkit_conformance.adapters.jax import accurate, light
+from attnkit_conformance.adapters.jax import light
 from attnkit_conformance.adapters.surroundings import Arrays, Function, Surrounding
 from attnkit_conformance.adapters.surroundings.together import InThreads
 
@@ -24,7 +24,7 @@ AXIS = "surrounding"
 
 def compiled(program: Program, *arguments: Tree) -> Tree:
     """A program under jit; what is compiled of it is not kept."""
-    jitted: Any = jax.jit(program, compiler_options=accurate(light()))
+    jitted: Any = jax.jit(program, compiler_options=light())
     try:
         return jitted(*arguments)
     finally:
@@ -150,7 +150,7 @@ def donated(program: Program, *arguments: Tree) -> Tree:
     numbers = tuple(range(len(arguments)))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Some donated buffers were not usable", UserWarning)
-        return jax.jit(program, donate_argnums=numbers, compiler_options=accurate(light()))(*copies)
+        return jax.jit(program, donate_argnums=numbers, compiler_options=light())(*copies)
 
 
 def beside_a_thread() -> Callable[..., Tree]:
@@ -158,7 +158,7 @@ def beside_a_thread() -> Callable[..., Tree]:
     run = InThreads()
 
     def compiled_once(program: Program, *arguments: Tree) -> Tree:
-        jitted = jax.jit(program, compiler_options=accurate(light()))
+        jitted = jax.jit(program, compiler_options=light())
         return run(lambda: jitted(*arguments))
 
     return compiled_once

@@ -18,7 +18,7 @@ import attnkit
 from attnkit_conformance.adapters.base import dispatches
 from attnkit_conformance.adapters.derivatives import jax as derivatives
 from attnkit_conformance.adapters.derivatives.jax import product
-from attnkit_conformance.adapters.jax import accurate, light
+from attnkit_conformance.adapters.jax import light
 from attnkit_conformance.adapters.transforms.problem import missed, missed_tangents
 from attnkit_conformance.model.derivatives import Problem
 
@@ -49,7 +49,7 @@ class Jax:
 
     def run(self, function: Callable[[Arrays, Arrays], Any]) -> Any:
         """Run `function(x, u)` as a jitted program; the results are NumPy arrays."""
-        compiled = jax.jit(function, compiler_options=accurate(light()))
+        compiled = jax.jit(function, compiler_options=light())
         return jax.tree.map(np.asarray, compiled(self.x, self.u))
 
 

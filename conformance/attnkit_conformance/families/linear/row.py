@@ -194,7 +194,6 @@ def unserved(*own: tuple[Choice, ...]) -> tuple[tuple[Choice, ...], ...]:
     return (
         *((initial, shape, name) for shape in shapes for name in causal),
         *((state, mask, name) for state in (initial, returned) for mask in OF_HEADS for name in grouped),
-        (("chunk_size", 5), ("values", "equal_keys")),  # equal numbers, added up one by one, are rounded alike
         *own,
     )
 
@@ -208,7 +207,8 @@ def row(name: str, formula: str, group: str, kind: Kind, **own: Any) -> Op:
     """An op with states."""
     parts = tuple(INITIAL + part for part in kind.parts({}))
     opposite: tuple[tuple[Scene, Params], ...] = tuple((scene, {}) for scene in linear_samples.OPPOSITE)
-    fields = {"arguments": QKV, "variants": ({}, RETURN_STATE, {"chunk_size": 5}, RESUMED), "extra": opposite, **own}
+    variants: tuple[Params, ...] = ({}, RETURN_STATE, {"chunk_size": 5}, RESUMED)
+    fields = {"arguments": QKV, "variants": variants, "extra": opposite, "growth": linear_samples.growth, **own}
     fields["levels"] = {**own.get("levels", {}), **STATE_LEVELS}
     return Op(
         name=name,
