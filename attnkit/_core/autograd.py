@@ -134,6 +134,8 @@ def _enter(device: str, cotangents: Any) -> None:
     if not (torch._C._is_any_autocast_enabled() or torch.is_grad_enabled()):
         return
     entry: Any = torch._C._current_autograd_node()
+    if entry is None:  # torch's compiled autograd runs no nodes
+        return
     nodes, seen = [entry], {*entry.metadata.get(_ENDS, ()), None}
     while nodes:
         node = nodes.pop()
