@@ -136,9 +136,14 @@ def _measure(plan: _Plan, a: quadratic.Inputs, w: Array) -> RowStatistics:
     return RowStatistics(**fields)
 
 
+_FAINT = 128.0
+"""Smallest normal numbers to which the weights of a row sum up where the gradient of its entropy begins: below, weights
+lose their digits, and the gradient of one, (log p + H)/Z, is beyond the largest number."""
+
+
 def _weight_gradient(plan: _Plan, a: quadratic.Inputs, w: Array, d: RowStatistics) -> Array:
     """dw from the cotangents of the statistics: dZ - dH (log p + H)/Z on the support + 2 w dΣw² + dmax at the first
-    maximum; 0 on dead and null rows."""
+    maximum; 0 on dead and null rows, and of H on faint ones."""
     xp = plan.xp
     alive, total, p = _alive(xp, w)
     dw = xp.zeros_like(w)
@@ -147,8 +152,9 @@ def _weight_gradient(plan: _Plan, a: quadratic.Inputs, w: Array, d: RowStatistic
     if d.entropy is not None:
         log_p = xp.log(xp.where(p > 0, p, 1.0))
         entropy = -xp.sum(p * log_p, axis=-1, keepdims=True)
-        slope = (log_p + entropy) / xp.where(alive, total, 1.0)
-        dw = dw - xp.where(p > 0, slope, 0.0) * d.entropy[..., None]
+        known = total >= _FAINT * float(xp.finfo(w.dtype).smallest_normal)
+        slope = (log_p + entropy) / xp.where(known, total, 1.0)
+        dw = dw - xp.where(known & (p > 0), slope, 0.0) * d.entropy[..., None]
     if d.sum_squares is not None:
         dw = dw + 2.0 * w * d.sum_squares[..., None]
     if d.maximum is not None and a.keys:

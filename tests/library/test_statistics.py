@@ -126,3 +126,18 @@ def test_regulariser_without_a_valid_row_is_zero():
     grads = attnkit.attention_regulariser_vjp(stats, np.asarray(1.0))
     assert not grads["total"].any()
     assert not grads["entropy"].any()
+
+
+@pytest.mark.parametrize("impl", ["generic", "native"])
+@pytest.mark.parametrize("make", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+@pytest.mark.parametrize("exponent", [-80.0, -86.0, -90.0, -95.0, -102.0])
+def test_entropies_of_faint_rows_have_gradients_that_are_numbers(exponent, make, impl):
+    """Weights of e^-80 to e^-102, which is below the smallest number of float32 that has all its digits."""
+    if impl == "native" and attnkit.native_status().reason:
+        pytest.skip(attnkit.native_status().reason)
+    k = np.sqrt(-2 * exponent + np.arange(3.0) / 4)[:, None].astype(np.float32)
+    q = np.zeros((2, 1), np.float32)
+    dstats = attnkit.RowStatistics(entropy=make(np.ones(2, np.float32)))
+    grads = attnkit.row_statistics_vjp("gaussian_attention", make(q), make(k), dstats, fields=("entropy",), impl=impl)
+    assert all(np.isfinite(np.asarray(x)).all() for x in grads.values())
+    assert np.asarray(grads["k"]).any() == (exponent >= -80)

@@ -109,7 +109,8 @@ struct StatisticCotangents {
     const T z = row[kTotal], of_total = total ? total.read<T>(i) : T{}, of_squares = squares ? squares.read<T>(i) : T{};
     for (int64_t j = 0; j < width; j += kLanes<T>)
       store<T>(dw + j, load(dw + j) + times * (of_total + (2 * of_squares * factor) * load(u + j)));
-    if (entropy) {
+    // In fainter rows weights lose their digits, and what H adds is beyond the largest number.
+    if (entropy && z >= 128 * std::numeric_limits<T>::min()) {
       const T slope = -times * entropy.read<T>(i) / z, h = row[kEntropy];
       for (int64_t j = 0; j < width; j += kLanes<T>) {
         const Vec<T> p = load(u + j) * (factor / z);

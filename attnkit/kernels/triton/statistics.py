@@ -25,6 +25,7 @@ from attnkit.kernels.triton.special import SMALLEST, fast_log2
 from attnkit.kernels.triton.tiles import maxima_of, sums_of
 
 LN_2 = tl.constexpr(0.6931471805599453)
+FAINTEST = tl.constexpr(1.504632769052528e-36)  # row sum whose entropy has a gradient: 128 smallest normal numbers
 
 
 def kind(outputs, exact, signed, first):
@@ -167,9 +168,10 @@ def weight_gradient(dstats, drows, w, j):
     if dstats[3] is not None:
         dw += 2.0 * w * dsquares
     if dstats[2] is not None:
-        Z = tl.where(total > 0.0, total, 1.0)
+        known = total >= FAINTEST
+        Z = tl.where(known, total, 1.0)
         p = w / Z
-        dw -= tl.where(p > 0.0, (logarithm(p) + entropy) * (dentropy / Z), 0.0)
+        dw -= tl.where(known & (p > 0.0), (logarithm(p) + entropy) * (dentropy / Z), 0.0)
     if dstats[4] is not None:
         dw += tl.where(j == first, dmaximum, 0.0)
     return dw

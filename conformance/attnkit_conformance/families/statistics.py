@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
+
+import attnkit_reference
 from attnkit_conformance.model.binding import FIELDS, REGULARISER, STATISTICS
-from attnkit_conformance.model.case import ErrorSample
+from attnkit_conformance.model.case import Case, ErrorSample, compute_dtype
 from attnkit_conformance.model.errors import L, S, wrong, zeros
 from attnkit_conformance.model.op import OPTIONAL, QKV, Op, o_and_statistics, statistics_fields
+from attnkit_conformance.model.tolerance import smallest_normal
 from attnkit_conformance.scenes import attention, plain
 
+FAINT = 1024.0  # smallest normal numbers, of which a sum of weights is less
 OWN_NUMBERS = ("alpha", "gain", "shift", "gamma")  # of subjects: arrays with a gradient
 
 
@@ -56,7 +63,7 @@ OPS = (
 def rows(ops: Iterable[Op]) -> tuple[Op, ...]:
     """The rows of the statistics functions, which support those of `ops` that have weights."""
     subjects = tuple(op for op in ops if op.statistics)
-    return (
+    found = (
         Op(
             name="row_statistics",
             formula="Σw, entropy, Σw², max, count of w ≠ 0 and n of each query, without an (L, S) array",
@@ -89,3 +96,13 @@ def rows(ops: Iterable[Op]) -> tuple[Op, ...]:
             errors=statistics_errors,
         ),
     )
+    return tuple(replace(op, telling=partial(has_entropies, op)) for op in found)
+
+
+def has_entropies(op: Op, case: Case) -> bool:
+    """Whether no row of weights is so faint, though not 0, that they have no digits: its entropy then tells nothing."""
+    if "entropy" not in op.outputs(case.params):
+        return True
+    params = {**case.params, "fields": ("total",)}
+    total = op.binding.forward(attnkit_reference, op, case.arrays, params)["total"]
+    return not np.any((total > 0) & (total < FAINT * smallest_normal(compute_dtype(case.dtype))))

@@ -90,7 +90,7 @@ class Recipe:
         if row.get("cotangents", "every") != "every":
             sample = rows.with_cotangents(sample, row)
         case = with_integers(sample.draw(0), self.row.get(INTEGERS, BESIDE[INTEGERS]))
-        if not op.subject(case.params).telling(case) or has_near_tie(op, case):
+        if not (op.telling(case) and op.subject(case.params).telling(case)) or has_near_tie(op, case):
             raise NoDraw(f"{self.id}: rounding decides")
         possible = {n: layout for n, layout in self.layouts.items() if layout not in TIED or may_tie(op, case, n)}
         return replace(case.laid(possible), id=self.id)
