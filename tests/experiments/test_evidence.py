@@ -21,6 +21,7 @@ from attnkit_experiments.evidence.runs import SAME_MODELS, Run, matching, read_r
 from attnkit_experiments.evidence.verdict import Verdict, exactly, judged, together
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.report.results import Difference, as_csv, read_csv
+from attnkit_experiments.soft import domain as soft
 from attnkit_experiments.soft.model import SIZES
 from attnkit_experiments.study.overrides import override
 
@@ -345,7 +346,8 @@ SMALL = {
 
 @pytest.mark.parametrize("domain", SMALL)
 def test_claims_name_numbers_that_cells_have(domain, corpus, tmp_path, monkeypatch, undrawn):
-    monkeypatch.setitem(SIZES, "tiny", SIZES["mini"])  # what has costs at full scale
+    monkeypatch.setitem(SIZES, "tiny", SIZES["mini"])  # what has costs at full scale, which are not kept
+    monkeypatch.setattr(soft, "cost", soft.cost.__wrapped__)
     recipe, settings = SMALL[domain]
     data = {"translation": str(corpus / "pairs"), "language": "pydoc", "sequences": "generated"}.get(domain, "digits")
     request = runner.Request(

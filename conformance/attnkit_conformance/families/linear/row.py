@@ -281,7 +281,7 @@ LINEAR_ATTENTION = row(
         "eps": (None, 0.1),
         "scale": (None, 0.05),
     },
-    forbidden=unserved(),
+    forbidden=unserved(*((("eps", 0.1), choice) for choice in (("normalize", False), ("feature_map", "identity")))),
     errors=linear_errors,
     adapt=any_scene,
     signed=lambda params: params.get("feature_map") == "identity" or params.get("scale", 1.0) < 0,
