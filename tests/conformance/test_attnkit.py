@@ -1,9 +1,10 @@
 """attnkit on every backend found here, judged in the quick profile.
 
 JAX compiles every case anew: here its generic bodies are judged in double precision, without the ops that give weights,
-and what else it has in single precision. JAX, explicit gradients of torch, arrays that cannot be written to, kernels
-that have no device here and array-api-strict are judged on the scenes written by hand, not on all pairs of options, and
-without the properties of A11. Surroundings have a test of their own. `make conformance` judges everything.
+and what else it has in single precision. JAX, explicit gradients of torch, torch's blocks, arrays that cannot be
+written to, kernels that have no device here and array-api-strict are judged on the scenes written by hand, not on all
+pairs of options, and without the properties of A11. Surroundings have a test of their own. `make conformance` judges
+everything.
 """
 
 import importlib.util
@@ -25,7 +26,7 @@ from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.opdb import BY_NAME, OPDB
 
 COMPILED = "not property and not /pair. and not empty and not surrounding."
-ON_SCENES = "(numpy_readonly or strict or explicit or torch-triton or cupy)"
+ON_SCENES = "(numpy_readonly or strict or torch-blocked or explicit or torch-triton or cupy)"
 GROUPS: dict[str, tuple[tuple[str, ...], str | None, str]] = {  # families judged together: the reference answers once
     "arrays": (
         tuple(name for name in DEFAULT if not name.startswith("jax")),
@@ -77,6 +78,7 @@ def test_conforms(group: str, op: str, families: dict[str, list[Any]]) -> None:
         pytest.skip(results[0].reason if results else f"{group} is not installed")
 
 
+@pytest.mark.referee
 def test_jax_conforms_as_xla_compiles_by_itself() -> None:
     """The kit's JAX adapter and the tests have XLA compile in little time; users have it optimise."""
     jax = pytest.importorskip("attnkit_conformance.adapters.jax")

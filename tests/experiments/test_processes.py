@@ -164,6 +164,7 @@ def test_any_batch_on_any_number_of_processes_equals_one(sizes, corpus, tmp_path
         assert_equal_runs(out, one, cell, left_out=("decode_seconds",))
 
 
+@pytest.mark.survival
 def test_a_run_goes_on_in_parts_on_another_number_of_processes(whole, tiny, image_folder, tmp_path):
     """Stopped in one process, resumed by two of which each holds a part (FSDP2), and another decodes its images. A run
     of two from its start, whose images are mixed with their neighbours, equals that of one too, and so does the moving

@@ -65,6 +65,7 @@ assert [dying.exitcode, *(each.exitcode for each in others)] == [-signal.SIGKILL
 """
 
 
+@pytest.mark.survival
 def test_three_workers_one_of_which_dies_end_as_one_run(tiny, tmp_path):
     out, whole = tmp_path / "out", tmp_path / "whole"
     tiny(out, *SETTINGS, enqueue=True)

@@ -86,6 +86,7 @@ def judged(op: str, expression: str = "cross or padded or gqa") -> set[str]:
     return {result.status for result in results}
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("op", ["pointwise_attention", "softmax_attention"])
 def test_the_kit_judges_several_blocks(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocked, "QUERIES", 24)
@@ -166,6 +167,7 @@ print(both(sharded)[1][0].sharding.spec)
 """
 
 
+@pytest.mark.emulated  # in a process of its own
 def test_items_and_heads_on_several_devices() -> None:
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", SHARDED]
