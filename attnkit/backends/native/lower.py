@@ -15,6 +15,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from attnkit._core.activations import lacking
+from attnkit._core.check import spelt
 from attnkit._core.poison import poisons
 from attnkit._core.quadratic import leading_shape
 from attnkit.backends.native import abi, linear
@@ -147,20 +148,17 @@ def extent(operand: Operand) -> int:
     are not negative."""
     if 0 in operand.shape:
         return 0
-    last = sum([(size - 1) * stride for size, stride in zip(operand.shape, operand.strides, strict=True)])
-    return (1 + last) * abi.SIZES[dtype_name(operand.dtype)]
-
-
-@cache
-def dtype_name(dtype: Any) -> str:
-    """Remembered, because NumPy spells a dtype anew each time, for which it takes as long as a plan of a few sizes."""
-    return str(dtype).rpartition(".")[2]
+    elements = 1
+    for size, stride in zip(operand.shape, operand.strides, strict=True):
+        elements += (size - 1) * stride
+    return elements * abi.SIZES[spelt(operand.dtype)]
 
 
 def _view(operand: Operand, axes: Axes, keep: list[int]) -> tuple[int, ...]:
     """The numbers of an `abi.View`."""
-    layout, trailing = LAYOUTS.get(operand.name, ROWS), trailing_axes(operand.name)
-    dtype = abi.DTYPES[dtype_name(operand.dtype)]
+    layout = LAYOUTS.get(operand.name, ROWS)
+    trailing = TRAILING[layout]
+    dtype = abi.DTYPES[spelt(operand.dtype)]
     if layout == NUMBER:
         return (dtype, 0, *[0] * abi.AXES, 0, 0)
     strides = contiguous(operand.shape) if 0 in operand.shape else operand.strides  # torch expands to nothing with 0
@@ -209,7 +207,7 @@ def _lacking(options: Mapping[str, Any]) -> str | None:
 
 def _compute(dtype: Any) -> str:
     """The compute dtype of arrays of a dtype (semantics A7)."""
-    return "float64" if dtype_name(dtype) == "float64" else "float32"
+    return "float64" if spelt(dtype) == "float64" else "float32"
 
 
 def saved(op: str, dtype: Any) -> tuple[str, ...]:
@@ -218,7 +216,7 @@ def saved(op: str, dtype: Any) -> tuple[str, ...]:
     """
     if op not in SAVES_ROWS:
         return ()
-    return ("o", "rows") if dtype_name(dtype) == _compute(dtype) else ("rows",)
+    return ("o", "rows") if spelt(dtype) == _compute(dtype) else ("rows",)
 
 
 def contiguous(shape: Shape) -> Shape:
@@ -246,7 +244,7 @@ def _outputs(
             shape, dtype = linear.state_shapes(op, shapes)[name], _compute(q.dtype)
         else:
             shape, dtype = (*rows, abi.ROW_NUMBERS) if name == "rows" else rows, _compute(q.dtype)
-        operand = Operand(name, shape, shape, dtype_name(dtype))
+        operand = Operand(name, shape, shape, spelt(dtype))
         operand = _turned(operand) if packed else operand
         results.append(operand._replace(strides=contiguous(operand.shape)))
     return results
@@ -437,13 +435,15 @@ def refused_axes(q: Any, k: Any, v: Any = None, *rest: Any, enable_gqa: bool = F
     """Why the library does not serve the shapes of a call: of axes of size 1 it takes any number. Symbols of a traced
     program are not compared, which would bound them for good; `run` looks at their sizes.
     """
-    sizes = [n for x in (q, k, v) if x is not None for n in x.shape]
-    if any(isinstance(n, int) and n >= SIZES for n in sizes):
-        return TOO_LONG
-    if max(q.ndim, k.ndim, 0 if v is None else v.ndim) - 2 + enable_gqa <= abi.AXES:
+    shapes = [x.shape for x in (q, k, v) if x is not None]
+    for shape in shapes:
+        for n in shape:
+            if isinstance(n, int) and n >= SIZES:
+                return TOO_LONG
+    if max([len(shape) for shape in shapes]) - 2 + enable_gqa <= abi.AXES:
         return None
-    shapes = [x.shape[:-2] for x in (q, k, v) if x is not None]
-    several = [any(n != 1 for n in sizes) for sizes in zip_longest(*map(reversed, shapes), fillvalue=1)]
+    leading = [reversed(shape[:-2]) for shape in shapes]
+    several = [any(n != 1 for n in sizes) for sizes in zip_longest(*leading, fillvalue=1)]
     groups = enable_gqa and 1 < k.shape[-3] < q.shape[-3]  # an axis of their own
     return TOO_MANY if sum(several) + groups > abi.AXES else None
 
