@@ -48,7 +48,8 @@ class Kernel(NamedTuple):
     `prepared(arrays, options)` returns a callable for calls with this signature (`remember_by`), or None if `call`
     serves them too. `replaces` are former implementations of the op: until 0.2 their names take this one, with a
     warning. `taken(array)` is told the first array of calls that `impl="auto"` gives to the kernel, of each signature
-    once where signatures are remembered.
+    once where signatures are remembered. `misplaced(array)` is a reason that `unsupported` has by the first array
+    alone: "auto" asks for it before it asks for all.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Kernel(NamedTuple):
     replaces: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
     taken: Callable[[Any], None] = _untold
+    misplaced: Callable[[Any], str | None] = _untold
 
 
 def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
@@ -189,10 +191,10 @@ def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, A
 
     Tracing may be what loads torch's kernels, and the compiler fails on a table that changes while it is guarded.
     """
-    if is_traced(arrays) or _ran.get():
+    if impl is _Explain or type(impl) is _Ahead or is_traced(arrays) or _ran.get():
         return None
     ask = _signatures.get(type(arrays[0])) if arrays else None
-    if ask is None or impl is _Explain or type(impl) is _Ahead:
+    if ask is None:
         return None
     own = ask(arrays, options)
     return None if own is None else (op, impl, own)
@@ -286,6 +288,8 @@ def _chosen(
 def _automatic(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel | None:
     """The first kernel that supports the call and is faster."""
     for row in rows:
+        if row.misplaced(arrays[0]) is not None:
+            continue
         if row.unsupported(*arrays, **options) is None and row.is_faster(*arrays, **options):
             row.taken(arrays[0])
             return row
@@ -388,11 +392,11 @@ def _wrap(
             if type(impl) is _Ahead:
                 return kernel.prepared(arrays, checked)
             remembers = key is not None and checked is options  # which reach the kernel of later calls as they are
-            serve = _remember(key, op, arrays, options, kernel) if remembers else kernel.call
+            if remembers:
+                return _remember(key, op, arrays, options, kernel)(*arrays, **options)
             with without_autocast(arrays[0]), promoting(arrays[0]):
-                results = serve(*arrays, **checked)
-            if not remembers:
-                keep_autocast_out(results, arrays, checked)
+                results = kernel.call(*arrays, **checked)
+            keep_autocast_out(results, arrays, checked)
             return results
 
     call.__signature__ = signature  # type: ignore[attr-defined]

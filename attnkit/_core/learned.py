@@ -47,6 +47,8 @@ def served(op: str, kernel: Kernel) -> Kernel:
 
 def numbers(op: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """The numbers of a call of an op, its gradients or its statistics that are arrays."""
+    if not options:
+        return ()
     record = RECORDS.get(options.get("op", op.removesuffix("_vjp")))
     names = () if record is None else ("scale", *record.family.numbers)
     return tuple([name for name in names if name in options and check.is_learned(options[name])])
@@ -65,9 +67,9 @@ def _refusal(op: str, names: tuple[str, ...], q: Array, options: Mapping[str, An
     return None
 
 
-def _without(names: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
+def _without(names: tuple[str, ...], options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options with scale 1 in the place of an array."""
-    return {**options, "scale": 1.0} if names else dict(options)
+    return {**options, "scale": 1.0} if names else options
 
 
 def _finite(xp: Namespace, q: Array) -> Array:

@@ -49,8 +49,9 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Tensor], lower.Plain]
             arrays["seed"] = torch.tensor(seed - (1 << 64) if seed >= 1 << 63 else seed, device=CPU)
         elif seed.dtype.itemsize < 4:
             arrays["seed"] = seed.int()
-    edges = {name: arrays[name] for name in lower.EDGES if isinstance(arrays.get(name), tuple)}
-    arrays |= {name: torch.tensor(x, dtype=torch.int64, device=CPU) for name, x in edges.items()}
+    for name in lower.EDGES:
+        if isinstance(arrays.get(name), tuple):
+            arrays[name] = torch.tensor(arrays[name], dtype=torch.int64, device=CPU)
     return arrays, plain
 
 
@@ -253,7 +254,7 @@ def evaluate(op: str, arguments: Arguments, outputs: tuple[str, ...]) -> Sequenc
 
 def _needs_gradients(arrays: Mapping[str, Tensor]) -> bool:
     return torch.is_grad_enabled() and any(
-        arrays[name].requires_grad for name in lower.DIFFERENTIABLE if name in arrays
+        x.requires_grad for name, x in arrays.items() if name in lower.DIFFERENTIABLE
     )
 
 
