@@ -118,9 +118,10 @@ def wrong_dtype(op: str, name: str, x: Array, expected: str) -> NoReturn:
 # ---------------------------------------------------------------------------------------------- the arrays
 
 
-def array(op: str, name: str, x: Any) -> None:
-    """x must be an array of a supported library, with a number at every place and nothing besides."""
-    home = library(x)
+def array(op: str, name: str, x: Any, home: str | None = None) -> None:
+    """x must be an array of a supported library, with a number at every place and nothing besides. `home` is that
+    library where it is known."""
+    home = home or library(x)
     if home is None:
         kind = type(x)
         came = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -168,13 +169,13 @@ def one_home(op: str, names: Iterable[str], arrays: Iterable[Any], optional: Col
     """
     (first_name, first), *rest = zip(names, arrays, strict=False)
     float_array(op, first_name, first)
-    placed = bool(beside(first))
+    placed, home = bool(beside(first)), library(first)
     for name, x in rest:
         if (x is None and name in optional) or name in INTEGER_ARGUMENTS:
             continue
         if type(x) is type(first) and x.dtype == first.dtype and (not placed or x.device == first.device):
             if placed:  # a sparse tensor has the type of a dense one
-                array(op, name, x)
+                array(op, name, x, home)
             continue
         float_array(op, name, x)
         same_home(op, first_name, first, name, x)
@@ -315,7 +316,7 @@ def number(op: str, name: str, value: Any) -> float:
 
 def is_learned(x: Any) -> bool:
     """Whether a number is an array, which has a gradient (semantics A15); NumPy's scalars are plain numbers."""
-    return not isinstance(x, (float, str)) and is_array(x) and not isinstance(x, numbers.Real)
+    return is_array(x) and not isinstance(x, numbers.Real)
 
 
 def learned(c: Context, name: str, value: Any) -> None:

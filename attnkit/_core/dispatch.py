@@ -25,7 +25,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _always(*arrays: Any, **options: Any) -> bool:
+def always(*arrays: Any, **options: Any) -> bool:
     return True
 
 
@@ -55,7 +55,7 @@ class Kernel(NamedTuple):
     name: str
     call: Callable[..., Any]
     unsupported: Refusal
-    is_faster: Callable[..., bool] = _always
+    is_faster: Callable[..., bool] = always
     prepared: Callable[[tuple[Any, ...], dict[str, Any]], Callable[..., Any] | None] = _never_prepared
     replaces: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
@@ -191,7 +191,7 @@ def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, A
 
     Tracing may be what loads torch's kernels, and the compiler fails on a table that changes while it is guarded.
     """
-    if impl is _Explain or type(impl) is _Ahead or is_traced(arrays) or _ran.get():
+    if impl is _Explain or is_traced(arrays) or _ran.get():
         return None
     ask = _signatures.get(type(arrays[0])) if arrays else None
     if ask is None:
@@ -264,13 +264,13 @@ def _chosen(
     arrays: tuple[Array, ...],
     options: dict[str, Any],
 ) -> Kernel:
-    by_name = {row.name: row for row in rows}
     reasons = []
     for name in (impl,) if isinstance(impl, str) else impl:
         if name == "auto":
             return _automatic(rows, arrays, options) or generic
         if name == "generic":
             return generic
+        by_name = {row.name: row for row in rows}
         instead = next((row.name for row in rows if name in row.replaces), None)
         if instead is not None:
             serves = f"impl={instead!r}, which serves this call if it can, else 'generic'"
@@ -374,6 +374,8 @@ def _wrap(
     @wraps(body)
     def call(*arrays: Any, impl: Any = "auto", **options: Any) -> Any:
         if type(impl) is not str:
+            if type(impl) is _Ahead:  # the special case that asks has checked what it passes on
+                return resolve(op, impl, arrays, options).prepared(arrays, options)
             impl = _named(op, impl)
         if len(arrays) != len(names):
             arrays = _bind(op, names, arrays, options)
@@ -385,12 +387,8 @@ def _wrap(
         if len(arrays) < required:
             raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
         with refusing_symbols(op, arrays):
-            checked = options
-            if type(impl) is not _Ahead:  # the special case that asks has checked what it passes on
-                checked = check.call(op, names, arrays, options, accepted, context_of, own, optional).options
+            checked = check.call(op, names, arrays, options, accepted, context_of, own, optional).options
             kernel = resolve(op, impl, arrays, checked)
-            if type(impl) is _Ahead:
-                return kernel.prepared(arrays, checked)
             remembers = key is not None and checked is options  # which reach the kernel of later calls as they are
             if remembers:
                 return _remember(key, op, arrays, options, kernel)(*arrays, **options)

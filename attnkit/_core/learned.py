@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnkit._core import check, quadratic
-from attnkit._core.dispatch import Kernel, namespace
+from attnkit._core.dispatch import Kernel, always, namespace
 from attnkit._core.family import RECORDS
 from attnkit._core.special import stop_gradient
 from attnkit._core.typing import Array, Namespace
@@ -42,7 +42,8 @@ def served(op: str, kernel: Kernel) -> Kernel:
         result = kernel.call(_scaled(xp, q, scale), *arrays, **_without(names, options))
         return _pulled(xp, q, scale, options["scale"], result) if backward else result
 
-    return kernel._replace(call=call, unsupported=unsupported, is_faster=is_faster, prepared=prepared)
+    asked = kernel if kernel.is_faster is always else kernel._replace(is_faster=is_faster)
+    return asked._replace(call=call, unsupported=unsupported, prepared=prepared)
 
 
 def numbers(op: str, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -51,7 +52,8 @@ def numbers(op: str, options: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     record = RECORDS.get(options.get("op", op.removesuffix("_vjp")))
     names = () if record is None else ("scale", *record.family.numbers)
-    return tuple([name for name in names if name in options and check.is_learned(options[name])])
+    given = [(name, options[name]) for name in names if name in options]
+    return tuple([name for name, x in given if not isinstance(x, float) and check.is_learned(x)])
 
 
 def _refusal(op: str, names: tuple[str, ...], q: Array, options: Mapping[str, Any]) -> str | None:

@@ -92,7 +92,8 @@ class Axes(NamedTuple):
 
     def strides(self, own: list[int], shared: bool) -> list[int]:
         """Along `sizes`, from those of the leading axes that an operand has."""
-        strides = [0] * (len(self.leading) - len(own)) + own
+        missing = len(self.leading) - len(own)
+        strides = [0] * missing + own if missing else own
         if self.groups > 1:
             strides[-1:] = [strides[-1], 0] if shared else [strides[-1] * self.groups, strides[-1]]
         return strides
@@ -162,13 +163,13 @@ def _view(operand: Operand, axes: Axes, keep: list[int]) -> tuple[int, ...]:
     if layout == NUMBER:
         return (dtype, 0, *[0] * abi.AXES, 0, 0)
     strides = contiguous(operand.shape) if 0 in operand.shape else operand.strides  # torch expands to nothing with 0
-    own = [0] * (trailing - len(operand.shape))
-    own += [0 if size == 1 else stride for size, stride in zip(operand.shape, strides, strict=True)]
+    own = [0 if size == 1 else stride for size, stride in zip(operand.shape, strides, strict=True)]
+    if len(own) < trailing:
+        own = [0] * (trailing - len(own)) + own
     leading = axes.strides(own[: len(own) - trailing], layout in (SHARED, VECTOR))
-    kept = [leading[axis] for axis in keep]
     row = own[-trailing] if trailing and layout != VECTOR else 0
     column = own[-1] if trailing == 2 or layout == VECTOR else 0
-    return (dtype, 0, *[0] * (abi.AXES - len(kept)), *kept, row, column)
+    return (dtype, 0, *[0] * (abi.AXES - len(keep)), *[leading[axis] for axis in keep], row, column)
 
 
 def _look(plan: abi.Plan, operands: Iterable[Operand], axes: Axes, keep: list[int]) -> None:
@@ -477,6 +478,8 @@ def split(arguments: Mapping[str, Any], is_array: Callable[[Any], bool]) -> tupl
             if p > 0:
                 plain.append((name, p))
                 arrays["seed"] = seed
+        elif type(value) in (float, str, bool):  # most options; a scalar of NumPy is another type
+            plain.append((name, value))
         elif is_array(value) or name in EDGES or (name in LAYOUTS and name not in ALSO_NUMBERS):
             arrays[name] = value
         else:

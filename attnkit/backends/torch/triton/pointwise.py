@@ -83,8 +83,8 @@ def major(q: Tensor) -> int | None:
 
 def unsupported_device(q: Tensor) -> str | None:
     """Why Triton kernels do not run on a tensor."""
-    if q.device.type != "cuda":
-        return f"Triton kernels run on CUDA; the tensors are on {q.device.type}"
+    if (kind := q.device.type) != "cuda":
+        return f"Triton kernels run on CUDA; the tensors are on {kind}"
     if TRITON is None or TRITON < OLDEST:
         return f"needs triton {'.'.join(map(str, OLDEST))} or later"
     if torch.version.hip is not None:
