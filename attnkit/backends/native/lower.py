@@ -78,6 +78,31 @@ class Operand(NamedTuple):
     dtype: Any
 
 
+class Prepared(NamedTuple):
+    """A plan at its address, the places of the pointers of a call, and what is to be allocated for it."""
+
+    op: str
+    plan: abi.Plan
+    address: int
+    places: tuple[int, ...]  # of the operands, then of the outputs
+    extents: tuple[int, ...]  # bytes of the operands
+    pack: Callable[..., bytes]  # pointers as the library takes them
+    run: Callable[[bytes, int], int]  # with pointers and a number of threads
+    outputs: tuple[tuple[Shape, str], ...]  # shapes and dtypes
+    reason: str | None  # why the library does not serve it
+
+
+def extent(operand: Operand) -> int:
+    """The bytes from the first element of an array to behind its last one, 0 without elements. Strides of torch and JAX
+    are not negative."""
+    if 0 in operand.shape:
+        return 0
+    elements = 1
+    for size, stride in zip(operand.shape, operand.strides, strict=True):
+        elements += (size - 1) * stride
+    return elements * abi.SIZES[spelt(operand.dtype)]
+
+
 class Axes(NamedTuple):
     """Leading axes of a call as the library sees them: groups of query heads are an axis of their own."""
 
@@ -114,45 +139,21 @@ class Axes(NamedTuple):
 
 
 class _Common(NamedTuple):
-    """What calls have in common that differ in the number of keys, and in the strides of arrays that have them."""
+    """What calls have in common that differ in how many keys there are or are valid, and in the strides of arrays that
+    have an axis of them."""
 
     name: str
     packed: bool
     axes: Axes
     keep: list[int]  # axes that are not of size 1
     plan: abi.Plan  # without the number of keys, and without what follows from it
-    limits: Callable[[int], kernels_plan.Limits]
+    limits: Callable[..., kernels_plan.Limits]  # (keys, key_lengths=...)
     outputs: tuple[tuple[Shape, str], ...]  # of a forward pass
     places: tuple[int, ...]
     extents: tuple[int | None, ...]  # None for `OF_KEYS`
     pack: Callable[..., bytes]
     pointers: bytes
     reason: str | None
-
-
-class Prepared(NamedTuple):
-    """A plan at its address, the places of the pointers of a call, and what is to be allocated for it."""
-
-    op: str
-    plan: abi.Plan
-    address: int
-    places: tuple[int, ...]  # of the operands, then of the outputs
-    extents: tuple[int, ...]  # bytes of the operands
-    pack: Callable[..., bytes]  # pointers as the library takes them
-    run: Callable[[bytes, int], int]  # with pointers and a number of threads
-    outputs: tuple[tuple[Shape, str], ...]  # shapes and dtypes
-    reason: str | None  # why the library does not serve it
-
-
-def extent(operand: Operand) -> int:
-    """The bytes from the first element of an array to behind its last one, 0 without elements. Strides of torch and JAX
-    are not negative."""
-    if 0 in operand.shape:
-        return 0
-    elements = 1
-    for size, stride in zip(operand.shape, operand.strides, strict=True):
-        elements += (size - 1) * stride
-    return elements * abi.SIZES[spelt(operand.dtype)]
 
 
 def _view(operand: Operand, axes: Axes, keep: list[int]) -> tuple[int, ...]:
@@ -338,8 +339,8 @@ def _common(
     if reason is None:
         plan = _plan(op, backward, by_name, chosen, axes, keep, mapped)
         _look(plan, [*fixed, *(map(_turned, results) if packed else results)], axes, keep)
-    causal, window, length = chosen.get("causal", False), chosen.get("window"), chosen.get("key_lengths")
-    limits = partial(kernels_plan.limits, q[-2], causal=causal, window=window, key_lengths=length, packed=packed)
+    causal, window = chosen.get("causal", False), chosen.get("window")
+    limits = partial(kernels_plan.limits, q[-2], causal=causal, window=window, packed=packed)
     places = tuple([abi.INDEX[name] for name in (*by_name, *outputs)])
     extents = tuple([None if name in OF_KEYS else extent(operand) for name, operand in by_name.items()])
     pack = struct.Struct(f"{len(places)}Q").pack
@@ -371,6 +372,9 @@ def prepare(
     if "edges_q" in by_name:
         by_name = {name: _turned(operand) for name, operand in by_name.items()}
     apart = tuple([_without_keys(x) if name in OF_KEYS else x for name, x in by_name.items()])
+    length = dict(options).get("key_lengths")  # grows too, where there is room for more keys
+    if length is not None:
+        options = tuple([option for option in options if option[0] != "key_lengths"])
     c = _common(op, backward, apart, options, outputs, mapped)
     extents = tuple([extent(x) if n is None else n for n, x in zip(c.extents, by_name.values(), strict=True)])
     changed, allocated = [x for name, x in by_name.items() if name in OF_KEYS], c.outputs
@@ -381,7 +385,7 @@ def prepare(
     if c.reason is not None:
         return Prepared(c.name, c.plan, 0, c.places, extents, c.pack, _refused, allocated, c.reason)
     keys, plan, functions = by_name["k"].shape[-2], abi.Plan.from_buffer_copy(c.plan), library()
-    _see(plan, keys, c.limits(keys))
+    _see(plan, keys, c.limits(keys, key_lengths=length))
     _look(plan, changed, c.axes, c.keep)
     address = ctypes.addressof(plan)
     code = functions.check(address)
