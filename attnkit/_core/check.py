@@ -230,14 +230,15 @@ def attention_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) 
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x is not None and x.ndim < 2:
             wrong_shape(op, name, x, "at least two axes, (..., tokens, features)")
-    if q.shape[-1] == 0:
+    (queries, features), (keys, of_k) = q.shape[-2:], k.shape[-2:]
+    if features == 0:
         wrong_shape(op, "q", q, "at least one feature")
-    if q.shape[-1] != k.shape[-1]:
-        wrong_shape(op, "k", k, f"(..., S, {q.shape[-1]}) as q has {q.shape[-1]} features")
-    if v is not None and v.shape[-2] != k.shape[-2]:
-        wrong_shape(op, "v", v, f"(..., {k.shape[-2]}, e) as k has {k.shape[-2]} tokens")
+    if features != of_k:
+        wrong_shape(op, "k", k, f"(..., S, {features}) as q has {features} features")
+    if v is not None and v.shape[-2] != keys:
+        wrong_shape(op, "v", v, f"(..., {keys}, e) as k has {keys} tokens")
     leading = _leading(op, q, k, v, options.get("enable_gqa", False))
-    context = Context(op, q, leading, q.shape[-2], k.shape[-2], options)
+    context = Context(op, q, leading, queries, keys, options)
     for name in ("do", "dlse"):
         if arrays.get(name) is None:
             continue

@@ -288,9 +288,8 @@ def _chosen(
 def _automatic(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel | None:
     """The first kernel that supports the call and is faster."""
     for row in rows:
-        if row.misplaced(arrays[0]) is not None:
-            continue
-        if row.unsupported(*arrays, **options) is None and row.is_faster(*arrays, **options):
+        misplaced = row.misplaced(arrays[0]) is not None
+        if not misplaced and row.unsupported(*arrays, **options) is None and row.is_faster(*arrays, **options):
             row.taken(arrays[0])
             return row
     return None

@@ -319,7 +319,7 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
     if arrays[0].device.type != "cpu":
         return "it is for the CPU"
     pairs = [(name, x) for name, x in (*zip("qkv", arrays, strict=False), *options.items()) if isinstance(x, Tensor)]
-    tensors = [*[x for _, x in pairs], *[x for x in arrays[3:] if isinstance(x, Tensor)]]
+    tensors = [x for _, x in pairs] + [x for x in arrays[3:] if isinstance(x, Tensor)]
     if _is_plain(tensors) and not are_aligned(tensors):
         return UNALIGNED
     dtypes = tuple([(name, str(x.dtype)) for name, x in pairs])
