@@ -10,6 +10,7 @@ import difflib
 import math
 import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
 from typing import Any, NamedTuple, NoReturn
 
 from attnkit._core.activations import ACTIVATIONS
@@ -47,7 +48,15 @@ class Context(NamedTuple):
 
 def dtype_name(x: Array) -> str:
     """The dtype as "float32", "bfloat16", ...: by name, since some libraries have no finfo or isdtype for bfloat16."""
-    return str(x.dtype).rpartition(".")[2]
+    dtype = x.dtype
+    return spelt(dtype) if hasattr(dtype, "kind") else str(dtype).rpartition(".")[2]
+
+
+@cache
+def spelt(dtype: Any) -> str:
+    """The same, of a dtype of NumPy or JAX: NumPy spells it anew each time, for which it takes as long as a plan. Not
+    for torch.compile, which warns about caches."""
+    return str(dtype).rpartition(".")[2]
 
 
 def is_array(x: Any) -> bool:
@@ -109,13 +118,15 @@ def wrong_dtype(op: str, name: str, x: Array, expected: str) -> NoReturn:
 # ---------------------------------------------------------------------------------------------- the arrays
 
 
-def array(op: str, name: str, x: Any) -> None:
-    """x must be an array of a supported library, with a number at every place and nothing besides."""
-    if library(x) is None:
+def array(op: str, name: str, x: Any, home: str | None = None) -> None:
+    """x must be an array of a supported library, with a number at every place and nothing besides. `home` is that
+    library where it is known."""
+    home = home or library(x)
+    if home is None:
         kind = type(x)
         came = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         raise TypeError(f"{op}: {name} must be an array of {SERVED}; got {'None' if x is None else came}")
-    if (why := peculiar(x)) is not None:
+    if (why := peculiar(x, home)) is not None:
         raise TypeError(f"{op}: {name} is {why}")
 
 
@@ -158,13 +169,13 @@ def one_home(op: str, names: Iterable[str], arrays: Iterable[Any], optional: Col
     """
     (first_name, first), *rest = zip(names, arrays, strict=False)
     float_array(op, first_name, first)
-    placed = bool(beside(first))
+    placed, home = bool(beside(first)), library(first)
     for name, x in rest:
         if (x is None and name in optional) or name in INTEGER_ARGUMENTS:
             continue
         if type(x) is type(first) and x.dtype == first.dtype and (not placed or x.device == first.device):
             if placed:  # a sparse tensor has the type of a dense one
-                array(op, name, x)
+                array(op, name, x, home)
             continue
         float_array(op, name, x)
         same_home(op, first_name, first, name, x)
@@ -193,7 +204,7 @@ def _leading(op: str, q: Array, k: Array, v: Array | None, enable_gqa: bool) -> 
     whole = [tuple(x.shape) for x in (q, k, v) if x is not None]
     if not enable_gqa:
         try:
-            return broadcast(op, "the leading axes of q, k and v", *(shape[:-2] for shape in whole))
+            return broadcast(op, "the leading axes of q, k and v", *[shape[:-2] for shape in whole])
         except ValueError as error:
             hint = ""
             if q.ndim >= 3 and k.ndim >= 3 and q.shape[-3] != k.shape[-3]:
@@ -219,17 +230,21 @@ def attention_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) 
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x is not None and x.ndim < 2:
             wrong_shape(op, name, x, "at least two axes, (..., tokens, features)")
-    if q.shape[-1] == 0:
+    (queries, features), (keys, of_k) = q.shape[-2:], k.shape[-2:]
+    if features == 0:
         wrong_shape(op, "q", q, "at least one feature")
-    if q.shape[-1] != k.shape[-1]:
-        wrong_shape(op, "k", k, f"(..., S, {q.shape[-1]}) as q has {q.shape[-1]} features")
-    if v is not None and v.shape[-2] != k.shape[-2]:
-        wrong_shape(op, "v", v, f"(..., {k.shape[-2]}, e) as k has {k.shape[-2]} tokens")
+    if features != of_k:
+        wrong_shape(op, "k", k, f"(..., S, {features}) as q has {features} features")
+    if v is not None and v.shape[-2] != keys:
+        wrong_shape(op, "v", v, f"(..., {keys}, e) as k has {keys} tokens")
     leading = _leading(op, q, k, v, options.get("enable_gqa", False))
-    context = Context(op, q, leading, q.shape[-2], k.shape[-2], options)
-    rows = (*leading, context.queries)
-    for name, shape in (("do", (*rows, 0 if v is None else v.shape[-1])), ("dlse", rows)):
-        if arrays.get(name) is not None and tuple(arrays[name].shape) != shape:
+    context = Context(op, q, leading, queries, keys, options)
+    for name in ("do", "dlse"):
+        if arrays.get(name) is None:
+            continue
+        features = (0 if v is None else v.shape[-1],) if name == "do" else ()
+        shape = (*leading, context.queries, *features)
+        if tuple(arrays[name].shape) != shape:
             wrong_shape(op, name, arrays[name], f"{shape}, the shape of the output")
     return context
 
@@ -450,4 +465,5 @@ def call(
     for name, value in options.items():
         if value is not None or name not in OPTIONAL:
             (own.get(name) or OPTIONS[name])(context, name, value)
-    return context._replace(options=in_range(options, context.queries, context.keys))
+    options = in_range(options, context.queries, context.keys)
+    return context if options is context.options else context._replace(options=options)

@@ -25,7 +25,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _always(*arrays: Any, **options: Any) -> bool:
+def always(*arrays: Any, **options: Any) -> bool:
     return True
 
 
@@ -48,17 +48,19 @@ class Kernel(NamedTuple):
     `prepared(arrays, options)` returns a callable for calls with this signature (`remember_by`), or None if `call`
     serves them too. `replaces` are former implementations of the op: until 0.2 their names take this one, with a
     warning. `taken(array)` is told the first array of calls that `impl="auto"` gives to the kernel, of each signature
-    once where signatures are remembered.
+    once where signatures are remembered. `misplaced(array)` is a reason that `unsupported` has by the first array
+    alone: "auto" asks for it before it asks for all.
     """
 
     name: str
     call: Callable[..., Any]
     unsupported: Refusal
-    is_faster: Callable[..., bool] = _always
+    is_faster: Callable[..., bool] = always
     prepared: Callable[[tuple[Any, ...], dict[str, Any]], Callable[..., Any] | None] = _never_prepared
     replaces: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
     taken: Callable[[Any], None] = _untold
+    misplaced: Callable[[Any], str | None] = _untold
 
 
 def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
@@ -189,10 +191,10 @@ def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, A
 
     Tracing may be what loads torch's kernels, and the compiler fails on a table that changes while it is guarded.
     """
-    if is_traced(arrays) or _ran.get():
+    if impl is _Explain or is_traced(arrays) or _ran.get():
         return None
     ask = _signatures.get(type(arrays[0])) if arrays else None
-    if ask is None or impl is _Explain or type(impl) is _Ahead:
+    if ask is None:
         return None
     own = ask(arrays, options)
     return None if own is None else (op, impl, own)
@@ -262,13 +264,13 @@ def _chosen(
     arrays: tuple[Array, ...],
     options: dict[str, Any],
 ) -> Kernel:
-    by_name = {row.name: row for row in rows}
     reasons = []
     for name in (impl,) if isinstance(impl, str) else impl:
         if name == "auto":
             return _automatic(rows, arrays, options) or generic
         if name == "generic":
             return generic
+        by_name = {row.name: row for row in rows}
         instead = next((row.name for row in rows if name in row.replaces), None)
         if instead is not None:
             serves = f"impl={instead!r}, which serves this call if it can, else 'generic'"
@@ -286,7 +288,8 @@ def _chosen(
 def _automatic(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel | None:
     """The first kernel that supports the call and is faster."""
     for row in rows:
-        if row.unsupported(*arrays, **options) is None and row.is_faster(*arrays, **options):
+        misplaced = row.misplaced(arrays[0]) is not None
+        if not misplaced and row.unsupported(*arrays, **options) is None and row.is_faster(*arrays, **options):
             row.taken(arrays[0])
             return row
     return None
@@ -370,6 +373,8 @@ def _wrap(
     @wraps(body)
     def call(*arrays: Any, impl: Any = "auto", **options: Any) -> Any:
         if type(impl) is not str:
+            if type(impl) is _Ahead:  # the special case that asks has checked what it passes on
+                return resolve(op, impl, arrays, options).prepared(arrays, options)
             impl = _named(op, impl)
         if len(arrays) != len(names):
             arrays = _bind(op, names, arrays, options)
@@ -381,18 +386,14 @@ def _wrap(
         if len(arrays) < required:
             raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
         with refusing_symbols(op, arrays):
-            checked = options
-            if type(impl) is not _Ahead:  # the special case that asks has checked what it passes on
-                checked = check.call(op, names, arrays, options, accepted, context_of, own, optional).options
+            checked = check.call(op, names, arrays, options, accepted, context_of, own, optional).options
             kernel = resolve(op, impl, arrays, checked)
-            if type(impl) is _Ahead:
-                return kernel.prepared(arrays, checked)
             remembers = key is not None and checked is options  # which reach the kernel of later calls as they are
-            serve = _remember(key, op, arrays, options, kernel) if remembers else kernel.call
+            if remembers:
+                return _remember(key, op, arrays, options, kernel)(*arrays, **options)
             with without_autocast(arrays[0]), promoting(arrays[0]):
-                results = serve(*arrays, **checked)
-            if not remembers:
-                keep_autocast_out(results, arrays, checked)
+                results = kernel.call(*arrays, **checked)
+            keep_autocast_out(results, arrays, checked)
             return results
 
     call.__signature__ = signature  # type: ignore[attr-defined]

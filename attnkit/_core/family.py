@@ -89,10 +89,12 @@ class Family(NamedTuple):
         """The options of `weigh` for those of the op, learned numbers in the compute dtype if they change."""
         if not self.of:
             return self.translate(**own)
-        xp = namespace(q)
-        dtype = quadratic.compute_dtype(xp, q)
-        wide = {name: quadratic.cast(xp, own[name], dtype) for name in own if check.is_learned(own[name])}
-        return self.translate(**{**own, **wide})
+        learned = [name for name in own if check.is_learned(own[name])]
+        if learned:
+            xp = namespace(q)
+            dtype = quadratic.compute_dtype(xp, q)
+            own = {**own, **{name: quadratic.cast(xp, own[name], dtype) for name in learned}}
+        return self.translate(**own)
 
     def learned(self, own: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Array]:
         """The options that have a gradient because they are arrays, beside bias."""

@@ -29,7 +29,7 @@ CONSTANTS = ("mask", "query_mask", "key_lengths")
 def in_library(first: Array, options: dict[str, Any], keys: int) -> dict[str, Any]:
     """The options, with NumPy's masks and lengths as arrays of JAX where `first` is one: lengths within the number of
     keys, for JAX cuts integers to 32 bits."""
-    given = [name for name in CONSTANTS if library(options.get(name)) == "numpy"]
+    given = [name for name in CONSTANTS if name in options and library(options[name]) == "numpy"]
     if not given or library(first) != "jax":
         return options
     xp, changed = namespace(first), {}
@@ -46,7 +46,9 @@ def in_library(first: Array, options: dict[str, Any], keys: int) -> dict[str, An
 
 def in_range(options: dict[str, Any], queries: int, keys: int) -> dict[str, Any]:
     """The options of a checked call with so many queries and keys: the same dictionary if all are in range."""
-    changed: dict[str, Any] = {name: float(options[name]) for name in NUMBERS if _is_awkward(options.get(name))}
+    if not options:
+        return options
+    changed: dict[str, Any] = {name: float(x) for name, x in options.items() if name in NUMBERS and _is_awkward(x)}
     window, lengths = options.get("window"), options.get("key_lengths")
     if window is not None and any(_is_awkward(x) for x in window):
         changed["window"] = tuple([None if x is None else _bound(x, queries + keys) for x in window])

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnkit._core import check, quadratic
-from attnkit._core.dispatch import Kernel, namespace
+from attnkit._core.dispatch import Kernel, always, namespace
 from attnkit._core.family import RECORDS
 from attnkit._core.special import stop_gradient
 from attnkit._core.typing import Array, Namespace
@@ -42,14 +42,18 @@ def served(op: str, kernel: Kernel) -> Kernel:
         result = kernel.call(_scaled(xp, q, scale), *arrays, **_without(names, options))
         return _pulled(xp, q, scale, options["scale"], result) if backward else result
 
-    return kernel._replace(call=call, unsupported=unsupported, is_faster=is_faster, prepared=prepared)
+    asked = kernel if kernel.is_faster is always else kernel._replace(is_faster=is_faster)
+    return asked._replace(call=call, unsupported=unsupported, prepared=prepared)
 
 
 def numbers(op: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """The numbers of a call of an op, its gradients or its statistics that are arrays."""
+    if not options:
+        return ()
     record = RECORDS.get(options.get("op", op.removesuffix("_vjp")))
     names = () if record is None else ("scale", *record.family.numbers)
-    return tuple([name for name in names if name in options and check.is_learned(options[name])])
+    given = [(name, options[name]) for name in names if name in options]
+    return tuple([name for name, x in given if not isinstance(x, float) and check.is_learned(x)])
 
 
 def _refusal(op: str, names: tuple[str, ...], q: Array, options: Mapping[str, Any]) -> str | None:
@@ -65,9 +69,9 @@ def _refusal(op: str, names: tuple[str, ...], q: Array, options: Mapping[str, An
     return None
 
 
-def _without(names: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
+def _without(names: tuple[str, ...], options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options with scale 1 in the place of an array."""
-    return {**options, "scale": 1.0} if names else dict(options)
+    return {**options, "scale": 1.0} if names else options
 
 
 def _finite(xp: Namespace, q: Array) -> Array:

@@ -38,12 +38,11 @@ def library(x: Any) -> str | None:
     return None
 
 
-def peculiar(x: Any) -> str | None:
-    """Why an array is more or less than numbers at every place; None for one that is not.
+def peculiar(x: Any, name: str) -> str | None:
+    """Why an array of a library is more or less than numbers at every place; None for one that is not.
 
     NumPy's subclasses are arrays to every function, some of which drop what they add: a mask, a unit, other products.
     """
-    name = library(x)
     if name == "torch":
         import torch
 
@@ -67,12 +66,14 @@ def freed(x: Any) -> str | None:
     has no storage of its own."""
     import torch
 
-    if type(x) not in (torch.Tensor, torch.nn.Parameter) or not torch._C._has_storage(x) or torch.jit.is_tracing():
+    if type(x) not in (torch.Tensor, torch.nn.Parameter) or not torch._C._has_storage(x) or torch._C._is_tracing():
         return None
-    if x.numel() == 0:
+    shape, elements = x.shape, x.storage_offset() + 1
+    if 0 in shape:
         return None
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    needed, there = (x.storage_offset() + last + 1) * x.itemsize, x.untyped_storage().nbytes()
+    for size, stride in zip(shape, x.stride(), strict=True):
+        elements += (size - 1) * stride
+    needed, there = elements * x.itemsize, x.untyped_storage().nbytes()
     return (
         f"a tensor with a storage of {there} bytes, of which it needs {needed}; was it freed?"
         if there < needed

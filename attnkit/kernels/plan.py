@@ -202,6 +202,8 @@ def limits(
 
 def bounds(offset: int, causal: Causal, window: Window | None) -> Window:
     """left and right of `Limits`; offset = S - L aligns the last query with the last key."""
+    if window is None and causal is False:
+        return None, None
     before, after = window or (None, None)
     left = None if before is None else int(before) - offset
     reaches = [offset] if causal is True else [0] if causal == "upper_left" else []

@@ -61,7 +61,7 @@ def unwritten(monkeypatch):
 
     def view(operand, *others):
         made = real(operand, *others)
-        return abi.View(made.dtype, row=made.row, column=made.column) if operand.name == "dk" else made
+        return (*made[:2], *[0] * abi.AXES, *made[-2:]) if operand.name == "dk" else made
 
     caches = (lower.prepare, custom_call.program)
     monkeypatch.setattr(lower, "_view", view)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from attnkit._core.check import spelt
 from attnkit._core.special import is_key, words_of_key
 from attnkit.backends.jax import formula, transforms
 from attnkit.backends.jax.custom_call import program
@@ -149,7 +150,7 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
     if status.level is None:
         return status.reason
     static, operands = divided(op, {**dict(zip("qkv", arrays, strict=False)), **options})
-    dtypes = tuple((name, lower.dtype_name(x.dtype)) for name, x in operands.items() if name != "seed")
+    dtypes = tuple((name, spelt(x.dtype)) for name, x in operands.items() if name != "seed")
     own = tuple(option for option in static.plain if option[0] in lower.ASKED)
     return lower.refused_axes(*arrays, **options) or lower.refusal(op, dtypes, own)
 

@@ -1,6 +1,7 @@
 """The structs and numbers of `attnkit/kernels/cpu/attnkit.h`, mirrored for ctypes."""
 
 import ctypes
+import struct
 
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.gaussian import GAUSSIAN
@@ -79,3 +80,9 @@ class Plan(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("scale", "gain", "alpha", "shift", "length", "dropout", "eps")),
         ("arrays", View * len(ARRAYS)),
     )
+
+
+VIEW = struct.Struct(f"2i{AXES + 2}q")
+"""A `View` as one line of numbers."""
+OFFSETS = {name: Plan.arrays.offset + index * VIEW.size for name, index in INDEX.items()}
+"""Of the view of each array in a plan."""

@@ -1,7 +1,8 @@
 """From a checked call to the plan that the library takes, from shapes, strides, dtypes and plain options alone.
 
-Plans are cached by exactly that. Arrays are looked at where they lie: a broadcast axis has stride 0, and under GQA
-the axis of query heads is split into (heads of k, group), along which k and v have stride 0.
+Plans are cached by exactly that, and what does not depend on the number of keys once for all of them: a cache of keys
+that grows by a token meets a new number in every call. Arrays are looked at where they lie: a broadcast axis has stride
+0, and under GQA the axis of query heads is split into (heads of k, group), along which k and v have stride 0.
 """
 
 import ctypes
@@ -14,6 +15,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from attnkit._core.activations import lacking
+from attnkit._core.check import spelt
 from attnkit._core.poison import poisons
 from attnkit._core.quadratic import leading_shape
 from attnkit.backends.native import abi, linear
@@ -47,6 +49,8 @@ TRAILING = {PAIRS: 2, TOKENS: 2, SHARED: 2, VECTOR: 1, ROWS: 1, ITEMS: 0, NUMBER
 ASKED = ("activation",)
 """Plain options by which the library may refuse a call. No numbers: it serves all of them, and torch.compile makes
 symbols of them."""
+OF_KEYS = ("k", "v", "bias", "mask", "dropout_mask")
+"""Operands with an axis of keys."""
 DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", "state", "normaliser", "level")
 SAVES_ROWS = (SOFTMAX.name, ENTMAX.name)
 """Ops whose forward pass saves numbers of rows that the backward pass would otherwise recompute."""
@@ -93,8 +97,10 @@ def extent(operand: Operand) -> int:
     are not negative."""
     if 0 in operand.shape:
         return 0
-    last = sum((size - 1) * stride for size, stride in zip(operand.shape, operand.strides, strict=True))
-    return (1 + last) * abi.SIZES[dtype_name(operand.dtype)]
+    elements = 1
+    for size, stride in zip(operand.shape, operand.strides, strict=True):
+        elements += (size - 1) * stride
+    return elements * abi.SIZES[spelt(operand.dtype)]
 
 
 class Axes(NamedTuple):
@@ -111,7 +117,8 @@ class Axes(NamedTuple):
 
     def strides(self, own: list[int], shared: bool) -> list[int]:
         """Along `sizes`, from those of the leading axes that an operand has."""
-        strides = [0] * (len(self.leading) - len(own)) + own
+        missing = len(self.leading) - len(own)
+        strides = [0] * missing + own if missing else own
         if self.groups > 1:
             strides[-1:] = [strides[-1], 0] if shared else [strides[-1] * self.groups, strides[-1]]
         return strides
@@ -131,27 +138,45 @@ class Axes(NamedTuple):
         return heads, items
 
 
-@cache
-def dtype_name(dtype: Any) -> str:
-    """Remembered, because NumPy spells a dtype anew each time, for which it takes as long as a plan of a few sizes."""
-    return str(dtype).rpartition(".")[2]
+class _Common(NamedTuple):
+    """What calls have in common that differ in how many keys there are or are valid, and in the strides of arrays that
+    have an axis of them."""
+
+    name: str
+    packed: bool
+    axes: Axes
+    keep: list[int]  # axes that are not of size 1
+    plan: abi.Plan  # without the number of keys, and without what follows from it
+    limits: Callable[..., kernels_plan.Limits]  # (keys, key_lengths=...)
+    outputs: tuple[tuple[Shape, str], ...]  # of a forward pass
+    places: tuple[int, ...]
+    extents: tuple[int | None, ...]  # None for `OF_KEYS`
+    pack: Callable[..., bytes]
+    pointers: bytes
+    reason: str | None
 
 
-def _view(operand: Operand, axes: Axes, keep: list[int]) -> abi.View:
-    layout, trailing = LAYOUTS.get(operand.name, ROWS), trailing_axes(operand.name)
-    dtype = abi.DTYPES[dtype_name(operand.dtype)]
+def _view(operand: Operand, axes: Axes, keep: list[int]) -> tuple[int, ...]:
+    """The numbers of an `abi.View`."""
+    layout = LAYOUTS.get(operand.name, ROWS)
+    trailing = TRAILING[layout]
+    dtype = abi.DTYPES[spelt(operand.dtype)]
     if layout == NUMBER:
-        return abi.View(dtype=dtype)
+        return (dtype, 0, *[0] * abi.AXES, 0, 0)
     strides = contiguous(operand.shape) if 0 in operand.shape else operand.strides  # torch expands to nothing with 0
-    own = [0] * (trailing - len(operand.shape))
-    own += [0 if size == 1 else stride for size, stride in zip(operand.shape, strides, strict=True)]
+    own = [0 if size == 1 else stride for size, stride in zip(operand.shape, strides, strict=True)]
+    if len(own) < trailing:
+        own = [0] * (trailing - len(own)) + own
     leading = axes.strides(own[: len(own) - trailing], layout in (SHARED, VECTOR))
-    return abi.View(
-        dtype=dtype,
-        axes=_filled([leading[axis] for axis in keep], 0),
-        row=own[-trailing] if trailing and layout != VECTOR else 0,
-        column=own[-1] if trailing == 2 or layout == VECTOR else 0,
-    )
+    row = own[-trailing] if trailing and layout != VECTOR else 0
+    column = own[-1] if trailing == 2 or layout == VECTOR else 0
+    return (dtype, 0, *[0] * (abi.AXES - len(keep)), *[leading[axis] for axis in keep], row, column)
+
+
+def _look(plan: abi.Plan, operands: Iterable[Operand], axes: Axes, keep: list[int]) -> None:
+    """Write the views of operands into a plan."""
+    for operand in operands:
+        abi.VIEW.pack_into(plan, abi.OFFSETS[operand.name], *_view(operand, axes, keep))
 
 
 def _filled(values: Iterable[int], rest: int) -> ctypes.Array[ctypes.c_int64]:
@@ -184,7 +209,7 @@ def _lacking(options: Mapping[str, Any]) -> str | None:
 
 def _compute(dtype: Any) -> str:
     """The compute dtype of arrays of a dtype (semantics A7)."""
-    return "float64" if dtype_name(dtype) == "float64" else "float32"
+    return "float64" if spelt(dtype) == "float64" else "float32"
 
 
 def saved(op: str, dtype: Any) -> tuple[str, ...]:
@@ -193,7 +218,7 @@ def saved(op: str, dtype: Any) -> tuple[str, ...]:
     """
     if op not in SAVES_ROWS:
         return ()
-    return ("o", "rows") if dtype_name(dtype) == _compute(dtype) else ("rows",)
+    return ("o", "rows") if spelt(dtype) == _compute(dtype) else ("rows",)
 
 
 def contiguous(shape: Shape) -> Shape:
@@ -221,7 +246,7 @@ def _outputs(
             shape, dtype = linear.state_shapes(op, shapes)[name], _compute(q.dtype)
         else:
             shape, dtype = (*rows, abi.ROW_NUMBERS) if name == "rows" else rows, _compute(q.dtype)
-        operand = Operand(name, shape, shape, dtype_name(dtype))
+        operand = Operand(name, shape, shape, spelt(dtype))
         operand = _turned(operand) if packed else operand
         results.append(operand._replace(strides=contiguous(operand.shape)))
     return results
@@ -230,19 +255,16 @@ def _outputs(
 def _plan(
     op: str,
     backward: bool,
-    operands: Iterable[Operand],
+    operands: Mapping[str, Operand],
     options: Mapping[str, Any],
     axes: Axes,
     keep: list[int],
     mapped: int,
 ) -> abi.Plan:
-    shapes = {operand.name: operand.shape for operand in operands}
-    q, k, v = shapes["q"], shapes["k"], shapes.get("v")
-    queries, keys, features, packed = q[-2], k[-2], q[-1], "edges_q" in shapes
-    seen = kernels_plan.limits(
-        queries, keys, options.get("causal", False), options.get("window"), options.get("key_lengths"), packed
-    )
-    lowest, highest = EVERYTHING
+    """A plan without views and without the number of keys."""
+    shapes = {name: operand.shape for name, operand in operands.items()}
+    q, v = shapes["q"], shapes.get("v")
+    queries, features, packed = q[-2], q[-1], "edges_q" in shapes
     scale, shift = options.get("scale", 1.0 if op in linear.OPS else None), options.get("shift", 0.0)
     heads, items = axes.counters(mapped)
     alpha = options.get("alpha", 1.5 if op == ENTMAX.name else 1.0)
@@ -258,15 +280,9 @@ def _plan(
         exact_zeros=options.get("exact_zeros", False),
         axes=_filled([axes.sizes[axis] for axis in keep], 1),
         queries=queries,
-        keys=keys,
         features=features,
         values=0 if v is None else v[-1],
-        lowest=lowest if seen.left is None else -seen.left,
-        highest=highest if seen.right is None else seen.right,
-        key_length=seen.keys,
         sequences=shapes["edges_q"][0] - 1 if packed else 0,
-        before=lowest if seen.before is None else -seen.before,
-        after=highest if seen.after is None else seen.after,
         heads=_filled([heads[axis] for axis in keep], 0),
         items=_filled([items[axis] for axis in keep], 0),
         scale=1.0 / math.sqrt(features) if scale is None else scale,
@@ -278,9 +294,17 @@ def _plan(
         **linear.numbers(op, options),
     )
     _length(plan, None if "length" in shapes else options.get("length", "visible"))
-    for operand in operands:
-        plan.arrays[abi.INDEX[operand.name]] = _view(operand, axes, keep)
     return plan
+
+
+def _see(plan: abi.Plan, keys: int, seen: kernels_plan.Limits) -> None:
+    """Write the number of keys into a plan, and which of them are visible."""
+    lowest, highest = EVERYTHING
+    plan.keys, plan.key_length = keys, seen.keys
+    plan.lowest = lowest if seen.left is None else -seen.left
+    plan.highest = highest if seen.right is None else seen.right
+    plan.before = lowest if seen.before is None else -seen.before
+    plan.after = highest if seen.after is None else seen.after
 
 
 def _turned(operand: Operand) -> Operand:
@@ -289,6 +313,49 @@ def _turned(operand: Operand) -> Operand:
         return operand
     shape, strides = operand.shape, operand.strides
     return operand._replace(shape=(shape[1], shape[0], *shape[2:]), strides=(strides[1], strides[0], *strides[2:]))
+
+
+@lru_cache(maxsize=1024)
+def _common(
+    op: str,
+    backward: bool,
+    operands: tuple[tuple[str, Any, Any, Any], ...],
+    options: tuple[tuple[str, Any], ...],
+    outputs: tuple[str, ...],
+    mapped: int,
+) -> _Common:
+    """For operands of which `OF_KEYS` have no number of keys and no strides, so that nothing here depends on them."""
+    by_name = {operand[0]: Operand(*operand) for operand in operands}
+    packed = "edges_q" in by_name
+    q, k, v, chosen = by_name["q"].shape, by_name["k"].shape, by_name.get("v"), dict(options)
+    gqa = chosen.get("enable_gqa", False)
+    leading = leading_shape(q, k, None if v is None else v.shape, gqa)
+    axes = Axes(leading, leading[-1] // k[-3] if gqa else 1)
+    keep = [axis for axis, size in enumerate(axes.sizes) if size != 1]
+    reason = TOO_MANY if len(keep) > abi.AXES else _lacking(chosen)
+    fixed = [operand for operand in by_name.values() if operand.name not in OF_KEYS]
+    results = [] if backward else _outputs(op, outputs, by_name, leading, packed)
+    plan = abi.Plan()
+    if reason is None:
+        plan = _plan(op, backward, by_name, chosen, axes, keep, mapped)
+        _look(plan, [*fixed, *(map(_turned, results) if packed else results)], axes, keep)
+    causal, window = chosen.get("causal", False), chosen.get("window")
+    limits = partial(kernels_plan.limits, q[-2], causal=causal, window=window, packed=packed)
+    places = tuple([abi.INDEX[name] for name in (*by_name, *outputs)])
+    extents = tuple([None if name in OF_KEYS else extent(operand) for name, operand in by_name.items()])
+    pack = struct.Struct(f"{len(places)}Q").pack
+    name = f"{op}_packed" if packed else op
+    allocated = _allocated(results)
+    return _Common(name, packed, axes, keep, plan, limits, allocated, places, extents, pack, pack(*places), reason)
+
+
+def _allocated(results: Iterable[Operand]) -> tuple[tuple[Shape, str], ...]:
+    return tuple([(operand.shape, operand.dtype) for operand in results])
+
+
+def _without_keys(operand: Operand) -> tuple[str, Any, None, Any]:
+    name, shape, _, dtype = operand
+    return name, (*shape[:-1], None) if LAYOUTS[name] == PAIRS else (*shape[:-2], None, shape[-1]), None, dtype
 
 
 @lru_cache(maxsize=4096)
@@ -302,30 +369,29 @@ def prepare(
 ) -> Prepared:
     """A call with these arrays (`Operand`) and plain options; its first `mapped` leading axes are those of vmap."""
     by_name = {operand[0]: Operand(*operand) for operand in operands}
-    packed = "edges_q" in by_name
-    if packed:
+    if "edges_q" in by_name:
         by_name = {name: _turned(operand) for name, operand in by_name.items()}
-    q, k, v, chosen = by_name["q"].shape, by_name["k"].shape, by_name.get("v"), dict(options)
-    gqa = chosen.get("enable_gqa", False)
-    leading = leading_shape(q, k, None if v is None else v.shape, gqa)
-    axes = Axes(leading, leading[-1] // k[-3] if gqa else 1)
-    results = _outputs(op, outputs, by_name, leading, packed)
-    everything = [*by_name.values(), *map(_turned, results)] if packed else [*by_name.values(), *results]
-    places = tuple(abi.INDEX[operand.name] for operand in everything)
-    extents = tuple(extent(operand) for operand in by_name.values())
-    pack = struct.Struct(f"{len(places)}Q").pack
-    allocated = tuple((operand.shape, operand.dtype) for operand in results)
-    keep = [axis for axis, size in enumerate(axes.sizes) if size != 1]
-    name = f"{op}_packed" if packed else op
-    reason = TOO_MANY if len(keep) > abi.AXES else _lacking(chosen)
-    if reason is not None:
-        return Prepared(name, abi.Plan(), 0, places, extents, pack, _refused, allocated, reason)
-    plan = _plan(op, backward, everything, chosen, axes, keep, mapped)
-    code = library().check(ctypes.byref(plan))
-    reason = _message(code) if code else None
+    apart = tuple([_without_keys(x) if name in OF_KEYS else x for name, x in by_name.items()])
+    length = dict(options).get("key_lengths")  # grows too, where there is room for more keys
+    if length is not None:
+        options = tuple([option for option in options if option[0] != "key_lengths"])
+    c = _common(op, backward, apart, options, outputs, mapped)
+    extents = tuple([extent(x) if n is None else n for n, x in zip(c.extents, by_name.values(), strict=True)])
+    changed, allocated = [x for name, x in by_name.items() if name in OF_KEYS], c.outputs
+    if backward:
+        results = _outputs(op, outputs, by_name, c.axes.leading, c.packed)
+        changed += map(_turned, results) if c.packed else results
+        allocated = _allocated(results)
+    if c.reason is not None:
+        return Prepared(c.name, c.plan, 0, c.places, extents, c.pack, _refused, allocated, c.reason)
+    keys, plan, functions = by_name["k"].shape[-2], abi.Plan.from_buffer_copy(c.plan), library()
+    _see(plan, keys, c.limits(keys, key_lengths=length))
+    _look(plan, changed, c.axes, c.keep)
     address = ctypes.addressof(plan)
-    call = partial(library().run, address, pack(*places), len(places))
-    return Prepared(name, plan, address, places, extents, pack, call, allocated, reason)
+    code = functions.check(address)
+    reason = _message(code) if code else None
+    call = partial(functions.run, address, c.pointers, len(c.places))
+    return Prepared(c.name, plan, address, c.places, extents, c.pack, call, allocated, reason)
 
 
 def _refused(pointers: bytes, threads: int) -> int:
@@ -374,13 +440,15 @@ def refused_axes(q: Any, k: Any, v: Any = None, *rest: Any, enable_gqa: bool = F
     """Why the library does not serve the shapes of a call: of axes of size 1 it takes any number. Symbols of a traced
     program are not compared, which would bound them for good; `run` looks at their sizes.
     """
-    sizes = [n for x in (q, k, v) if x is not None for n in x.shape]
-    if any(isinstance(n, int) and n >= SIZES for n in sizes):
-        return TOO_LONG
-    if max(q.ndim, k.ndim, 0 if v is None else v.ndim) - 2 + enable_gqa <= abi.AXES:
+    shapes = [x.shape for x in (q, k, v) if x is not None]
+    for shape in shapes:
+        for n in shape:
+            if isinstance(n, int) and n >= SIZES:
+                return TOO_LONG
+    if max([len(shape) for shape in shapes]) - 2 + enable_gqa <= abi.AXES:
         return None
-    shapes = [x.shape[:-2] for x in (q, k, v) if x is not None]
-    several = [any(n != 1 for n in sizes) for sizes in zip_longest(*map(reversed, shapes), fillvalue=1)]
+    leading = [reversed(shape[:-2]) for shape in shapes]
+    several = [any(n != 1 for n in sizes) for sizes in zip_longest(*leading, fillvalue=1)]
     groups = enable_gqa and 1 < k.shape[-3] < q.shape[-3]  # an axis of their own
     return TOO_MANY if sum(several) + groups > abi.AXES else None
 
@@ -414,6 +482,8 @@ def split(arguments: Mapping[str, Any], is_array: Callable[[Any], bool]) -> tupl
             if p > 0:
                 plain.append((name, p))
                 arrays["seed"] = seed
+        elif type(value) in (float, str, bool):  # most options; a scalar of NumPy is another type
+            plain.append((name, value))
         elif is_array(value) or name in EDGES or (name in LAYOUTS and name not in ALSO_NUMBERS):
             arrays[name] = value
         else:

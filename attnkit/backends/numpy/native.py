@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from attnkit._core.check import spelt
 from attnkit.backends.native import linear, lower, native_status, packed, rows, served
 from attnkit.kernels.plan import UNALIGNED, is_array
 from attnkit.ops import gated, lsh, rela
@@ -99,9 +100,9 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
         return status.reason
     if not all(x.flags.aligned for x in (*arrays, *options.values()) if isinstance(x, Array)):
         return UNALIGNED
-    operands, plain = lower.split({**dict(zip("qkv", arrays, strict=False)), **options}, is_array)
-    dtypes = tuple((name, lower.dtype_name(x.dtype)) for name, x in operands.items() if name != "seed")
-    own = tuple(option for option in plain if option[0] in lower.ASKED)
+    pairs = [*zip("qkv", arrays, strict=False), *options.items()]
+    dtypes = tuple([(name, spelt(x.dtype)) for name, x in pairs if isinstance(x, Array)])
+    own = tuple([(name, options[name]) for name in lower.ASKED if name in options])
     return lower.refused_axes(*arrays, **options) or lower.refusal(op, dtypes, own)
 
 

@@ -49,8 +49,9 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Tensor], lower.Plain]
             arrays["seed"] = torch.tensor(seed - (1 << 64) if seed >= 1 << 63 else seed, device=CPU)
         elif seed.dtype.itemsize < 4:
             arrays["seed"] = seed.int()
-    edges = {name: arrays[name] for name in lower.EDGES if isinstance(arrays.get(name), tuple)}
-    arrays |= {name: torch.tensor(x, dtype=torch.int64, device=CPU) for name, x in edges.items()}
+    for name in lower.EDGES:
+        if isinstance(arrays.get(name), tuple):
+            arrays[name] = torch.tensor(arrays[name], dtype=torch.int64, device=CPU)
     return arrays, plain
 
 
@@ -253,7 +254,7 @@ def evaluate(op: str, arguments: Arguments, outputs: tuple[str, ...]) -> Sequenc
 
 def _needs_gradients(arrays: Mapping[str, Tensor]) -> bool:
     return torch.is_grad_enabled() and any(
-        arrays[name].requires_grad for name in lower.DIFFERENTIABLE if name in arrays
+        x.requires_grad for name, x in arrays.items() if name in lower.DIFFERENTIABLE
     )
 
 
@@ -317,11 +318,11 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
     """Why the library does not support a call or its gradients."""
     if arrays[0].device.type != "cpu":
         return "it is for the CPU"
-    pairs = [*zip("qkv", arrays, strict=False), *options.items()]
-    tensors = [x for x in (*arrays, *options.values()) if isinstance(x, Tensor)]
+    pairs = [(name, x) for name, x in (*zip("qkv", arrays, strict=False), *options.items()) if isinstance(x, Tensor)]
+    tensors = [x for _, x in pairs] + [x for x in arrays[3:] if isinstance(x, Tensor)]
     if _is_plain(tensors) and not are_aligned(tensors):
         return UNALIGNED
-    dtypes = tuple([(name, str(x.dtype)) for name, x in pairs if isinstance(x, Tensor)])
+    dtypes = tuple([(name, str(x.dtype)) for name, x in pairs])
     own = tuple([(name, options[name]) for name in lower.ASKED if name in options and not is_tensor(options[name])])
     return lower.refused_axes(*arrays, **options) or _reason(op, dtypes, own)
 
@@ -331,9 +332,9 @@ SDPA_UNTIL = 1 << 15
 ours at 2,048 scores, 1.7 times ours at 931,000."""
 
 
-def is_faster(op: str, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> bool:
+def is_faster(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> bool:
     """Against torch's fused softmax, which is listed after it; all others are slower at any size."""
-    if op != SOFTMAX.name or rest or sdpa_unsupported(q, k, v, **options) is not None:
+    if sdpa_unsupported(q, k, v, **options) is not None:
         return True
     return math.prod(q.shape[:-1]) * k.shape[-2] >= SDPA_UNTIL
 
@@ -351,7 +352,8 @@ KERNELS |= gated.kernels(KERNELS[POINTWISE.name])
 KERNELS |= linformer.kernels(KERNELS[SOFTMAX.name]) | nystrom.kernels(KERNELS[SOFTMAX.name])
 KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | lsh.kernels(KERNELS[SOFTMAX.name])
 for name in VJPS:
-    KERNELS[name] = KERNELS[name]._replace(is_faster=partial(is_faster, name), prepared=partial(prepared, name))
+    KERNELS[name] = KERNELS[name]._replace(prepared=partial(prepared, name))
+KERNELS[SOFTMAX.name] = KERNELS[SOFTMAX.name]._replace(is_faster=is_faster)
 for name in linear.OPS:
     KERNELS[name] = KERNELS[name]._replace(prepared=partial(prepared_linear, name))
 for name in (LINEAR.name, COSINE.name):

@@ -138,4 +138,4 @@ def is_faster(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Any = None, **opt
     return predicted.takes_once("step", q_t.dtype.itemsize, numbers)
 
 
-KERNELS = {OP: Kernel("triton", attend, unsupported, is_faster, taken=pointwise.taken)}
+KERNELS = {OP: Kernel("triton", attend, unsupported, is_faster, taken=pointwise.taken, misplaced=pointwise.misplaced)}

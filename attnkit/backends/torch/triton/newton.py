@@ -193,8 +193,8 @@ def soft_is_faster(q: Tensor, v: Tensor, landmarks: Tensor, *rest: Tensor | None
     return is_faster(landmarks, newton_steps=options.get("newton_steps", 20))
 
 
-INVERSE = Kernel("triton", invert, unsupported, is_faster, taken=pointwise.taken)
+INVERSE = Kernel("triton", invert, unsupported, is_faster, taken=pointwise.taken, misplaced=pointwise.misplaced)
 SOFT = Kernel("triton", partial(soft.attend, inverted, Gaussian.of), soft_unsupported, soft_is_faster)
-SOFT = SOFT._replace(taken=pointwise.taken)
+SOFT = SOFT._replace(taken=pointwise.taken, misplaced=pointwise.misplaced)
 KERNELS = with_gradients(lowrank_newton.newton_inverse, INVERSE, pull)
 KERNELS |= with_gradients(soft.soft_attention, SOFT, partial(soft.pull, inverted, Gaussian.of))

@@ -83,8 +83,8 @@ def major(q: Tensor) -> int | None:
 
 def unsupported_device(q: Tensor) -> str | None:
     """Why Triton kernels do not run on a tensor."""
-    if q.device.type != "cuda":
-        return f"Triton kernels run on CUDA; the tensors are on {q.device.type}"
+    if (kind := q.device.type) != "cuda":
+        return f"Triton kernels run on CUDA; the tensors are on {kind}"
     if TRITON is None or TRITON < OLDEST:
         return f"needs triton {'.'.join(map(str, OLDEST))} or later"
     if torch.version.hip is not None:
@@ -94,6 +94,11 @@ def unsupported_device(q: Tensor) -> str | None:
     if q.dtype == torch.float64:
         return "float64 is served by the generic implementation"
     return None
+
+
+def misplaced(q: Tensor) -> str | None:
+    """The same, looked up in every call: Triton's interpreter runs on CPUs where it is replaced."""
+    return unsupported_device(q)
 
 
 def _refused(activation: str) -> str | None:
@@ -114,8 +119,8 @@ def unsupported_options(*, activation: str = "relu", **options: Any) -> str | No
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
     """Why Triton does not support a call."""
-    if unsupported_device(q):
-        return unsupported_device(q)
+    if (reason := unsupported_device(q)) is not None:
+        return reason
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
         return f"head sizes beyond {WIDEST} are served by the generic implementation"
     if any(x is None for x in rest):
@@ -151,7 +156,7 @@ def taken(q: Tensor) -> None:
 
 def kernel(kind: str | None, call: Callable[..., Any], unsupported: Callable[..., str | None]) -> Kernel:
     """A row of the table of kernels that `auto` takes by prediction."""
-    return Kernel("triton", call, unsupported, partial(is_faster, kind), taken=taken)
+    return Kernel("triton", call, unsupported, partial(is_faster, kind), taken=taken, misplaced=misplaced)
 
 
 def prepared(own: Arguments, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -186,7 +191,7 @@ KERNELS |= with_gradients(gaussian_attention, kernel("gaussian", attend_to_dista
 for name, own in ((pointwise_attention.__name__, {}), (gaussian_attention.__name__, GAUSSIAN)):
     KERNELS[name] = KERNELS[name]._replace(prepared=partial(prepared, own))
 ATOMIC = {
-    op: Kernel("triton_atomic", partial(row.call, atomic=True), unsupported_atomic, only_by_name)
+    op: Kernel("triton_atomic", partial(row.call, atomic=True), unsupported_atomic, only_by_name, misplaced=misplaced)
     for op, row in KERNELS.items()
 }
 KERNELS |= rela.kernels(kernel(None, attend, unsupported), pull)
