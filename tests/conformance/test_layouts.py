@@ -97,6 +97,13 @@ def test_memory_is_sent_with_its_layout(layout: str) -> None:
     assert not np.shares_memory(x, y)
 
 
+@pytest.mark.parametrize("axis", range(3))
+def test_memory_without_elements_is_sent(axis: int) -> None:
+    """Strides of JAX's arrays without elements are those of arrays with some."""
+    x = np.ones((4, 3, 2))[tuple(slice(0) if n == axis else slice(None) for n in range(3))]
+    assert memory_of(x).array().shape == x.shape
+
+
 def plain_case(**levels: str) -> Case:
     """A plain call with some other levels."""
     row = {**rows.grammar(BY_NAME[OP]).plain, **levels}

@@ -31,7 +31,7 @@ class Memory(NamedTuple):
 
 def memory_of(x: Array) -> Memory:
     """A copy of the memory of an array."""
-    ends = [(n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True)]
+    ends = [(n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True)] if x.size else []
     start = -sum(end for end in ends if end < 0)
     size = start + sum(end for end in ends if end > 0) + x.itemsize if x.size else 0
     first = x.__array_interface__["data"][0] - start
