@@ -148,9 +148,9 @@ def float_array(op: str, name: str, x: Any) -> None:
 
 
 def fits(own: Shape, shape: Shape) -> bool:
-    """Whether a shape broadcasts to another without enlarging it."""
+    """Whether a shape broadcasts to another without enlarging it. torch.compile finds no symbol `in` a tuple."""
     own_axes = shape[len(shape) - len(own) :]
-    return len(own) <= len(shape) and all(a in (1, b) for a, b in zip(own, own_axes, strict=True))
+    return len(own) <= len(shape) and all(a == 1 or a == b for a, b in zip(own, own_axes, strict=True))
 
 
 def boolean_array(op: str, name: str, x: Any, like_name: str, like: Array, shape: Shape, axes: str) -> None:

@@ -73,6 +73,18 @@ def test_one_compiled_graph_serves_all_shapes():
     assert len(graphs) == 1
 
 
+def test_options_of_constant_sizes_beside_symbols():
+    """Their axes are compared with numbers that the compiler does not know."""
+
+    def run(q, k, v):
+        mask, tokens = torch.ones(5, 5, dtype=torch.bool).tril(), torch.ones(4, 5, dtype=torch.bool)
+        masked = attnkit.softmax_attention(q, k, v, mask=mask, query_mask=tokens)
+        return masked + attnkit.performer_attention(q, k, v, torch.ones(4, 3, 8), mask=tokens[:, None])
+
+    arrays = [torch.randn(2, 4, 5, 8) for _ in range(3)]
+    close(torch.compile(run, fullgraph=True, dynamic=True, backend="eager")(*arrays), run(*arrays))
+
+
 def test_torch_compile_of_statistics_and_regulariser():
     def loss(q, k):
         return attnkit.attention_regulariser(attnkit.row_statistics("reluformer_attention", q, k, causal=True))[0]

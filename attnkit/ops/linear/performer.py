@@ -83,7 +83,7 @@ def rule(op: str, projection: Array, *, kernel: str = "softmax", eps: float = 1e
 
     def of_queries(xp: Namespace, x: Array) -> Features:
         omega, heads = cast(xp, projection, x.dtype), x.shape[-3] if x.ndim > 2 else 1
-        if omega.ndim > 2 and heads != 1 and omega.shape[-3] not in (1, heads):
+        if omega.ndim > 2 and heads != 1 and omega.shape[-3] != 1 and omega.shape[-3] != heads:
             lead, (shared, *own) = omega.shape[:-3], omega.shape[-3:]
             wide = xp.broadcast_to(omega[..., None, :, :], (*lead, shared, heads // shared, *own))
             omega = xp.reshape(wide, (*lead, heads, *own))

@@ -122,7 +122,7 @@ def one_head(op: str, mask: Array | None, key_lengths: Any, heads: int) -> None:
     if check.is_array(key_lengths):
         shapes.append(tuple(key_lengths.shape))
     for shape in shapes:
-        if shape and shape[-1] not in (1, heads):
+        if shape and shape[-1] != 1 and shape[-1] != heads:
             raise ValueError(
                 f"{op}: mask and key_lengths must not have {shape[-1]} heads with a state and enable_gqa: the query "
                 "heads of a group share their state"
