@@ -71,7 +71,7 @@ conformance: library
 	@mkdir -p $(OUT)
 	ATTNKIT_GOLDENS=$${ATTNKIT_GOLDENS-$(OUT)/goldens} $(BIN)/python -m attnkit_conformance run --profile full --workers $(WORKERS) --html $(OUT)/conformance-full.html --json $(OUT)/conformance-full.json
 	$(BIN)/python $(DRAWN) 60
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m referee tests/conformance
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m referee
 
 # Kernels of GPUs beside the generic bodies, without a GPU: interpreted, or emulated thread by thread.
 emulated: install

@@ -44,6 +44,7 @@ def tool(name: str) -> str:
     return found
 
 
+@pytest.mark.referee
 def test_every_op_is_there_with_its_options_and_null_rows_in_20_megabytes(folder: Path) -> None:
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 20_000_000
     cases = exchange.read_manifest(folder)["cases"]

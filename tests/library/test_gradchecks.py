@@ -113,6 +113,7 @@ def test_kernels_in_torch(case: Case, impl: str) -> None:
         gradgradcheck(function, leaves, fast_mode=True)
 
 
+@pytest.mark.referee
 @pytest.mark.parametrize("case", named(*IN_JAX))
 def test_generic_body_in_jax(case: Case) -> None:
     with jax.enable_x64(True):

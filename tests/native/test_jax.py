@@ -212,7 +212,7 @@ def test_statistics_mapped(axes):
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if kind == "signed" else pytest.param(kind, marks=pytest.mark.emulated) for kind in STATISTICS]
+    "kind", [kind if kind == "signed" else pytest.param(kind, marks=pytest.mark.referee) for kind in STATISTICS]
 )
 def test_statistics_differentiated_twice(kind):
     def second(impl):

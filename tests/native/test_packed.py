@@ -205,7 +205,7 @@ def test_any_number_of_threads_gives_the_same_bits(kind):
 @pytest.mark.parametrize(
     ("name", "in_arrays"),
     [("softmax", False), ("linear", False)]
-    + [pytest.param(name, True, marks=() if name in FEW else pytest.mark.emulated) for name in CASES],
+    + [pytest.param(name, True, marks=() if name in FEW else pytest.mark.referee) for name in CASES],
 )
 def test_jax_under_jit_and_vmap(name, in_arrays):
     jax = pytest.importorskip("jax")
