@@ -42,9 +42,10 @@ def by_segments(q: Any, k: Any, v: Any, sizes: list[int], steps: int, divisor: f
 def test_magnitudes_of_weights_of_several_products_cover_them(covers: Any, op: str, options: Any) -> None:
     q, k = normal(3, (2, 17, 4), (2, 17, 4))
     weights = getattr(reference, f"{op}_attention_weights")(q, k, **options)
-    found = getattr(reference, f"{op}_attention_weights_magnitudes")(q, k, **options)["w"]
-    covers(found, weights)
-    assert np.any(found > 2 * np.abs(weights))
+    found = getattr(reference, f"{op}_attention_weights_magnitudes")(q, k, **options)
+    covers(found["w"], weights)
+    covers(found["w_before"], found["w"])
+    assert np.any(found["w_before"] > 2 * np.abs(weights))
 
 
 @pytest.mark.parametrize(("n", "sizes"), [(7, [2, 2, 3]), (8, [2, 3, 3]), (9, [3, 3, 3]), (4, [1, 1, 2])])

@@ -133,14 +133,17 @@ def limits_of(op: Op, case: Case) -> Callable[[str, np.ndarray, np.ndarray, str]
 
     def limit(name: str, x: np.ndarray, near: np.ndarray, dtype: str) -> Limit:
         own = summands.get(name, np.zeros(()))
-        noise = near + np.maximum(before.get(name, own) - own, 0.0)
+        earlier = summands.get(f"{name}_before", before.get(name, own))
+        noise = near + np.maximum(earlier - own, 0.0)
         return tolerance.limit(x, dtype, own, noise, twice.get(name, growth))
 
     return limit
 
 
 def magnitudes(op: Op, case: Case) -> Mapping[str, np.ndarray]:
-    """D's mag by output and gradient: the summands of last contractions in absolute value."""
+    """D's mag by output and gradient: the summands of last contractions in absolute value. NAME_before has those of the
+    contraction before it, where both may cancel.
+    """
     if not has(f"{op.name}_magnitudes"):
         return {}
     return op.binding.backward(attnkit_reference, op, case.arrays, case.params, case.cotangents, "_magnitudes")

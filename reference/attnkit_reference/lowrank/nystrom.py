@@ -170,10 +170,9 @@ def _exact_rows(a: Nystrom) -> Rows:
     return softmax_rows(op, *arrays, mask=a.options["visible"], scale=a.sc.scale)
 
 
-def _nystrom_weights(a: Nystrom, absolute: bool = False) -> Array:
-    """(K1 Z) K3, or w for items with exact softmax; or with products of absolute values: both may cancel."""
-    size = np.abs if absolute else np.asarray
-    return np.where(a.exact, _exact_rows(a).w, a.k1 @ size(a.inverses[-1]) @ a.k3)
+def _nystrom_weights(a: Nystrom) -> Array:
+    """(K1 Z) K3, or w for items with exact softmax."""
+    return np.where(a.exact, _exact_rows(a).w, a.k1 @ a.inverses[-1] @ a.k3)
 
 
 def _nystrom_output(a: Nystrom, absolute: bool = False) -> Array:
@@ -252,8 +251,11 @@ nystrom_attention_weights = derived_weights(
 
 @keywords_of(_nystrom)
 def nystrom_attention_weights_magnitudes(q: Array, k: Array, **params: Any) -> dict[str, Array]:
-    """What rounding errors of the weights are measured against: (K1 |Z|) K3."""
-    return {"w": _nystrom_weights(_nystrom("nystrom_attention_weights", q, k, None, **params), absolute=True)}
+    """What rounding errors of the weights are measured against: |K1 Z| K3, and (K1 |Z|) K3 before it."""
+    a = _nystrom("nystrom_attention_weights", q, k, None, **params)
+    z = a.inverses[-1]
+    sizes = {"w": np.abs(a.k1 @ z) @ a.k3, "w_before": a.k1 @ np.abs(z) @ a.k3}
+    return {name: np.where(a.exact, _exact_rows(a).w, size) for name, size in sizes.items()}
 
 
 nystrom_attention_vjp, nystrom_attention_magnitudes = derived_gradients(

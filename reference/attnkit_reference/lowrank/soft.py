@@ -159,10 +159,8 @@ def _pull(s: Soft, do: Array, absolute: bool = False) -> dict[str, Array]:
     return {"o": pt @ np.abs(y), **grads} if absolute else grads
 
 
-def _weights(s: Soft, absolute: bool = False) -> Array:
-    """P^T (X P), or products of absolute values: both may cancel."""
-    size = np.abs if absolute else np.asarray
-    return transposed(s.p) @ (size(s.x) @ s.p)
+def _weights(s: Soft) -> Array:
+    return transposed(s.p) @ (s.x @ s.p)
 
 
 @keywords_of(_soft)
@@ -193,8 +191,9 @@ soft_attention_weights = derived_weights(
 
 @keywords_of(_soft)
 def soft_attention_weights_magnitudes(q: Array, landmarks: Array, **params: Any) -> dict[str, Array]:
-    """What rounding errors of the weights are measured against: P^T |X| P."""
-    return {"w": _weights(_soft("soft_attention_weights", q, None, landmarks, **params), absolute=True)}
+    """What rounding errors of the weights are measured against: P^T |X P|, and P^T |X| P before it."""
+    s = _soft("soft_attention_weights", q, None, landmarks, **params)
+    return {"w": transposed(s.p) @ np.abs(s.x @ s.p), "w_before": transposed(s.p) @ np.abs(s.x) @ s.p}
 
 
 soft_attention_vjp, soft_attention_magnitudes = derived_gradients(
