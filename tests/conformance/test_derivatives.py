@@ -18,6 +18,7 @@ from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME, OPDB
+from attnkit_conformance.scenes import rows
 from attnkit_conformance.search import smallest
 
 OP = "softmax_attention"
@@ -299,3 +300,24 @@ def test_a_declaration_that_cannot_be_kept_is_refused(changes: dict[str, Any], t
 def test_planned_verdicts_are_those_that_come() -> None:
     adapter, kinds = Generic(), f"{OP}/ and (jvp. or hvp. or vmap_grad.)"
     assert judge.planned([adapter], "quick", kinds, adapter.dtypes) == len(verdicts(adapter, kinds=kinds))
+
+
+@pytest.mark.parametrize("kind", DERIVATIVES)
+@pytest.mark.parametrize(
+    "levels",
+    [
+        {
+            "layout": "expanded_first",
+            "laid": "k",
+            "values": "integers",
+        },  # moved off kinks, where they are equal no longer
+        {"layout": "overlapping", "laid": "arguments"},
+    ],
+    ids=lambda levels: levels["layout"],
+)
+def test_arrays_whose_entries_share_a_place(levels: Mapping[str, str], kind: str) -> None:
+    op = BY_NAME["sparsemax_attention"]
+    (sample,) = rows.samples_of(op, "pair.", [{**rows.grammar(op).plain, "dtype": "float64", **levels}])
+    (adapter,) = selection.find(["torch-generic"])
+    problem = derivatives.problem_of(sample)
+    assert derivatives.check(adapter, problem, kind, sample.id).status == "pass"

@@ -14,6 +14,7 @@ import numpy as np
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, generator
 from attnkit_conformance.model.golden import KEPT, Content, golden
+from attnkit_conformance.model.layout import TIED
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.probe import AT_ENDS, EXACT, explicit, may_be_on_kinks
 from attnkit_conformance.model.store import kept
@@ -119,10 +120,13 @@ class Problem:
 
 
 def off_kinks(case: Case) -> Case:
-    """The case, moved if its scores are exact: then kinks, thresholds and ties are among them."""
+    """The case, moved if its scores are exact: then kinks, thresholds and ties are among them. Entries that shared a
+    place in memory are no longer equal.
+    """
     if not may_be_on_kinks(BY_NAME[case.op], case):
         return case
-    return replace(Problem(case).moved(AWAY), tags=case.tags - EXACT)
+    apart = {name: layout for name, layout in case.layouts.items() if layout not in TIED}
+    return replace(Problem(case).moved(AWAY), tags=case.tags - EXACT, layouts=apart)
 
 
 @lru_cache(maxsize=KEPT)

@@ -11,8 +11,11 @@ Function = Callable[[Tensors], Tensors]
 
 
 def jvp(function: Function, arrays: Tensors, tangents: Tensors) -> Tensors:
-    """The tangents of the outputs, by torch.func.jvp."""
-    answer: Tensors = torch.func.jvp(function, ({name: arrays[name] for name in tangents},), (dict(tangents),))[1]
+    """The tangents of the outputs, by torch.func.jvp, which lays tangents out like arrays: entries that share a place
+    would share their tangent.
+    """
+    apart = {name: arrays[name].clone() for name in tangents}
+    answer: Tensors = torch.func.jvp(function, (apart,), (dict(tangents),))[1]
     return answer
 
 
