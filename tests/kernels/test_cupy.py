@@ -133,7 +133,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "Gpu", lambda: Machine(library, behind=True, descending=False))
     monkeypatch.setattr(cuda, "unsupported_device", lambda x: None)
     monkeypatch.setattr(cuda, "address", lambda x: x.ctypes.data)
-    monkeypatch.setattr(check, "peculiar", lambda x: None)  # else no subclass of NumPy's arrays is taken
+    monkeypatch.setattr(check, "peculiar", lambda *x: None)  # else no subclass of NumPy's arrays is taken
     monkeypatch.setattr(dispatch, "kernels", lambda op, x: cupy_kernels.get(op, ()))
 
 
