@@ -210,7 +210,8 @@ def kernels(of: Kernel) -> dict[str, Kernel]:
     weigh = Attention.by(softmax_attention, softmax_attention_vjp, of.name)
 
     def unsupported(q: Array, k: Array, v: Array, *rest: Array, enable_gqa: bool = False, **options: Any) -> str | None:
-        return of.unsupported(q, k, v, enable_gqa=enable_gqa)
+        drop = {name: x for name, x in options.items() if name == "dropout_mask" and x is not None}
+        return of.unsupported(q, k, v, enable_gqa=enable_gqa, **drop)
 
     kernel = Kernel(of.name, partial(attend, weigh), unsupported)
     return with_gradients(linformer_attention, kernel, partial(pull, weigh))
