@@ -12,7 +12,7 @@ import attnkit
 from attnkit import landmarks
 from attnkit.ops.lowrank.products import gaussian
 
-from .arrays import close, normal, qkv, to_numpy
+from .arrays import assert_agrees, close, normal, qkv, to_numpy
 
 Q, K, V = qkv(6, 6)
 MARKS = Q[..., :3, :]
@@ -161,7 +161,7 @@ def test_second_derivatives_of_an_unrolled_inverse_are_the_same_under_jit():
 
         with jax.disable_jit():
             expected = derivative(x)
-        np.testing.assert_allclose(jax.jit(derivative)(x), expected, rtol=1e-12, atol=1e-13)
+        assert_agrees(jax.jit(derivative)(x), expected)
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name != "nystrom_attention-batch"])
