@@ -251,7 +251,8 @@ def real(xp: Namespace, size: Any, dtype: Any) -> Any:
 
 def inverse_root(xp: Namespace, size: Any, dtype: Any) -> Any:
     """1/√size, a number or the array of a symbol."""
-    return 1.0 / xp.sqrt(xp.astype(xp.asarray(size), dtype)) if is_symbol(size) else 1.0 / math.sqrt(size)
+    known = isinstance(size, int) or not is_symbol(size)
+    return 1.0 / math.sqrt(size) if known else 1.0 / xp.sqrt(xp.astype(xp.asarray(size), dtype))
 
 
 def refusing_symbols(op: str, arrays: tuple[Any, ...]) -> Any:

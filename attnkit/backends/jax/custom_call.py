@@ -81,14 +81,14 @@ def _results(*arrays: Any, call: Call) -> list[Any]:
     if any(transforms.varying(x) != transforms.varying(like) for x in arrays):
         raise TypeError(f"{call.op}: arguments vary along different axes of a mesh")
     outputs, by_name = prepared(call, arrays).outputs, dict(zip(call.names, arrays, strict=True))
-    specs = partition.explicit(call, arrays, [shape for shape, _ in outputs])
+    specs = partition.explicit(call, arrays, [x.shape for x in outputs])
     return [
         by_name[name[1:]].update(weak_type=False)
         if name[1:] in by_name and call.backward
         else like.update(
             shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=NamedSharding(like.sharding.mesh, spec)
         )
-        for name, (shape, dtype), spec in zip(call.outputs, outputs, specs, strict=True)
+        for name, (shape, _, dtype), spec in zip(call.outputs, outputs, specs, strict=True)
     ]
 
 
@@ -98,7 +98,7 @@ def _results(*arrays: Any, call: Call) -> list[Any]:
 def foreign(call: Call, *arrays: Array) -> list[Array]:
     """The custom call of XLA."""
     plan = prepared(call, arrays)
-    results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in plan.outputs]
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in plan.outputs]
     outputs = jax.ffi.ffi_call(TARGET, results, vmap_method="sequential")(
         *arrays,
         places=np.array(plan.places, np.int64),

@@ -78,6 +78,14 @@ class Operand(NamedTuple):
     dtype: Any
 
 
+class Allocated(NamedTuple):
+    """Memory for an output: strides in elements."""
+
+    shape: Shape
+    strides: Shape
+    dtype: str
+
+
 class Prepared(NamedTuple):
     """A plan at its address, the places of the pointers of a call, and what is to be allocated for it."""
 
@@ -88,7 +96,7 @@ class Prepared(NamedTuple):
     extents: tuple[int, ...]  # bytes of the operands
     pack: Callable[..., bytes]  # pointers as the library takes them
     run: Callable[[bytes, int], int]  # with pointers and a number of threads
-    outputs: tuple[tuple[Shape, str], ...]  # shapes and dtypes
+    outputs: tuple[Allocated, ...]
     reason: str | None  # why the library does not serve it
 
 
@@ -148,7 +156,7 @@ class _Common(NamedTuple):
     keep: list[int]  # axes that are not of size 1
     plan: abi.Plan  # without the number of keys, and without what follows from it
     limits: Callable[..., kernels_plan.Limits]  # (keys, key_lengths=...)
-    outputs: tuple[tuple[Shape, str], ...]  # of a forward pass
+    outputs: tuple[Allocated, ...]  # of a forward pass
     places: tuple[int, ...]
     extents: tuple[int | None, ...]  # None for `OF_KEYS`
     pack: Callable[..., bytes]
@@ -222,10 +230,10 @@ def saved(op: str, dtype: Any) -> tuple[str, ...]:
 
 
 def contiguous(shape: Shape) -> Shape:
-    """Strides in elements."""
+    """Strides in elements, as torch has them where there are none."""
     strides, size = [0] * len(shape), 1
     for axis in range(len(shape) - 1, -1, -1):
-        strides[axis], size = size, size * shape[axis]
+        strides[axis], size = size, size * max(shape[axis], 1)
     return tuple(strides)
 
 
@@ -349,8 +357,8 @@ def _common(
     return _Common(name, packed, axes, keep, plan, limits, allocated, places, extents, pack, pack(*places), reason)
 
 
-def _allocated(results: Iterable[Operand]) -> tuple[tuple[Shape, str], ...]:
-    return tuple([(operand.shape, operand.dtype) for operand in results])
+def _allocated(results: Iterable[Operand]) -> tuple[Allocated, ...]:
+    return tuple([Allocated(*operand[1:]) for operand in results])
 
 
 def _without_keys(operand: Operand) -> tuple[str, Any, None, Any]:
@@ -422,7 +430,7 @@ def run(prepared: Prepared, pointers: Sequence[int], threads: int) -> None:
 
 def _poison(prepared: Prepared, pointers: Sequence[int]) -> None:
     """Fill the outputs as they were allocated, whatever the plan says of them."""
-    for pointer, (shape, dtype) in zip(pointers[-len(prepared.outputs) :], prepared.outputs, strict=True):
+    for pointer, (shape, _, dtype) in zip(pointers[-len(prepared.outputs) :], prepared.outputs, strict=True):
         ctypes.memset(pointer, 0xFF, math.prod(shape) * abi.SIZES[dtype])
 
 

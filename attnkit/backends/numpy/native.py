@@ -37,7 +37,7 @@ def serve(op: str, backward: bool, arguments: dict[str, Any], outputs: tuple[str
         if name in arrays:
             arrays[name] = np.ascontiguousarray(arrays[name])
     plan = lower.prepare(op, backward, _operands(arrays), plain, outputs)
-    results = [np.empty(shape, dtype) for shape, dtype in plan.outputs]
+    results = [np.empty(x.shape, x.dtype) for x in plan.outputs]
     lower.run(plan, [address(x) for x in (*arrays.values(), *results)], lower.threads_of_environment())
     return results
 
@@ -70,7 +70,7 @@ def _again(op: str, arguments: dict[str, Any]) -> Callable[..., Array]:
     """A callable that gives o of an op for arguments like these, whether by position or by name."""
     named, plain = lower.split(arguments, is_array)
     plan = lower.prepare(op, False, _operands(named), plain, ("o",))
-    ((shape, dtype),) = plan.outputs
+    ((shape, _, dtype),) = plan.outputs
     order, of_o = tuple(named), np.dtype(dtype)
     threads = lower.threads_of_environment()
 
