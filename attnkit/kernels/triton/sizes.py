@@ -47,7 +47,7 @@ POINTWISE = {
     ("backward_queries", 32, 64): (Tile(64, 16, 4, 1), Tile(64, 32, 4, 1)),
     ("backward_queries", 32, 128): (Tile(32, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("backward_queries", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
-    ("backward_keys", 16, 64): (Tile(32, 128, 8, 2), Tile(64, 128, 8, 2)),
+    ("backward_keys", 16, 64): (Tile(32, 128, 8, 2), Tile(64, 64, 4, 2)),
     ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(32, 128, 8, 2)),
     ("backward_keys", 16, 256): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
     ("backward_keys", 32, 64): (Tile(16, 64, 4, 1), Tile(16, 64, 4, 1)),

@@ -174,14 +174,18 @@ def _operand(q: Tensor, c: Call, statistics: bool) -> torch.dtype:
     return torch.float32 if statistics and c.distances else q.dtype
 
 
+EXACT = ("rows", "backward_bias")
+"""The kernels that round neither weights nor gradients of scores to the type of the inputs before they sum them."""
+
+
 def constants_of(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: str) -> dict[str, Any]:
     """Compile-time arguments of a kernel: the named ones of the functions H and DH, widths, precision, and the tile."""
     from attnkit.kernels.triton import activations, sizes
     from attnkit.kernels.triton.sizes import padded, with_pairs
 
     a = c.plan.layout
-    rounded = kernel == "forward" and q.dtype.itemsize < 4 and not statistics
-    both = dict(zip(("H", "DH"), activations.functions(c.activation, rounded), strict=True))
+    rounded = kernel not in EXACT and q.dtype.itemsize < 4 and not statistics
+    both = dict(zip(("H", "DH"), activations.functions(c.activation, rounded, "DH" in functions), strict=True))
     constants = {name: both[name] for name in functions}
     constants |= {"LOG_LENGTH": c.plan.numbers.log_length, "d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e)}
     dtype = _operand(q, c, statistics)
@@ -192,7 +196,8 @@ def constants_of(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: 
     pieces = is_in_pieces(c.activation)
     forms = activations.forms(c.activation, pieces, q.dtype.itemsize < 4, statistics, lean, open_rows)
     forms = ("sequences",) * (c.edges_q is not None) + forms
-    tile = sizes.pointwise(kernel, dtype.itemsize * 8, a.d, a.e, capability(q.device), *forms)
+    table = "backward_queries" if kernel == "backward_bias" else kernel
+    tile = sizes.pointwise(table, dtype.itemsize * 8, a.d, a.e, capability(q.device), *forms)
     return constants | with_pairs(tile, bytes_of_pairs(c))._asdict()
 
 
@@ -358,7 +363,7 @@ def backward_launches(
         arguments = (*inputs("k"), dk, dv, dq if together else None, *shared("k"), a.keys, a.kv_heads, a.groups)
         launches.append(Launch(kernels.backward_keys, programs, arguments, constants))
     if "bias" in grads:
-        constants = constants_of("backward_queries", q, c, statistics, "H", "DH")
+        constants = constants_of("backward_bias", q, c, statistics, "H", "DH")
         dbias = grads["bias"]
         items, heads = dbias.shape[:2]
         tiles = blocks_of(a.queries, constants["ROWS"]) * blocks_of(a.keys, constants["KEYS"])
