@@ -53,6 +53,7 @@ POINTWISE = {
     ("backward_keys", 32, 64): (Tile(16, 64, 4, 1), Tile(16, 64, 4, 1)),
     ("backward_keys", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 64, 4, 1)),
     ("backward_keys", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    ("backward_whole", 16, 64): (Tile(32, 64, 4, 1), Tile(32, 64, 4, 1)),
     ("backward_together", 16, 64): (Tile(32, 64, 8, 2), Tile(32, 128, 8, 2)),
     ("backward_together", 16, 128): (Tile(32, 64, 8, 2), Tile(32, 32, 8, 1)),
     ("backward_together", 16, 256): (Tile(16, 32, 8, 1), Tile(16, 32, 8, 1)),
