@@ -33,7 +33,9 @@ class Workload(NamedTuple):
 
     def units(self, made: Launch) -> float:
         sizes = made.constants
-        return sizes["ROWS"] * sizes["KEYS"] / PAIRS if self.unit == "pairs" else sizes["CHUNK"] / TOKENS
+        if self.unit == "tokens":
+            return sizes["CHUNK"] / TOKENS
+        return sizes["ROWS"] * sizes.get("PARTS", 1) * sizes["KEYS"] / PAIRS
 
 
 def inputs(dtype: torch.dtype, d: int, tokens: int, items: int) -> Tensor:
@@ -55,11 +57,11 @@ def forward(dtype: torch.dtype, d: int, **options: Any) -> Workload:
     return Workload(launches, "pairs")
 
 
-def backward(dtype: torch.dtype, d: int, **options: Any) -> Workload:
+def backward(dtype: torch.dtype, d: int, tokens: int = 1024, **options: Any) -> Workload:
     """dq, dk and dv of point-wise attention."""
 
     def launches(items: int) -> list[Launch]:
-        q = inputs(dtype, d, 1024, items)
+        q = inputs(dtype, d, tokens, items)
         grads = gradients_of(q=q, k=q, v=q)
         return launch.backward_launches(q, q, q, q, grads, launch.call_of(q, q, q, **options))
 
@@ -203,6 +205,10 @@ WORKLOADS: dict[str, Workload] = {
     "relu, gradients, float32": backward(F32, 64),
     "sigmoid, gradients": backward(BF16, 64, activation="sigmoid"),
     "gelu, gradients": backward(BF16, 64, activation="gelu"),
+    "relu, gradients, 256 tokens": backward(BF16, 64, tokens=256),
+    "relu, gradients, 256 tokens, causal": backward(BF16, 64, tokens=256, causal=True),
+    "sigmoid, gradients, 256 tokens": backward(BF16, 64, tokens=256, activation="sigmoid"),
+    "gelu, gradients, 256 tokens": backward(BF16, 64, tokens=256, activation="gelu"),
     "gaussian, gradients": backward(BF16, 64, **GAUSSIAN),
     "softmax, gradients": normalised_backward(BF16, 64, softmax_attention),
     "entmax, gradients": normalised_backward(BF16, 64, entmax_attention, alpha=1.5),

@@ -21,6 +21,7 @@ from attnkit.kernels.triton import (
     rows_statistics,
     statistics,
     tiles,
+    whole_head,
 )
 from attnkit_conformance.adapters.triton_interpreted import Interpreted, Split
 
@@ -28,7 +29,7 @@ MODULES = {
     module.__name__.rpartition(".")[2]: module
     for module in (
         decoding, distances, linear, linear_features, linear_step, linear_tokens, newton, pointwise, rows,
-        rows_gradients, rows_statistics, statistics, tiles,
+        rows_gradients, rows_statistics, statistics, tiles, whole_head,
     )
 }  # fmt: skip
 
@@ -130,6 +131,24 @@ def no_means(products, total, dlse, gain, at, i, queries):
 @triton.jit
 def unmasked_scores(products, bias, numbers, at, i0, i, j0, j, inside):
     return products * numbers[0]
+
+
+# ---------------------------------------------------------------------------------------------- whole heads
+
+
+@triton.jit
+def without_the_last_key(j, queries, keys, left, right):
+    return j < keys - 1
+
+
+@triton.jit
+def one_key_later(mask, left, hi, item, head, i0, i, j0, j):
+    return tiles.visible_pairs(mask, left, hi + 1, item, head, i0, i, j0, j)
+
+
+@triton.jit
+def of_the_last_keys(total, ds, k_tile):
+    return tl.dot(tl.trans(k_tile), ds)
 
 
 # ---------------------------------------------------------------------------------------------- keys in parts

@@ -36,6 +36,12 @@ WILD = {"bound", "nonfinite"}
             "pair.heads=grouped,batch=none,values=large", {"bound"},
         ),
         (WRONG, "pointwise.whole_tokens", "near_tokens", "gaussian_attention", "float16", "causal-padded", {"bound"}),
+        (WRONG, "whole_head.seen_keys", "without_the_last_key", "pointwise_attention", "bfloat16", "cross", {"bound"}),
+        (
+            WRONG, "whole_head.visible_pairs", "one_key_later", "pointwise_attention", "bfloat16", "64x100-causal",
+            {"bound"},
+        ),
+        (WRONG, "whole_head.gathered", "of_the_last_keys", "pointwise_attention", "bfloat16", "cross", {"bound"}),
         (WRONG, "statistics.logarithm", "no_logarithm", STATISTICS, "float32", "cross.pointwise_attention", {"bound"}),
         (
             WRONG, "pointwise.with_statistics", "output_alone", STATISTICS, "float32", "cross.pointwise_attention",

@@ -217,9 +217,9 @@ OF_DISTANCES = {"exp": (exponential, exponential)}
 """The same with distances instead of products: Gaussian attention. No score function of products has these names."""
 
 # ---------------------------------------------------------------------------------------------- for half types
-# Weights that are rounded to float16 or bfloat16 are computed to 2^-12 at least, tails included. Most functions take
-# s·log2(e), which costs nothing where scores are scaled. A reciprocal shared by four numbers of a row carries NaN from
-# one to the others.
+# Weights and gradients of scores that are rounded to float16 or bfloat16 are computed to 2^-12 at least, tails included.
+# Most functions take s·log2(e), which costs nothing where scores are scaled. h and dh have their exponential in common,
+# which the compiler computes once. A reciprocal shared by four numbers of a row carries NaN from one to the others.
 
 
 @triton.jit
@@ -229,10 +229,17 @@ def bounded_exp2(y):
 
 
 @triton.jit
-def half_sigmoid(y):
+def bounded_sigmoid(y):
     """u/(1 + u) with u = 2^y."""
     u = bounded_exp2(y)
     return u * shared_reciprocal(1.0 + u)
+
+
+@triton.jit
+def half_sigmoid(y):
+    """1/(1 + u), or u/(1 + u) below 0, with u = 2^-|y|, which its slope needs for the tail on the other side."""
+    u = tl.exp2(-tl.abs(y))
+    return tl.where(y < 0.0, u, 1.0) * shared_reciprocal(1.0 + u)
 
 
 @triton.jit
@@ -246,7 +253,7 @@ def half_d_sigmoid(y):
 @triton.jit
 def half_silu(y):
     """s·u/(1 + u)."""
-    return y * LN_2 * half_sigmoid(y)
+    return y * LN_2 * bounded_sigmoid(y)
 
 
 @triton.jit
@@ -311,7 +318,7 @@ def half_d_gelu(s):
 @triton.jit
 def half_gelu_tanh(s):
     """s·σ(2t)."""
-    return s * half_sigmoid(doubled(s) * LOG2_E)
+    return s * bounded_sigmoid(doubled(s) * LOG2_E)
 
 
 @triton.jit
@@ -334,6 +341,8 @@ HALF_ACTIVATIONS = BINARY | {
     "gelu_tanh": (half_gelu_tanh, half_d_gelu_tanh),
 }
 """For weights that are rounded to half types; those of BINARY take s·log2(e). The others are exact as they are."""
+WITHOUT_SLOPE = {"sigmoid": bounded_sigmoid}
+"""h where no slope is computed beside it, if that is cheaper."""
 
 SHARING = ("sigmoid", "silu", "gelu_tanh")
 """Those that share reciprocals in half types."""
@@ -347,7 +356,7 @@ def forms(activation: str, pieces: bool, half: bool, statistics: bool, lean: boo
     return names + ("lean sharing" if sharing else "lean", *("lean pieces",) * (open_rows and pieces)) * lean
 
 
-OF_BINARY = frozenset(h.fn.__name__ for pair in BINARY.values() for h in pair)
+OF_BINARY = frozenset(h.fn.__name__ for pair in (*BINARY.values(), (*WITHOUT_SLOPE.values(),)) for h in pair)
 
 
 @triton.constexpr_function
@@ -356,7 +365,9 @@ def unit_of(h):
     return LOG2_E.value if h.fn.__name__ in OF_BINARY else 1.0
 
 
-def functions(activation, rounded):
-    """h and dh; `rounded`: for weights that are rounded to half types and summed over keys or queries."""
+def functions(activation, rounded, slope=True):
+    """h and dh; `rounded`: for weights and gradients of scores that are rounded to half types and summed over keys or
+    queries; without `slope`, h alone is asked for."""
     exact = ACTIVATIONS | OF_DISTANCES
-    return (HALF_ACTIVATIONS if rounded else {}).get(activation, exact[activation])
+    h, dh = (HALF_ACTIVATIONS if rounded else {}).get(activation, exact[activation])
+    return (h if slope or not rounded else WITHOUT_SLOPE.get(activation, h)), dh

@@ -339,6 +339,33 @@ def backward_queries(
 
 
 @triton.jit
+def weights_and_slopes(
+    k_tile, rest, v_tile, of_keys, q_tile, do_tile, dstats, pairs, rows, own, numbers, at, heads, i0, hi, j0, inside,
+    H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, LOG_LENGTH: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """m r f_i h(x) and ds_ij/gain of a lying tile; the former is not computed unless it is used."""
+    item, head, _, _ = at
+    beside = tl.arange(0, ROWS)
+    i, j = beside[None, :], tl.arange(0, KEYS)[:, None]
+    factor, log_length = row_settings(i0 + beside, hi, own, rows, numbers, at, LOG_LENGTH)
+    products = products_of(k_tile, rest, q_tile, PRECISION)
+    x = arguments(products, numbers, log_length[None, :], of_keys, pairs[0], at, i0, i, j0, j, inside, H, EDGE)
+    du = None if do_tile is None else du_tile(v_tile, do_tile, pairs, at, i0, i, j0, j, inside, PRECISION)
+    if dstats[0] is not None:
+        drows = load_cotangents(dstats, addresses(i0 + i, item, head, heads, own[0]), i0 + i < own[0])
+        w = H(x) * scale_of_weights(factor, numbers)[None, :]
+        du = with_statistics(du, dstats, drows, w, numbers[4], j0 + j)
+    ds = DH(x) * (du * factor[None, :])
+    if EDGE:
+        ds = tl.where(inside, ds, 0.0)
+    u = after_dropout(H(x), pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside) * factor[None, :]
+    if EDGE:
+        u = tl.where(inside, u, 0.0)
+    return u, ds
+
+
+@triton.jit
 def collect(
     sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, own, numbers, at, heads, j0,
     first, stop, H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr,
@@ -352,28 +379,17 @@ def collect(
     i, j = beside[None, :], tl.arange(0, KEYS)[:, None]
     for i0 in range(first, stop, ROWS):
         hi = key_ends(i0 + beside, queries, keys, right, rows[1], item, head)
-        factor, log_length = row_settings(i0 + beside, hi, own, rows, numbers, at, LOG_LENGTH)
         seen, inside = None, j0 + j < keys
         if EDGE:
             inside = visible_pairs(pairs[1], left, hi[None, :], item, head, i0, i, j0, j)
             seen = queries_of_a_tile(inside, i0 + beside, left, hi, j0, KEYS, pairs[1] is not None)
         q_tile = load_rows(q, item, head, i0, beside, seen, d, D)
         do_tile = None if do is None else load_rows(do, item, head, i0, beside, seen, e, E)
-        products = products_of(k_tile, rest, q_tile, PRECISION)
-        x = arguments(products, numbers, log_length[None, :], of_keys, pairs[0], at, i0, i, j0, j, inside, H, EDGE)
-        du = None if do is None else du_tile(v_tile, do_tile, pairs, at, i0, i, j0, j, inside, PRECISION)
-        if dstats[0] is not None:
-            drows = load_cotangents(dstats, addresses(i0 + i, item, head, heads, queries), i0 + i < queries)
-            w = H(x) * scale_of_weights(factor, numbers)[None, :]
-            du = with_statistics(du, dstats, drows, w, numbers[4], j0 + j)
-        ds = DH(x) * (du * factor[None, :])
-        if EDGE:
-            ds = tl.where(inside, ds, 0.0)
+        u, ds = weights_and_slopes(
+            k_tile, rest, v_tile, of_keys, q_tile, do_tile, dstats, pairs, rows, own, numbers, at, heads, i0, hi, j0,
+            inside, H, DH, EDGE, LOG_LENGTH, ROWS, KEYS, PRECISION,
+        )  # fmt: skip
         if do is not None:
-            u = after_dropout(H(x), pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
-            u *= factor[None, :]
-            if EDGE:
-                u = tl.where(inside, u, 0.0)
             dv = add_product(dv, u, do_tile, PRECISION)
         dk = add_product(dk, ds, q_tile, PRECISION)
         if dq is not None:

@@ -114,7 +114,7 @@ def run(c: Call, kernel: str, inputs: Views, programs: Callable[..., int], *outp
     from attnkit.kernels.triton import activations, flat, sizes
 
     a, n = c.plan.layout, c.plan.numbers
-    h, dh = activations.functions(activation(c), c.half and kernel == "forward")
+    h, dh = activations.functions(activation(c), c.half and kernel != "backward_bias", kernel != "forward")
     lean = c.arrays["q"].dtype.name == "bfloat16" and not launch.bytes_of_pairs(c) and launch.SEED not in c.arrays
     open_rows = c.plan.limits.left is None and not {"key_lengths", "query_mask"} & {*c.arrays}
     forms = activations.forms(activation(c), is_in_pieces(activation(c)), c.half, False, lean, open_rows)

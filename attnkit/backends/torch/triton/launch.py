@@ -174,14 +174,18 @@ def _operand(q: Tensor, c: Call, statistics: bool) -> torch.dtype:
     return torch.float32 if statistics and c.distances else q.dtype
 
 
+EXACT = ("rows", "backward_bias")
+"""The kernels that round neither weights nor gradients of scores to the type of the inputs before they sum them."""
+
+
 def constants_of(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: str) -> dict[str, Any]:
     """Compile-time arguments of a kernel: the named ones of the functions H and DH, widths, precision, and the tile."""
     from attnkit.kernels.triton import activations, sizes
     from attnkit.kernels.triton.sizes import padded, with_pairs
 
     a = c.plan.layout
-    rounded = kernel == "forward" and q.dtype.itemsize < 4 and not statistics
-    both = dict(zip(("H", "DH"), activations.functions(c.activation, rounded), strict=True))
+    rounded = kernel not in EXACT and q.dtype.itemsize < 4 and not statistics
+    both = dict(zip(("H", "DH"), activations.functions(c.activation, rounded, "DH" in functions), strict=True))
     constants = {name: both[name] for name in functions}
     constants |= {"LOG_LENGTH": c.plan.numbers.log_length, "d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e)}
     dtype = _operand(q, c, statistics)
@@ -192,7 +196,8 @@ def constants_of(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: 
     pieces = is_in_pieces(c.activation)
     forms = activations.forms(c.activation, pieces, q.dtype.itemsize < 4, statistics, lean, open_rows)
     forms = ("sequences",) * (c.edges_q is not None) + forms
-    tile = sizes.pointwise(kernel, dtype.itemsize * 8, a.d, a.e, capability(q.device), *forms)
+    table = "backward_queries" if kernel == "backward_bias" else kernel
+    tile = sizes.pointwise(table, dtype.itemsize * 8, a.d, a.e, capability(q.device), *forms)
     return constants | with_pairs(tile, bytes_of_pairs(c))._asdict()
 
 
@@ -331,6 +336,8 @@ def backward_launches(
     0."""
     from attnkit.kernels.triton import pointwise as kernels
 
+    if do is not None and of_rows is None and serves_whole_heads(q, c, grads):
+        return whole_head_launches(q, k, v, do, grads, c)
     a, statistics = c.plan.layout, of_rows is not None
     together = adds_to_queries(c, grads)
     by_queries = ("q" in grads and not together) or "bias" in grads
@@ -358,7 +365,7 @@ def backward_launches(
         arguments = (*inputs("k"), dk, dv, dq if together else None, *shared("k"), a.keys, a.kv_heads, a.groups)
         launches.append(Launch(kernels.backward_keys, programs, arguments, constants))
     if "bias" in grads:
-        constants = constants_of("backward_queries", q, c, statistics, "H", "DH")
+        constants = constants_of("backward_bias", q, c, statistics, "H", "DH")
         dbias = grads["bias"]
         items, heads = dbias.shape[:2]
         tiles = blocks_of(a.queries, constants["ROWS"]) * blocks_of(a.keys, constants["KEYS"])
@@ -367,6 +374,50 @@ def backward_launches(
         arguments = (*inputs("q"), of_bias, *of_queries, a.keys, a.items, a.heads, a.groups, items, heads)
         launches.append(Launch(kernels.backward_bias, tiles * heads * items, arguments, constants))
     return launches
+
+
+WHOLE, WHOLE_WIDTH, WHOLE_CAPABILITY = 256, 64, 9
+"""Queries and keys of a head, and head sizes, of which one program computes all gradients, on what GPU."""
+
+
+def serves_whole_heads(q: Tensor, c: Call, grads: Iterable[str]) -> bool:
+    """Whether one program for each head of keys computes gradients.
+
+    Half of its registers hold dq. Without arrays of pairs and dropout the rest is enough, if products read q and do
+    from shared memory and dq needs no sizes of its rows, as in float16. With few heads launches take the time, not the
+    GPU, so that there is no least number of them.
+    """
+    a = c.plan.layout
+    absent = c.bias, c.mask, c.dropout_mask, c.query_mask, c.seed, c.edges_q
+    return (
+        {"q", "k"} <= {*grads}
+        and q.dtype == torch.bfloat16
+        and capability(q.device) == WHOLE_CAPABILITY
+        and max(a.queries, a.keys) <= WHOLE
+        and max(a.d, a.e) <= WHOLE_WIDTH
+        and all(x is None for x in absent)
+        and not (c.atomic or c.distances)
+    )
+
+
+def whole_head_launches(
+    q: Tensor, k: Tensor, v: Tensor | None, do: Tensor, grads: dict[str, Tensor], c: Call
+) -> list[Launch]:
+    """The launches for dq, dk and dv of whole heads."""
+    from attnkit.kernels.triton import whole_head
+
+    a = c.plan.layout
+    rows, before = rows_of(q, c, True)
+    constants = constants_of("backward_whole", q, c, False, "H", "DH")
+    constants["PARTS"] = blocks_of(a.queries, constants["ROWS"])
+    inputs = (view(a, name, x) for name, x in (("q", q), ("k", k), ("v", v), ("o", do)))
+    results = (view(a, name, grads[name]) for name in "qkv")
+    beside = None
+    if a.groups > 1:
+        sums = ((name, torch.empty(a.shape_of(name), dtype=torch.float32, device=q.device)) for name in "kv")
+        beside = tuple(view(a, name, x) for name, x in sums)
+    arguments = (*inputs, *results, beside, *kernel_tuples(c, rows), a.keys, a.kv_heads, a.groups)
+    return [*before, Launch(whole_head.backward_whole, a.items * a.kv_heads, arguments, constants)]
 
 
 def adds_to_queries(c: Call, grads: Iterable[str]) -> bool:
