@@ -59,11 +59,12 @@ class Setting(NamedTuple):
     def of_gradients(self, values: str) -> "Setting":
         """The same for gradients, where v and do have the dtype `values`.
 
-        Products have a half type if sweeps serve the call. The gradients of an initial state are float32, and so is all
-        that is summed for them; where the sum of a row has a floor, its summands cancel.
+        Products have bfloat16 operands where sweeps serve the call. In float16 features, 1/den and states leave the
+        range, and products of TF32 with two digits take as long as those of float32. The gradients of an initial state
+        are float32, and so is all that is summed for them. Where the sum of a row has a floor, its summands cancel.
         """
         fits = max(self.a.d, self.a.e) <= WIDEST_SWEEP
-        served = values != "float32" and fits and not self.stateful and not self.floor
+        served = values == "bfloat16" and fits and not self.stateful and not self.floor
         return self._replace(products=values if served else "float32")
 
     @property
@@ -162,9 +163,9 @@ def constants(name: str, s: Setting, dtype: str, by_values: bool, capability: in
     phi, slope = (FEATURE_MAPS if dtype == "float32" else HALF_FEATURE_MAPS)[s.feature_map]
     values = {"PHI": phi, "SLOPE": slope, "CAUSAL": s.plan.causal, "NORMALIZE": s.plan.normalize, "FLOOR": s.floor}
     values |= {"d": s.a.d, "e": s.a.e, "D": D, "E": E}
-    values |= {"SLOPE_OF": SLOPES_OF_FEATURES[s.feature_map]}
+    values |= {"SLOPE_OF": SLOPES_OF_FEATURES[s.feature_map], "TWICE": s.sweeps}
     values |= dict(zip(("OPERAND", "PRECISION"), PRODUCTS[dtype], strict=True))
-    kind = "sums" if name in SUMS else "state" if name in SWEEPS else "columns"
+    kind = "sums" if name in SUMS else name if name in SWEEPS else "columns"
     tile = sizes.linear(kind, dtype, capability, *((D, E) if by_values else (E, D)))
     values |= {"CHUNK": tile.CHUNK, "BLOCK": tile.BLOCK}
     values = {key: value for key, value in values.items() if key in kernel_of(name).arg_names}

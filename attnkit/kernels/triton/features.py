@@ -24,10 +24,9 @@ def d_elu_plus_one(x):
 
 @triton.jit
 def half_elu_plus_one(x):
-    """The larger of x + 1 and min(exp(x), 1), to 2^-15: a root of exp(x) is a normal number where exp(x) is not."""
-    root = fast_exp2(x * (LOG2_E * 0.5))
-    e = tl.minimum(root * root, 1.0, propagate_nan=tl.PropagateNan.ALL)
-    return tl.maximum(x + 1.0, e, propagate_nan=tl.PropagateNan.ALL)
+    """max(x, 0) + exp(min(x, 0)), to 2^-15: a root of exp(x) is a normal number where exp(x) is not."""
+    root = fast_exp2(tl.minimum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) * (LOG2_E * 0.5))
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) + root * root
 
 
 FEATURE_MAPS = {

@@ -61,6 +61,7 @@ from attnkit.kernels.triton.linear_tokens import (
     seen_range,
     store_of,
     store_tokens,
+    two_operands,
 )
 from attnkit.kernels.triton.tiles import first_block
 
@@ -91,12 +92,19 @@ def store_state(at, c0, S, z, d, e, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
+def add_keys(S, z, y, c, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """S + yᵀ c, and z + the sum of the tokens of y."""
+    return product(tl.trans(y), c, S, OPERAND, PRECISION), add_tokens(z, y, OPERAND, PRECISION)
+
+
+@triton.jit
 def key_sums(
     k, v, states, masks, limits, heads, span, blocks,
-    PHI: tl.constexpr, CAUSAL: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    PHI: tl.constexpr, CAUSAL: tl.constexpr, TWICE: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """S = Σ φ(k)_j v_jᵀ for BLOCK columns and z = Σ φ(k)_j over the keys of a segment."""
+    """S = Σ φ(k)_j v_jᵀ for BLOCK columns and z = Σ φ(k)_j over the keys of a segment, with φ(k) as one operand or as
+    two, which have TWICE the digits."""
     masks = masks[:]
     block, segment, kv_head, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
     item, begin = items[1], positions[0]
@@ -111,8 +119,12 @@ def key_sums(
         if masks[5] is not None:
             last = level_at(masks[5], item, shared, begin + span[1] - 1, limits[1])
             y *= fades(level_at(masks[5], item, shared, j0 + tl.arange(0, CHUNK), limits[1]), last)[:, None]
-        y = operand(y, OPERAND, PRECISION)  # z has what S has
-        S, z = product(tl.trans(y), c, S, OPERAND, PRECISION), add_tokens(z, y, OPERAND, PRECISION)
+        if TWICE:
+            high, low = two_operands(y, OPERAND, PRECISION)
+            S, z = add_keys(S, z, low, c, OPERAND, PRECISION)
+            S, z = add_keys(S, z, high, c, OPERAND, PRECISION)
+        else:
+            S, z = add_keys(S, z, y, c, OPERAND, PRECISION)
     at = state_at(states, segment, heads, items[2], head, d, e)
     store_state(at, c0, S, alone(z, OPERAND), d, e, D, BLOCK)
 
@@ -294,7 +306,7 @@ def outputs(
                 num = product(left_over(pairs, OPERAND, PRECISION), c, num, OPERAND, PRECISION)
             if masks[5] is not None:
                 y, S, z = y * fades(levels, last)[:, None], S * fades(before, last), z * fades(before, last)
-            S, z = product(tl.trans(y), c, S, OPERAND, PRECISION), add_tokens(z, y, OPERAND, PRECISION)
+            S, z = add_keys(S, z, y, c, OPERAND, PRECISION)
         inverse = tl.where(live, 1.0, 0.0)
         if NORMALIZE:
             sums = alone(raw, OPERAND) * scale

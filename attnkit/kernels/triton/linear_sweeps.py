@@ -4,22 +4,22 @@ With x = φ(q), y = φ(k), f_i = scale/den_i, δ_i = do_i·o_i and sums over the
 
     dφ(q)_i = f_i Σ_j (do_i·v_j - δ_i) y_j    dφ(k)_j = Σ_i (do_i·v_j - δ_i) f_i x_i    dv_j = Σ_i (f_i x_i·y_j) do_i
 
-do and v come in the half type, so that do·v and δ are what they are in float32: 1/den multiplies features, not do. The
-states S, z of keys and R = Σ_i f_i x_i do_iᵀ, r = -Σ_i f_i x_i δ_i of queries are those of `linear`, and so are the
-tuples; `rows` are (1/den, δ).
+do and v come in the half type, so that do·v is what it is in float32: 1/den multiplies features, not do. The states
+S, z of keys and R = Σ_i f_i x_i do_iᵀ, r = -Σ_i f_i x_i δ_i of queries are those of `linear`, and so are the tuples;
+`rows` are 1/den and δ. o is not needed:
 
-Rounded are what products take: x, y, f x, the pairs of a chunk with f, and S and R. Where sums cancel (S do - z δ and
-R v + r, and S in δ) states are two such numbers, and z and r are sums of what S and R have: a number that is added to
-all v leaves through δ. 1/den is that of the sum before pairs are rounded, δ has the sum of the rounded ones.
+    δ_i = f_i Σ_j (x_i·y_j) (do_i·v_j), of earlier keys f_i x_i·(S do_i)
+
+Rounded are, once each, f x, do·v - δ, and y where it is the last factor. δ and 1/den are a matter of float32, because
+they cancel against do·v and divide everything: there x and y are two operands, so are the pairs of dv, and S and R
+wherever they are multiplied. z and r are sums of what S and R have: a number that is added to all v leaves through δ.
 """
 
 import triton
 import triton.language as tl
 
-from attnkit.kernels.triton.linear import opening
+from attnkit.kernels.triton.linear import add_keys, opening
 from attnkit.kernels.triton.linear_tokens import (
-    add_row_sums,
-    add_tokens,
     add_weighted_tokens,
     alone,
     beside,
@@ -33,26 +33,21 @@ from attnkit.kernels.triton.linear_tokens import (
     operand,
     place,
     product,
-    row_products,
     seen_keys,
     seen_range,
     store_of,
     store_tokens,
+    two_operands,
 )
 
 
 @triton.jit
-def twice(x, y, total, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    """total + x y, y having twice the digits of OPERAND."""
-    total = product(x, y, total, OPERAND, PRECISION)
-    return product(x, left_over(y, OPERAND, PRECISION), total, OPERAND, PRECISION)
-
-
-@triton.jit
-def reciprocal(raw, scale, eps, live):
-    """1/(scale raw + eps), 0 where that is 0 and for queries that see nothing."""
-    den = raw * scale + eps
-    return tl.where(live & (den != 0.0), 1.0 / tl.where(den != 0.0, den, 1.0), 0.0)
+def exact_pairs(x, high, low, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """x (high + low)ᵀ, but for the product of what both have beyond the digits of OPERAND."""
+    first, rest = two_operands(x, OPERAND, PRECISION)
+    pairs = product(rest, tl.trans(high), None, OPERAND, PRECISION)
+    pairs = product(first, tl.trans(low), pairs, OPERAND, PRECISION)
+    return product(first, tl.trans(high), pairs, OPERAND, PRECISION)
 
 
 @triton.jit
@@ -74,58 +69,63 @@ def sweep_queries(
         i0 = p0 - limits[3]
         i = i0 + token
         inside, live = (i >= 0) & (i < limits[0]), live_queries(i, bounds, limits, masks, item, head, CAUSAL)
-        features = load_features(q, item, head, i0, live, 0, d, PHI, D, CHUNK)
-        x = operand(features, OPERAND, PRECISION)
-        cotangents = load_tokens(do, item, head, i0, live, 0, e, E, CHUNK)
+        x = PHI(load_tokens(q, item, head, i0, live, 0, d, D, CHUNK))
+        cotangents = operand(load_tokens(do, item, head, i0, live, 0, e, E, CHUNK), OPERAND, PRECISION)
+        raw, dots = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32)
         if CAUSAL:
             seen = seen_keys(p0 + token, bounds, masks, key_item, head)
-            of_keys = load_features(k, key_item, shared, p0, seen, 0, d, PHI, D, CHUNK)
-            y = operand(of_keys, OPERAND, PRECISION)
-            c = load_tokens(v, key_item, shared, p0, seen, 0, e, E, CHUNK)
-            ordered = token[:, None] >= token[None, :]
-        if masks[5] is not None:
-            levels = level_at(masks[5], key_item, shared, p0 + token, limits[1])
-            before, last = (
-                level_at(masks[5], key_item, shared, p0 - 1, limits[1]),
-                level_at(masks[5], key_item, shared, p0 + CHUNK - 1, limits[1]),
-            )
-            fade = fades(before, levels)
+            y = load_features(k, key_item, shared, p0, seen, 0, d, PHI, D, CHUNK)
+            high = operand(y, OPERAND, PRECISION)
+            low = operand(left_over(y, OPERAND, PRECISION), OPERAND, PRECISION)
+            c = operand(load_tokens(v, key_item, shared, p0, seen, 0, e, E, CHUNK), OPERAND, PRECISION)
+            in_order = token[:, None] >= token[None, :]
+            nothing = scale * 0.0  # for a constant the compiler would round pairs one by one
+            if masks[5] is not None:
+                levels = level_at(masks[5], key_item, shared, p0 + token, limits[1])
+                opened, last = (
+                    level_at(masks[5], key_item, shared, p0 - 1, limits[1]),
+                    level_at(masks[5], key_item, shared, p0 + CHUNK - 1, limits[1]),
+                )
+                fade, between = fades(opened, levels), fades(levels[None, :], levels[:, None])
+            if NORMALIZE:
+                weights = exact_pairs(x, high, low, OPERAND, PRECISION)
+                if masks[5] is not None:
+                    weights *= between
+                weights = tl.where(in_order, weights, 0.0)
+                raw += tl.sum(weights, 1)
+            pairs = product(cotangents, tl.trans(c), None, OPERAND, PRECISION)
+            if NORMALIZE:
+                dots += tl.sum(tl.where(in_order, weights * pairs, 0.0), 1)
+        before = alone(z, OPERAND)[None, :]
+        s_high, s_low = two_operands(S, OPERAND, PRECISION)
+        total = product(cotangents, tl.trans(s_high), None, OPERAND, PRECISION)
+        total = product(cotangents, tl.trans(s_low), total, OPERAND, PRECISION)
+        if NORMALIZE:
+            earlier, of_earlier = tl.sum(x * before, 1), tl.sum(x * total, 1)
+            if masks[5] is not None:
+                earlier, of_earlier = earlier * fade, of_earlier * fade
+            raw, dots = raw + earlier, dots + of_earlier
         factor = tl.where(live, scale, 0.0)
         if NORMALIZE:
-            num, raw = twice(x, S, None, OPERAND, PRECISION), row_products(x, z, OPERAND, PRECISION)
-            if masks[5] is not None:
-                num, raw = num * fade[:, None], raw * (fade if tl.float32 == OPERAND else fade[:, None])
-            exact = alone(raw, OPERAND)
-            if CAUSAL:
-                pairs = product(x, tl.trans(y), None, OPERAND, PRECISION)
-                if masks[5] is not None:
-                    pairs *= fades(levels[None, :], levels[:, None])
-                pairs = tl.where(ordered, pairs, 0.0)
-                exact += tl.sum(pairs, 1)
-                pairs = operand(pairs, OPERAND, PRECISION)
-                num, raw = product(pairs, c, num, OPERAND, PRECISION), add_row_sums(raw, pairs, OPERAND, PRECISION)
-            inverse = reciprocal(exact, scale, eps, live)
-            delta = tl.sum(cotangents * num, 1) * scale * reciprocal(alone(raw, OPERAND), scale, eps, live)
+            den = raw * scale + eps
+            inverse = tl.where(live & (den != 0.0), 1.0 / tl.where(den != 0.0, den, 1.0), 0.0)
+            factor *= inverse
+            delta = dots * factor
             store_of(rows[0], item, head, i, inside, inverse)
             store_of(rows[1], item, head, i, inside, delta)
-            factor = scale * inverse
-        total = twice(cotangents, tl.trans(S), None, OPERAND, PRECISION)
-        if NORMALIZE:
-            total -= delta[:, None] * alone(z, OPERAND)[None, :]
-        if masks[5] is not None:
-            total *= fade[:, None]
+            total -= delta[:, None] * before
         if CAUSAL:
-            pairs = product(cotangents, tl.trans(c), None, OPERAND, PRECISION)
             if NORMALIZE:
                 pairs -= delta[:, None]
             if masks[5] is not None:
-                pairs *= fades(levels[None, :], levels[:, None])
-            total = product(tl.where(ordered, pairs, 0.0), y, total, OPERAND, PRECISION)
+                total, pairs = total * fade[:, None], pairs * between
+            total = product(tl.where(in_order, pairs, nothing), high, total, OPERAND, PRECISION)
             if masks[5] is not None:
-                y = operand(of_keys * fades(levels, last)[:, None], OPERAND, PRECISION)
-                S, z = S * fades(before, last), z * fades(before, last)
-            S, z = product(tl.trans(y), c, S, OPERAND, PRECISION), add_tokens(z, y, OPERAND, PRECISION)
-        total = tl.where(live[:, None], total * SLOPE_OF(features) * factor[:, None], 0.0)
+                high, low = two_operands(y * fades(levels, last)[:, None], OPERAND, PRECISION)
+                S, z = S * fades(opened, last), z * fades(opened, last)
+            S, z = add_keys(S, z, low, c, OPERAND, PRECISION)
+            S, z = add_keys(S, z, high, c, OPERAND, PRECISION)
+        total = tl.where(live[:, None], total * SLOPE_OF(x) * factor[:, None], 0.0)
         store_tokens(dq, item, head, i0, inside, total, 0, d, D, CHUNK)
 
 
@@ -145,51 +145,66 @@ def sweep_keys(
     R, r = opening(states, segment, positions[2], heads, items[2], first, 0, 0, CAUSAL, d, e, D, E)
     r = beside(r, OPERAND)
     chunks = tl.cdiv(tl.minimum(begin + span[1], positions[1]) - begin, CHUNK)
-    for step in range(0, chunks):
+    for step in tl.range(0, chunks, disable_licm=True):  # addresses from before the loop would spill
         j0 = begin + (chunks - 1 - step) * CHUNK
         i0 = j0 - limits[3]
         seen = seen_keys(j0 + token, bounds, masks, key_item, first)
-        features = load_features(k, key_item, shared, j0, seen, 0, d, PHI, D, CHUNK)
-        y = operand(features, OPERAND, PRECISION)
-        c = load_tokens(v, key_item, shared, j0, seen, 0, e, E, CHUNK)
-        to_v = product(y, R, None, OPERAND, PRECISION)
-        to_k = twice(c, tl.trans(R), None, OPERAND, PRECISION) + alone(r, OPERAND)[None, :]
+        of_keys = load_features(k, key_item, shared, j0, seen, 0, d, PHI, D, CHUNK)
+        y = operand(of_keys, OPERAND, PRECISION)
+        c = operand(load_tokens(v, key_item, shared, j0, seen, 0, e, E, CHUNK), OPERAND, PRECISION)
+        high, low = two_operands(R, OPERAND, PRECISION)
+        later = alone(r, OPERAND)[None, :]
+        to_v, to_k = tl.zeros((CHUNK, E), tl.float32), tl.zeros((CHUNK, D), tl.float32)
         if masks[5] is not None:
             levels = level_at(masks[5], key_item, shared, j0 + token, limits[1])
             opened, after = (
                 level_at(masks[5], key_item, shared, j0, limits[1]),
                 level_at(masks[5], key_item, shared, j0 + CHUNK, limits[1]),
             )
-            fade = fades(levels, after)[:, None]
-            to_v, to_k, R, r = to_v * fade, to_k * fade, R * fades(opened, after), r * fades(opened, after)
+            R, r = R * fades(opened, after), r * fades(opened, after)
         if CAUSAL:
-            ordered = token[:, None] <= token[None, :]
+            in_order, nothing = token[:, None] <= token[None, :], scale * 0.0  # see `sweep_queries`
             for member in range(heads[2]):
                 head = first + member
                 i = i0 + token
                 live = live_queries(i, bounds, limits, masks, item, head, CAUSAL)
-                x = load_features(q, item, head, i0, live, 0, d, PHI, D, CHUNK)
-                cotangents = load_tokens(do, item, head, i0, live, 0, e, E, CHUNK)
                 inverse, delta = load_rows(rows, item, head, i, live)
-                factor = inverse * scale
-                weights = product(y, tl.trans(x), None, OPERAND, PRECISION) * factor[None, :]
+                features = PHI(load_tokens(q, item, head, i0, live, 0, d, D, CHUNK)) * (inverse * scale)[:, None]
+                x = operand(features, OPERAND, PRECISION)
+                cotangents = operand(load_tokens(do, item, head, i0, live, 0, e, E, CHUNK), OPERAND, PRECISION)
                 pairs = product(c, tl.trans(cotangents), None, OPERAND, PRECISION)
                 if rows[0] is not None:
                     pairs -= delta[None, :]
-                pairs *= factor[None, :]
                 if masks[5] is not None:
-                    between = fades(levels[:, None], levels[None, :])
-                    weights, pairs = weights * between, pairs * between
-                weights, pairs = tl.where(ordered, weights, 0.0), tl.where(ordered, pairs, 0.0)
-                to_v = product(weights, cotangents, to_v, OPERAND, PRECISION)
-                to_k = product(pairs, x, to_k, OPERAND, PRECISION)
+                    pairs *= fades(levels[:, None], levels[None, :])
+                to_k = product(tl.where(in_order, pairs, nothing), x, to_k, OPERAND, PRECISION)
+                weights = product(y, tl.trans(x), None, OPERAND, PRECISION)
                 if masks[5] is not None:
-                    factor *= fades(opened, levels)
-                x = operand(x * factor[:, None], OPERAND, PRECISION)
+                    weights *= fades(levels[:, None], levels[None, :])
+                near, rest = two_operands(tl.where(in_order, weights, nothing), OPERAND, PRECISION)
+                to_v = product(near, cotangents, to_v, OPERAND, PRECISION)
+                to_v = product(rest, cotangents, to_v, OPERAND, PRECISION)
+                if masks[5] is not None:
+                    x = operand(features * fades(opened, levels)[:, None], OPERAND, PRECISION)
                 R = product(tl.trans(x), cotangents, R, OPERAND, PRECISION)
                 if rows[0] is not None:
                     r = add_weighted_tokens(r, x, -delta, OPERAND, PRECISION)
-        to_k = tl.where(seen[:, None], to_k * SLOPE_OF(features), 0.0)
         stored = (j0 + token >= 0) & (j0 + token < limits[1])
-        store_tokens(dk, key_item, kv_head, j0, stored, to_k, 0, d, D, CHUNK)
+        if masks[5] is not None:
+            fade = fades(levels, after)[:, None]
+            of_v = product(y, low, product(y, high, None, OPERAND, PRECISION), OPERAND, PRECISION)
+            to_v += of_v * fade
+        else:
+            to_v = product(y, low, product(y, high, to_v, OPERAND, PRECISION), OPERAND, PRECISION)
+        if not CAUSAL:
+            to_v = product(left_over(of_keys, OPERAND, PRECISION), high, to_v, OPERAND, PRECISION)
         store_tokens(dv, key_item, kv_head, j0, stored, to_v, 0, e, E, CHUNK)
+        if masks[5] is not None:
+            of_k = product(c, tl.trans(high), None, OPERAND, PRECISION)
+            of_k = product(c, tl.trans(low), of_k, OPERAND, PRECISION) + later
+            to_k += of_k * fade
+        else:
+            to_k = product(c, tl.trans(high), to_k, OPERAND, PRECISION)
+            to_k = product(c, tl.trans(low), to_k, OPERAND, PRECISION) + later
+        to_k = tl.where(seen[:, None], to_k * SLOPE_OF(of_keys), 0.0)
+        store_tokens(dk, key_item, kv_head, j0, stored, to_k, 0, d, D, CHUNK)

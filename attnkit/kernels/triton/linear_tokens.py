@@ -107,8 +107,8 @@ def within(keep, column, width, COLUMNS: tl.constexpr):
 @triton.jit
 def load_tokens(view, item, head, first, keep, column, width, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
     """Columns column .. of CHUNK tokens in float32, (CHUNK, COLUMNS); 0 where `keep` is False and beyond the width."""
-    rows, columns = tl.arange(0, CHUNK), tl.arange(0, COLUMNS)
-    at = corner(view, item, head, first, column) + rows[:, None] * view[3] + columns[None, :] * view[4]
+    rows, columns = tl.cast(first + tl.arange(0, CHUNK), tl.int64), tl.arange(0, COLUMNS)
+    at = corner(view, item, head, 0, column) + rows[:, None] * view[3] + columns[None, :] * view[4]
     return tl.load(at, mask=within(keep, column, width, COLUMNS), other=0.0).to(tl.float32)
 
 
@@ -148,8 +148,8 @@ def load_cotangents(do, rows, item, head, first, i, live, column, width, COLUMNS
 @triton.jit
 def store_tokens(view, item, head, first, keep, x, column, width, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
     """The inverse of `load_tokens`, rounded to the dtype of the view."""
-    rows, columns = tl.arange(0, CHUNK), tl.arange(0, COLUMNS)
-    at = corner(view, item, head, first, column) + rows[:, None] * view[3] + columns[None, :] * view[4]
+    rows, columns = tl.cast(first + tl.arange(0, CHUNK), tl.int64), tl.arange(0, COLUMNS)
+    at = corner(view, item, head, 0, column) + rows[:, None] * view[3] + columns[None, :] * view[4]
     tl.store(at, x.to(view[0].dtype.element_ty), mask=within(keep, column, width, COLUMNS))
 
 
@@ -216,6 +216,17 @@ def alone(x, OPERAND: tl.constexpr):
 def left_over(x, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     """What a product of x with operands in OPERAND drops: its next digits."""
     return x - operand(x, OPERAND, PRECISION).to(tl.float32)
+
+
+@triton.jit
+def two_operands(x, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """Two operands whose sum is x, with twice the digits of one. The first digits of a bfloat16 are cut off, not
+    rounded: it takes half the instructions."""
+    if tl.bfloat16 == OPERAND:
+        first = (x.to(tl.int32, bitcast=True) & -0x10000).to(tl.float32, bitcast=True)
+    else:
+        first = operand(x, OPERAND, PRECISION)
+    return first.to(OPERAND), operand(x - first, OPERAND, PRECISION)
 
 
 @triton.jit
