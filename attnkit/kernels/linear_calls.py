@@ -15,6 +15,8 @@ ENOUGH = 200  # causal heads in one pass: an A100 runs 216 programs at once, an 
 FEWEST = 4  # chunks per segment
 DEFAULT_MAP = "elu_plus_one"
 SUMS = ("key_sums", "query_sums")
+SWEEPS = ("sweep_queries", "sweep_keys")
+WIDEST_SWEEP = 128  # features: a program keeps a whole state in registers
 ELEMENTS = 1024  # of a state per program of `running`
 Packed = tuple[Any, Any, Any, int, int | None] | None
 """The tuple `packed` of `attnkit.kernels.triton.linear`."""
@@ -37,7 +39,7 @@ class Setting(NamedTuple):
     packed: Packed = None
     floor: bool = False  # the sum of a row counts as at least 0 in the denominator
     levels: Any = None  # (..., S) of features that fade, which never fall; for causal calls
-    exact: bool = False  # products in full float32 precision
+    products: str = ""  # the dtype whose products are used, that of q and k if it is not given
 
     @property
     def a(self) -> Layout:
@@ -52,7 +54,23 @@ class Setting(NamedTuple):
         a, alone = self.a, self.of_valid_keys()
         a = layout((*leading, 0, a.d), (*leading, a.keys, a.d), (*leading, a.keys, a.e), sequences=a.sequences)
         plan = alone.plan._replace(layout=a, causal=False, shift=0, members=1)
-        return alone._replace(plan=plan, query_mask=None, stateful=False, exact=True)
+        return alone._replace(plan=plan, query_mask=None, stateful=False, products="float32")
+
+    def of_gradients(self, values: str) -> "Setting":
+        """The same for gradients, where v and do have the dtype `values`.
+
+        Products have bfloat16 operands where sweeps serve the call. In float16 features, 1/den and states leave the
+        range, and products of TF32 with two digits take as long as those of float32. The gradients of an initial state
+        are float32, and so is all that is summed for them. Where the sum of a row has a floor, its summands cancel.
+        """
+        fits = max(self.a.d, self.a.e) <= WIDEST_SWEEP
+        served = values == "bfloat16" and fits and not self.stateful and not self.floor
+        return self._replace(products=values if served else "float32")
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether gradients are those of `attnkit.kernels.triton.linear_sweeps`."""
+        return self.products not in ("", "float32")
 
     @property
     def limits(self) -> tuple[int, ...]:
@@ -137,19 +155,28 @@ def span(s: Setting, tokens: int) -> Span:
 
 def constants(name: str, s: Setting, dtype: str, by_values: bool, capability: int) -> dict[str, Any]:
     """The compile-time arguments of a kernel of that name; `by_values`: its columns are those of v."""
-    from attnkit.kernels.triton import linear, sizes
-    from attnkit.kernels.triton.features import FEATURE_MAPS, HALF_FEATURE_MAPS, PRODUCTS
+    from attnkit.kernels.triton import sizes
+    from attnkit.kernels.triton.features import FEATURE_MAPS, HALF_FEATURE_MAPS, PRODUCTS, SLOPES_OF_FEATURES
 
     D, E = sizes.padded(s.a.d), sizes.padded(s.a.e)
-    dtype = "float32" if s.exact else dtype
+    dtype = s.products or dtype
     phi, slope = (FEATURE_MAPS if dtype == "float32" else HALF_FEATURE_MAPS)[s.feature_map]
     values = {"PHI": phi, "SLOPE": slope, "CAUSAL": s.plan.causal, "NORMALIZE": s.plan.normalize, "FLOOR": s.floor}
     values |= {"d": s.a.d, "e": s.a.e, "D": D, "E": E}
+    values |= {"SLOPE_OF": SLOPES_OF_FEATURES[s.feature_map], "TWICE": s.sweeps}
     values |= dict(zip(("OPERAND", "PRECISION"), PRODUCTS[dtype], strict=True))
-    tile = sizes.linear("sums" if name in SUMS else "sweep", dtype, capability, *((D, E) if by_values else (E, D)))
+    kind = "sums" if name in SUMS else name if name in SWEEPS else "columns"
+    tile = sizes.linear(kind, dtype, capability, *((D, E) if by_values else (E, D)))
     values |= {"CHUNK": tile.CHUNK, "BLOCK": tile.BLOCK}
-    values = {key: value for key, value in values.items() if key in getattr(linear, name).arg_names}
+    values = {key: value for key, value in values.items() if key in kernel_of(name).arg_names}
     return values | {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+
+
+def kernel_of(name: str) -> Any:
+    """The kernel of that name."""
+    from attnkit.kernels.triton import linear, linear_sweeps
+
+    return getattr(linear_sweeps if name in SWEEPS else linear, name)
 
 
 class Parts(NamedTuple):
@@ -160,12 +187,14 @@ class Parts(NamedTuple):
     programs: int
 
 
-def parts(s: Setting, tokens: int, block: int, by_values: bool, by_states: bool) -> Parts:
+def parts(s: Setting, tokens: int, block: int | None, by_values: bool, by_states: bool) -> Parts:
     """One program per block of columns, segment, head and item.
 
-    `by_values`: the columns are those of v, else those of k. `by_states`: heads are those that have a state.
+    `by_values`: the columns are those of v, else those of k; all are one block without its size. `by_states`: heads
+    are those that have a state.
     """
-    steps, blocks = span(s, tokens), blocks_of(s.a.e if by_values else s.a.d, block)
+    steps = span(s, tokens)
+    blocks = 1 if block is None else blocks_of(s.a.e if by_values else s.a.d, block)
     heads = s.plan.num_states if by_states else s.a.heads
     return Parts(steps, blocks, blocks * steps.segments * heads * s.a.items)
 

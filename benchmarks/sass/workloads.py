@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnkit import entmax_attention, softmax_attention
+from attnkit._core.check import dtype_name
 from attnkit.backends.torch.triton import launch, linear_launch, pointwise, rows_statistics, statistics
 from attnkit.backends.torch.triton import rows as of_rows
 from attnkit.backends.torch.triton.launch import Launch
@@ -135,11 +136,11 @@ def features(dtype: torch.dtype, d: int, gradients: bool = False) -> Workload:
         q, v = inputs(torch.float32, d, 4096, items), inputs(dtype, d, 4096, items)
         options: dict[str, Any] = {"feature_map": "identity", "normalize": True, "causal": True}
         options["levels"] = torch.empty(items, 8, 4096)
-        setting = linear_launch.setting(q, q, v, **options)._replace(exact=gradients)
-        call = linear_launch.Call(q, q, v, setting)
+        setting = linear_launch.setting(q, q, v, **options)
         if gradients:
+            call = linear_launch.Call(q, q, v, setting.of_gradients(dtype_name(v)))
             return call.backward(v, gradients_of(q=q, k=q, v=v), None, None)
-        return call.forward(torch.empty_like(v), None)
+        return linear_launch.Call(q, q, v, setting).forward(torch.empty_like(v), None)
 
     return Workload(launches, "tokens")
 
@@ -149,11 +150,11 @@ def linear(dtype: torch.dtype, d: int, gradients: bool = False, least: int = 2, 
 
     def launches(items: int) -> list[Launch]:
         q = inputs(dtype, d, 4096, max(items, least))
-        setting = linear_launch.setting(q, q, q, **options)._replace(exact=gradients)
-        call = linear_launch.Call(q, q, q, setting)
+        setting = linear_launch.setting(q, q, q, **options)
         if gradients:
+            call = linear_launch.Call(q, q, q, setting.of_gradients(dtype_name(q)))
             return call.backward(q, gradients_of(q=q, k=q, v=q), None, None)
-        return call.forward(torch.empty_like(q), None)
+        return linear_launch.Call(q, q, q, setting).forward(torch.empty_like(q), None)
 
     return Workload(launches, "tokens")
 

@@ -10,6 +10,7 @@ from attnkit_conformance.judge import judge
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from attnkit._core.check import dtype_name
 from attnkit.backends.torch.triton import launch as triton_launch
 from attnkit.backends.torch.triton import linear_launch
 from benchmarks.sass.compiling import compiled, device_of
@@ -62,7 +63,7 @@ def launches(
     k = q if k is None else k
     v = k if v is None else v
     setting = linear_launch.setting(q, k, v, **options, initial_S=None if state is None else state[0])
-    call, exact = (linear_launch.Call(q, k, v, s) for s in (setting, setting._replace(exact=True)))
+    call, exact = (linear_launch.Call(q, k, v, s) for s in (setting, setting.of_gradients(dtype_name(v))))
     o = q.new_empty((*setting.a.leading, setting.a.queries, setting.a.e))
     grads = {name: x.new_empty((*setting.plan.state_leading, *x.shape[-2:])) for name, x in (("k", k), ("v", v))} | {
         "q": q

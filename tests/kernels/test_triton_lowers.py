@@ -13,6 +13,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter does not compile", allow_module_level=True)
 
 # What imports triton stands behind the skips.
+from attnkit._core.check import dtype_name
 from attnkit.backends.torch.triton import launch, linear_launch, pointwise, rows, rows_statistics, statistics
 from attnkit.backends.torch.triton.launch import Launch
 from benchmarks.sass.compiling import device_of, lowered
@@ -91,7 +92,7 @@ def of_linear(state: bool = False, features: torch.dtype = torch.float16, **opti
     if state:
         alone = linear_launch.Call(q[..., :0, :], q, v, s.of_keys_alone((2, 4)))
         made += alone.final_state(initial, (S, z))
-    return made + linear_launch.Call(q, q, v, s._replace(exact=True)).backward(q, grads, initial, initial)
+    return made + linear_launch.Call(q, q, v, s.of_gradients(dtype_name(v))).backward(q, grads, initial, initial)
 
 
 CALLS: dict[str, Callable[[], list[Launch]]] = {

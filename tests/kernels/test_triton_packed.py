@@ -11,6 +11,7 @@ import attnkit
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from attnkit._core.check import dtype_name
 from attnkit.backends.torch.triton import launch as triton_launch
 from attnkit.backends.torch.triton import linear_launch
 from attnkit.backends.torch.triton import rows as triton_rows
@@ -46,7 +47,7 @@ def of_rows() -> list[triton_launch.Launch]:
 def of_linear() -> list[triton_launch.Launch]:
     q, options = operands()
     setting = linear_launch.setting(q, q, q, **options)
-    call, exact = (linear_launch.Call(q, q, q, s) for s in (setting, setting._replace(exact=True)))
+    call, exact = (linear_launch.Call(q, q, q, s) for s in (setting, setting.of_gradients(dtype_name(q))))
     return call.forward(q, None) + exact.backward(q, {"q": q, "k": q, "v": q}, None, None)
 
 

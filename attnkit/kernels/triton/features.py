@@ -24,10 +24,9 @@ def d_elu_plus_one(x):
 
 @triton.jit
 def half_elu_plus_one(x):
-    """The larger of x + 1 and min(exp(x), 1), to 2^-15: a root of exp(x) is a normal number where exp(x) is not."""
-    root = fast_exp2(x * (LOG2_E * 0.5))
-    e = tl.minimum(root * root, 1.0, propagate_nan=tl.PropagateNan.ALL)
-    return tl.maximum(x + 1.0, e, propagate_nan=tl.PropagateNan.ALL)
+    """max(x, 0) + exp(min(x, 0)), to 2^-15: a root of exp(x) is a normal number where exp(x) is not."""
+    root = fast_exp2(tl.minimum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) * (LOG2_E * 0.5))
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) + root * root
 
 
 FEATURE_MAPS = {
@@ -39,9 +38,19 @@ FEATURE_MAPS = {
 HALF_FEATURE_MAPS = FEATURE_MAPS | {"elu_plus_one": (half_elu_plus_one, d_elu_plus_one)}
 """For features that are rounded to the precision of half types."""
 
+
+@triton.jit
+def slope_below_one(phi):
+    """1 for φ > 1, φ below: elu_plus_one's."""
+    return tl.minimum(phi, 1.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+SLOPES_OF_FEATURES = {"elu_plus_one": slope_below_one, "relu": d_relu, "identity": d_identity}
+"""φ'(x) as a function of φ(x): one exponential for both."""
+
 PRODUCTS = {"bfloat16": (tl.bfloat16, "ieee"), "float16": (tl.float32, "tf32"), "float32": (tl.float32, "tf32x3")}
-"""By dtype: the dtype of the operands of matrix products, and their precision; gradients and states have those of
-float32.
+"""By dtype: the dtype of the operands of matrix products, and their precision; returned states have those of
+float32, and so have gradients but those of `linear_sweeps`.
 
 Features and sums of float16 inputs may overflow float16; TF32 has the same precision.
 """

@@ -1,8 +1,9 @@
 """The kernels of `linear` for callers that pass arrays separately, as in `flat`.
 
-KERNEL    the name of the kernel; its result is o, a gradient, the states of segments, or with do 1/den and do·num
+KERNEL    the name of the kernel; its result is o, a gradient, the states of segments, or with do 1/den and δ; those of
+          sweeps are dq, 1/den and δ, or dk and dv
 STRIDES   of each array in the order of the arguments, None for an absent one
-SEGMENTS  of the states, PARTS of do·num
+SEGMENTS  of the states, PARTS of δ
 STATEFUL  whether there is an initial state
 LIMITS, HEADS, SPAN (its first four numbers), BLOCKS and NUMBERS (scale, eps) are those of `linear`
 """
@@ -10,26 +11,26 @@ LIMITS, HEADS, SPAN (its first four numbers), BLOCKS and NUMBERS (scale, eps) ar
 import triton
 import triton.language as tl
 
-from attnkit.kernels.triton import linear
+from attnkit.kernels.triton import linear, linear_sweeps
 from attnkit.kernels.triton.flat import column, matrix
 
 
 @triton.jit
 def run(
-    q, k, v, do, inverses, dots, states, key_mask, firsts, stops, query_mask, result, more,
+    q, k, v, do, inverses, deltas, states, key_mask, firsts, stops, query_mask, result, more, last,
     KERNEL: tl.constexpr, STRIDES: tl.constexpr, SEGMENTS: tl.constexpr, PARTS: tl.constexpr, STATEFUL: tl.constexpr,
     LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr, BLOCKS: tl.constexpr,
-    PHI: tl.constexpr, SLOPE: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr, FLOOR: tl.constexpr,
-    d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    PHI: tl.constexpr, SLOPE: tl.constexpr, SLOPE_OF: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr,
+    FLOOR: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The kernel of that name, which writes `result` and, if it has two outputs, `more`."""
+    """The kernel of that name, which writes `result` and, if it has more outputs, `more` and `last`."""
     q = None if STRIDES[0] is None else matrix(q, STRIDES[0])
     k, v = matrix(k, STRIDES[1]), matrix(v, STRIDES[2])
     do = None if STRIDES[3] is None else matrix(do, STRIDES[3])
     rows = (
         None if STRIDES[4] is None else column(inverses, STRIDES[4]),
-        None if STRIDES[5] is None else column(dots, STRIDES[5]),
+        None if STRIDES[5] is None else column(deltas, STRIDES[5]),
         HEADS[0],
         PARTS,
     )
@@ -78,39 +79,69 @@ def run(
             q, k, do, matrix(result, STRIDES[11]), rows, before, masks, limits, scale, heads, span, BLOCKS,
             PHI, CAUSAL, d, e, D, BLOCK, CHUNK, OPERAND, PRECISION,
         )  # fmt: skip
+    if KERNEL == "sweep_queries":
+        ends = (None, None, 0, 0)
+        if NORMALIZE:
+            ends = (column(more, STRIDES[12]), column(last, STRIDES[13]), HEADS[0], PARTS)
+        linear_sweeps.sweep_queries(
+            q, k, v, do, matrix(result, STRIDES[11]), ends, before, masks, limits, scale, NUMBERS[1], heads, span,
+            BLOCKS, PHI, SLOPE_OF, CAUSAL, NORMALIZE, d, e, D, E, CHUNK, OPERAND, PRECISION,
+        )  # fmt: skip
+    if KERNEL == "sweep_keys":
+        linear_sweeps.sweep_keys(
+            q, k, v, do, matrix(result, STRIDES[11]), matrix(more, STRIDES[12]), rows, before, masks, limits, scale,
+            heads, span, BLOCKS, PHI, SLOPE_OF, CAUSAL, d, e, D, E, CHUNK, OPERAND, PRECISION,
+        )  # fmt: skip
 
 
 @triton.jit
 def one(
-    q, k, v, do, inverses, dots, states, key_mask, firsts, stops, query_mask, result,
+    q, k, v, do, inverses, deltas, states, key_mask, firsts, stops, query_mask, result,
     KERNEL: tl.constexpr, STRIDES: tl.constexpr, SEGMENTS: tl.constexpr, PARTS: tl.constexpr, STATEFUL: tl.constexpr,
     LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr, BLOCKS: tl.constexpr,
-    PHI: tl.constexpr, SLOPE: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr, FLOOR: tl.constexpr,
-    d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    PHI: tl.constexpr, SLOPE: tl.constexpr, SLOPE_OF: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr,
+    FLOOR: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A kernel with one output."""
     run(
-        q, k, v, do, inverses, dots, states, key_mask, firsts, stops, query_mask, result, None, KERNEL, STRIDES,
-        SEGMENTS, PARTS, STATEFUL, LIMITS, NUMBERS, HEADS, SPAN, BLOCKS, PHI, SLOPE, CAUSAL, NORMALIZE, FLOOR, d, e, D,
-        E, BLOCK, CHUNK, OPERAND, PRECISION,
+        q, k, v, do, inverses, deltas, states, key_mask, firsts, stops, query_mask, result, None, None,
+        KERNEL, STRIDES, SEGMENTS, PARTS, STATEFUL, LIMITS, NUMBERS, HEADS, SPAN, BLOCKS, PHI, SLOPE, SLOPE_OF, CAUSAL,
+        NORMALIZE, FLOOR, d, e, D, E, BLOCK, CHUNK, OPERAND, PRECISION,
     )  # fmt: skip
 
 
 @triton.jit
 def two(
-    q, k, v, do, inverses, dots, states, key_mask, firsts, stops, query_mask, result, more,
+    q, k, v, do, inverses, deltas, states, key_mask, firsts, stops, query_mask, result, more,
     KERNEL: tl.constexpr, STRIDES: tl.constexpr, SEGMENTS: tl.constexpr, PARTS: tl.constexpr, STATEFUL: tl.constexpr,
     LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr, BLOCKS: tl.constexpr,
-    PHI: tl.constexpr, SLOPE: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr, FLOOR: tl.constexpr,
-    d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    PHI: tl.constexpr, SLOPE: tl.constexpr, SLOPE_OF: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr,
+    FLOOR: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """1/den and do·num."""
+    """1/den and δ, or dk and dv."""
     run(
-        q, k, v, do, inverses, dots, states, key_mask, firsts, stops, query_mask, result, more, KERNEL, STRIDES,
-        SEGMENTS, PARTS, STATEFUL, LIMITS, NUMBERS, HEADS, SPAN, BLOCKS, PHI, SLOPE, CAUSAL, NORMALIZE, FLOOR, d, e, D,
-        E, BLOCK, CHUNK, OPERAND, PRECISION,
+        q, k, v, do, inverses, deltas, states, key_mask, firsts, stops, query_mask, result, more, None,
+        KERNEL, STRIDES, SEGMENTS, PARTS, STATEFUL, LIMITS, NUMBERS, HEADS, SPAN, BLOCKS, PHI, SLOPE, SLOPE_OF, CAUSAL,
+        NORMALIZE, FLOOR, d, e, D, E, BLOCK, CHUNK, OPERAND, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
+def three(
+    q, k, v, do, inverses, deltas, states, key_mask, firsts, stops, query_mask, result, more, last,
+    KERNEL: tl.constexpr, STRIDES: tl.constexpr, SEGMENTS: tl.constexpr, PARTS: tl.constexpr, STATEFUL: tl.constexpr,
+    LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr, BLOCKS: tl.constexpr,
+    PHI: tl.constexpr, SLOPE: tl.constexpr, SLOPE_OF: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr,
+    FLOOR: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq, 1/den and δ."""
+    run(
+        q, k, v, do, inverses, deltas, states, key_mask, firsts, stops, query_mask, result, more, last,
+        KERNEL, STRIDES, SEGMENTS, PARTS, STATEFUL, LIMITS, NUMBERS, HEADS, SPAN, BLOCKS, PHI, SLOPE, SLOPE_OF, CAUSAL,
+        NORMALIZE, FLOOR, d, e, D, E, BLOCK, CHUNK, OPERAND, PRECISION,
     )  # fmt: skip
 
 

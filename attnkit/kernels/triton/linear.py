@@ -1,6 +1,6 @@
 """Linear attention: o_i = num_i/(raw_i + eps) from sums over keys, and its gradients, in time linear in the tokens.
 
-With x = scale·φ(q), y = φ(k), dn = do/den, dd = -(do·num)/den² and sums over the pairs where query i sees key j,
+With x = scale·φ(q), y = φ(k), dn = do/den, dd = -(do·o)/den and sums over the pairs where query i sees key j,
 
     num_i = Σ_j (x_i·y_j) v_j                      raw_i = Σ_j x_i·y_j
     dφ(q)_i = scale Σ_j (dn_i·v_j + dd_i) y_j      dφ(k)_j = Σ_i (dn_i·v_j + dd_i) x_i      dv_j = Σ_i (y_j·x_i) dn_i
@@ -23,7 +23,7 @@ tuples:
                                                           < stops; `stateful` is None unless there is an initial state,
                                                           which every query sees; `levels` of causal calls whose
                                                           features fade
-    rows = (inverses, dots, heads, parts)                 views of 1/den and do·num, None without a denominator;
+    rows = (inverses, deltas, heads, parts)               views of 1/den and δ = do·o, None without a denominator;
                                                           the latter is the sum of `parts` arrays of `heads` heads
     states = (pointer, segments)                          per state [S, z] or [R, r] in float32, d·e + d numbers
     initial = (view of S, view of z)                      initial sums for each head of k
@@ -42,6 +42,7 @@ import triton.language as tl
 from attnkit.kernels.triton.linear_tokens import (
     add_row_sums,
     add_tokens,
+    add_weighted_tokens,
     alone,
     beside,
     fades,
@@ -50,7 +51,9 @@ from attnkit.kernels.triton.linear_tokens import (
     live_queries,
     load_cotangents,
     load_features,
+    load_rows,
     load_tokens,
+    operand,
     place,
     product,
     row_products,
@@ -58,6 +61,7 @@ from attnkit.kernels.triton.linear_tokens import (
     seen_range,
     store_of,
     store_tokens,
+    two_operands,
 )
 from attnkit.kernels.triton.tiles import first_block
 
@@ -88,12 +92,19 @@ def store_state(at, c0, S, z, d, e, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
+def add_keys(S, z, y, c, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """S + yᵀ c, and z + the sum of the tokens of y."""
+    return product(tl.trans(y), c, S, OPERAND, PRECISION), add_tokens(z, y, OPERAND, PRECISION)
+
+
+@triton.jit
 def key_sums(
     k, v, states, masks, limits, heads, span, blocks,
-    PHI: tl.constexpr, CAUSAL: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    PHI: tl.constexpr, CAUSAL: tl.constexpr, TWICE: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """S = Σ φ(k)_j v_jᵀ for BLOCK columns and z = Σ φ(k)_j over the keys of a segment."""
+    """S = Σ φ(k)_j v_jᵀ for BLOCK columns and z = Σ φ(k)_j over the keys of a segment, with φ(k) as one operand or as
+    two, which have TWICE the digits."""
     masks = masks[:]
     block, segment, kv_head, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
     item, begin = items[1], positions[0]
@@ -108,8 +119,12 @@ def key_sums(
         if masks[5] is not None:
             last = level_at(masks[5], item, shared, begin + span[1] - 1, limits[1])
             y *= fades(level_at(masks[5], item, shared, j0 + tl.arange(0, CHUNK), limits[1]), last)[:, None]
-        S = product(tl.trans(y), c, S, OPERAND, PRECISION)
-        z = add_tokens(z, y, OPERAND, PRECISION)
+        if TWICE:
+            high, low = two_operands(y, OPERAND, PRECISION)
+            S, z = add_keys(S, z, low, c, OPERAND, PRECISION)
+            S, z = add_keys(S, z, high, c, OPERAND, PRECISION)
+        else:
+            S, z = add_keys(S, z, y, c, OPERAND, PRECISION)
     at = state_at(states, segment, heads, items[2], head, d, e)
     store_state(at, c0, S, alone(z, OPERAND), d, e, D, BLOCK)
 
@@ -120,27 +135,35 @@ def query_sums(
     PHI: tl.constexpr, CAUSAL: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
     CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """R = Σ x_i dn_iᵀ for BLOCK columns and r = Σ x_i dd_i over the queries of a segment and all heads of a state."""
+    """R = Σ x_i dn_iᵀ for BLOCK columns and r = Σ x_i dd_i over the queries of a segment and all heads of a state.
+
+    1/den multiplies x: do may be exact in OPERAND.
+    """
     rows, masks = rows[:], masks[:]
     block, segment, kv_head, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
     item, begin = items[0], positions[0] - limits[3]
     first, c0 = kv_head * heads[2], block * BLOCK
-    R, r = tl.zeros((D, BLOCK), tl.float32), tl.zeros((D,), tl.float32)
-    for head in range(first, first + heads[2]):
+    R, r = tl.zeros((D, BLOCK), tl.float32), beside(tl.zeros((D,), tl.float32), OPERAND)
+    for member in range(heads[2]):
+        head = first + member
         bounds = seen_range(limits, masks, item, head)
         for i0 in range(begin, tl.minimum(begin + span[1], limits[0]), CHUNK):
             i = i0 + tl.arange(0, CHUNK)
             live = live_queries(i, bounds, limits, masks, item, head, CAUSAL)
-            x = load_features(q, item, head, i0, live, 0, d, PHI, D, CHUNK) * scale
+            inverse, delta = load_rows(rows, item, head, i, live)
+            factor = inverse * scale
             if masks[5] is not None:
                 opened = level_at(masks[5], items[1], head // heads[1], positions[0], limits[1])
                 levels = level_at(masks[5], items[1], head // heads[1], i + limits[3], limits[1])
-                x *= fades(opened, levels)[:, None]
-            dn, dd = load_cotangents(do, rows, item, head, i0, i, live, c0, e, BLOCK, CHUNK)
-            R = product(tl.trans(x), dn, R, OPERAND, PRECISION)
+                factor *= fades(opened, levels)
+            x = load_features(q, item, head, i0, live, 0, d, PHI, D, CHUNK)
+            x = operand(x * factor[:, None], OPERAND, PRECISION)
+            cotangents = load_tokens(do, item, head, i0, live, c0, e, BLOCK, CHUNK)
+            R = product(tl.trans(x), cotangents, R, OPERAND, PRECISION)
             if rows[0] is not None:
-                r += tl.sum(x * dd[:, None], 0)
-    store_state(state_at(states, segment, heads, items[2], first, d, e), c0, R, r, d, e, D, BLOCK)
+                r = add_weighted_tokens(r, x, -delta, OPERAND, PRECISION)
+    at = state_at(states, segment, heads, items[2], first, d, e)
+    store_state(at, c0, R, alone(r, OPERAND), d, e, D, BLOCK)
 
 
 @triton.jit
@@ -242,9 +265,9 @@ def outputs(
     e: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK columns of o for a segment of queries; or, with do, 1/den and its part of do·num into `rows`.
+    """BLOCK columns of o for a segment of queries; or, with do, 1/den and its part of δ into `rows`.
 
-    With FLOOR den = max(raw, 0) + eps, whose slope is 0 where raw ≤ 0: do·num is 0 there. Without a denominator, which
+    With FLOOR den = max(raw, 0) + eps, whose slope is 0 where raw ≤ 0: δ is 0 there. Without a denominator, which
     would be rounded alike, φ(q) has twice the digits of OPERAND beside the state, and so have the pairs of a chunk.
     """
     TWICE: tl.constexpr = not NORMALIZE and (tl.float32 != OPERAND or PRECISION == "tf32")
@@ -283,7 +306,7 @@ def outputs(
                 num = product(left_over(pairs, OPERAND, PRECISION), c, num, OPERAND, PRECISION)
             if masks[5] is not None:
                 y, S, z = y * fades(levels, last)[:, None], S * fades(before, last), z * fades(before, last)
-            S, z = product(tl.trans(y), c, S, OPERAND, PRECISION), add_tokens(z, y, OPERAND, PRECISION)
+            S, z = add_keys(S, z, y, c, OPERAND, PRECISION)
         inverse = tl.where(live, 1.0, 0.0)
         if NORMALIZE:
             sums = alone(raw, OPERAND) * scale
@@ -292,11 +315,11 @@ def outputs(
         if do is None:
             store_tokens(o, item, head, i0, inside, num * (inverse * scale)[:, None], c0, e, BLOCK, CHUNK)
         else:
-            dots = tl.sum(load_tokens(do, item, head, i0, live, c0, e, BLOCK, CHUNK) * num, 1) * scale
+            delta = tl.sum(load_tokens(do, item, head, i0, live, c0, e, BLOCK, CHUNK) * num, 1) * scale * inverse
             if FLOOR:
-                dots = tl.where(sums <= 0.0, 0.0, dots)
+                delta = tl.where(sums <= 0.0, 0.0, delta)
             store_of(rows[0], item, head, i, inside, inverse)
-            store_of(rows[1], item, head + block * rows[2], i, inside, dots)
+            store_of(rows[1], item, head + block * rows[2], i, inside, delta)
 
 
 # ---------------------------------------------------------------------------------------------- gradients

@@ -107,8 +107,8 @@ def within(keep, column, width, COLUMNS: tl.constexpr):
 @triton.jit
 def load_tokens(view, item, head, first, keep, column, width, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
     """Columns column .. of CHUNK tokens in float32, (CHUNK, COLUMNS); 0 where `keep` is False and beyond the width."""
-    rows, columns = tl.arange(0, CHUNK), tl.arange(0, COLUMNS)
-    at = corner(view, item, head, first, column) + rows[:, None] * view[3] + columns[None, :] * view[4]
+    rows, columns = tl.cast(first + tl.arange(0, CHUNK), tl.int64), tl.arange(0, COLUMNS)
+    at = corner(view, item, head, 0, column) + rows[:, None] * view[3] + columns[None, :] * view[4]
     return tl.load(at, mask=within(keep, column, width, COLUMNS), other=0.0).to(tl.float32)
 
 
@@ -125,24 +125,31 @@ def load_features(
 
 
 @triton.jit
-def load_cotangents(do, rows, item, head, first, i, live, column, width, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
-    """dn = do/den (CHUNK, COLUMNS) and dd = -(do·num)/den², 0 without a denominator."""
-    dn = load_tokens(do, item, head, first, live, column, width, COLUMNS, CHUNK)
-    dd = tl.zeros((CHUNK,), tl.float32)
+def load_rows(rows, item, head, i, live):
+    """1/den and δ = do·o of the queries i, 0 for those that are not live; 1 and 0 without a denominator."""
+    inverse, delta = tl.where(live, 1.0, 0.0), tl.where(live, 0.0, 0.0)
     if rows[0] is not None:
-        inverse = load_of(rows[0], item, head, i, live)
-        dots = load_of(rows[1], item, head, i, live)
+        inverse, delta = load_of(rows[0], item, head, i, live), load_of(rows[1], item, head, i, live)
         for part in range(1, rows[3]):
-            dots += load_of(rows[1], item, head + part * rows[2], i, live)
-        dn, dd = dn * inverse[:, None], -dots * inverse * inverse
-    return dn, dd
+            delta += load_of(rows[1], item, head + part * rows[2], i, live)
+    return inverse, delta
+
+
+@triton.jit
+def load_cotangents(do, rows, item, head, first, i, live, column, width, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
+    """dn = do/den (CHUNK, COLUMNS) and dd = -(do·o)/den, 0 without a denominator."""
+    dn = load_tokens(do, item, head, first, live, column, width, COLUMNS, CHUNK)
+    inverse, delta = load_rows(rows, item, head, i, live)
+    if rows[0] is not None:
+        dn *= inverse[:, None]
+    return dn, -delta * inverse
 
 
 @triton.jit
 def store_tokens(view, item, head, first, keep, x, column, width, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
     """The inverse of `load_tokens`, rounded to the dtype of the view."""
-    rows, columns = tl.arange(0, CHUNK), tl.arange(0, COLUMNS)
-    at = corner(view, item, head, first, column) + rows[:, None] * view[3] + columns[None, :] * view[4]
+    rows, columns = tl.cast(first + tl.arange(0, CHUNK), tl.int64), tl.arange(0, COLUMNS)
+    at = corner(view, item, head, 0, column) + rows[:, None] * view[3] + columns[None, :] * view[4]
     tl.store(at, x.to(view[0].dtype.element_ty), mask=within(keep, column, width, COLUMNS))
 
 
@@ -156,13 +163,19 @@ def nearest(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def operand(x, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """x as a product takes it."""
+    return nearest(x.to(OPERAND), PRECISION)
+
+
+@triton.jit
 def product(x, y, total, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     """total + x y in float32 with operands in OPERAND; without total if it is None.
 
     Long sums are split among warps: otherwise a warp would need whole rows of x and columns of y for its part of the
     result, and spill registers.
     """
-    x, y = nearest(x.to(OPERAND), PRECISION), nearest(y.to(OPERAND), PRECISION)
+    x, y = operand(x, OPERAND, PRECISION), operand(y, OPERAND, PRECISION)
     ROWS: tl.constexpr = x.shape[0]
     K: tl.constexpr = x.shape[1]
     COLUMNS: tl.constexpr = y.shape[1]
@@ -202,7 +215,18 @@ def alone(x, OPERAND: tl.constexpr):
 @triton.jit
 def left_over(x, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     """What a product of x with operands in OPERAND drops: its next digits."""
-    return x - nearest(x.to(OPERAND), PRECISION).to(tl.float32)
+    return x - operand(x, OPERAND, PRECISION).to(tl.float32)
+
+
+@triton.jit
+def two_operands(x, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """Two operands whose sum is x, with twice the digits of one. The first digits of a bfloat16 are cut off, not
+    rounded: it takes half the instructions."""
+    if tl.bfloat16 == OPERAND:
+        first = (x.to(tl.int32, bitcast=True) & -0x10000).to(tl.float32, bitcast=True)
+    else:
+        first = operand(x, OPERAND, PRECISION)
+    return first.to(OPERAND), operand(x - first, OPERAND, PRECISION)
 
 
 @triton.jit
@@ -233,4 +257,24 @@ def add_tokens(total, x, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
         total += tl.sum(x, 0)
     else:
         total = add_row_sums(total, tl.trans(x), OPERAND, PRECISION)
+    return total
+
+
+@triton.jit
+def digits(x, OPERAND: tl.constexpr):
+    """x as the sum of the first three of eight columns, which have all its digits."""
+    first = x.to(OPERAND).to(tl.float32)
+    second = (x - first).to(OPERAND).to(tl.float32)
+    column = tl.arange(0, 8)[None, :]
+    rest = tl.where(column == 2, (x - first - second)[:, None], 0.0)
+    return tl.where(column == 0, first[:, None], tl.where(column == 1, second[:, None], rest))
+
+
+@triton.jit
+def add_weighted_tokens(total, x, weights, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """total + the sum of the tokens of x with weights in float32."""
+    if tl.float32 == OPERAND:
+        total += tl.sum(x * weights[:, None], 0)
+    else:
+        total = product(tl.trans(x), digits(weights, OPERAND), total, OPERAND, PRECISION)
     return total

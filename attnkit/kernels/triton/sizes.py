@@ -246,7 +246,8 @@ def parts(tile: Tile, tiles: int, keys: int, processors: int) -> int:
 
 
 # ---------------------------------------------------------------------------------------------- linear attention
-# No row spills registers in a call without masks; of packed sequences one spills two.
+# No row spills registers in a call without masks, but those of sweeps: a few numbers from before the loop, and many at
+# head size 128. Of packed sequences one spills two.
 
 UNIT = 64  # tokens: segments are multiples of it, and every CHUNK divides it
 
@@ -270,17 +271,22 @@ LINEAR = {
     ("sums", "float32", 64): (Chunk(32, 32, 8, 2), Chunk(32, 32, 8, 2)),
     ("sums", "float32", 128): (Chunk(32, 32, 8, 2), Chunk(32, 32, 8, 2)),
     ("sums", "float32", 256): (Chunk(32, 32, 8, 2), Chunk(32, 32, 8, 2)),
-    ("sweep", "bfloat16", 64): (Chunk(64, 64, 4, 2), Chunk(64, 64, 4, 2)),
-    ("sweep", "bfloat16", 128): (Chunk(64, 32, 4, 1), Chunk(64, 32, 4, 1)),
-    ("sweep", "bfloat16", 256): (Chunk(32, 32, 8, 1), Chunk(32, 32, 8, 1)),
-    ("sweep", "float16", 64): (Chunk(32, 32, 4, 1), Chunk(64, 32, 4, 2)),
-    ("sweep", "float16", 128): (Chunk(32, 16, 4, 1), Chunk(32, 32, 8, 1)),
-    ("sweep", "float16", 256): (Chunk(16, 32, 8, 1), Chunk(16, 32, 8, 1)),
-    ("sweep", "float32", 64): (Chunk(16, 32, 4, 2), Chunk(16, 32, 4, 2)),
-    ("sweep", "float32", 128): (Chunk(16, 32, 4, 1), Chunk(16, 32, 8, 1)),
-    ("sweep", "float32", 256): (Chunk(16, 32, 8, 1), Chunk(16, 32, 8, 1)),
+    ("columns", "bfloat16", 64): (Chunk(64, 64, 4, 2), Chunk(64, 64, 4, 2)),
+    ("columns", "bfloat16", 128): (Chunk(64, 32, 4, 1), Chunk(64, 32, 4, 1)),
+    ("columns", "bfloat16", 256): (Chunk(32, 32, 8, 1), Chunk(32, 32, 8, 1)),
+    ("columns", "float16", 64): (Chunk(32, 32, 4, 1), Chunk(64, 32, 4, 2)),
+    ("columns", "float16", 128): (Chunk(32, 16, 4, 1), Chunk(32, 32, 8, 1)),
+    ("columns", "float16", 256): (Chunk(16, 32, 8, 1), Chunk(16, 32, 8, 1)),
+    ("columns", "float32", 64): (Chunk(16, 32, 4, 2), Chunk(16, 32, 4, 2)),
+    ("columns", "float32", 128): (Chunk(16, 32, 4, 1), Chunk(16, 32, 8, 1)),
+    ("columns", "float32", 256): (Chunk(16, 32, 8, 1), Chunk(16, 32, 8, 1)),
+    ("sweep_queries", "bfloat16", 64): (Chunk(64, 64, 4, 2), Chunk(64, 64, 4, 2)),
+    ("sweep_queries", "bfloat16", 128): (Chunk(64, 128, 8, 1), Chunk(64, 128, 8, 1)),
+    ("sweep_keys", "bfloat16", 64): (Chunk(64, 64, 4, 1), Chunk(64, 64, 4, 1)),
+    ("sweep_keys", "bfloat16", 128): (Chunk(64, 128, 8, 1), Chunk(64, 128, 8, 1)),
 }
-"""By sums of segments or sweeps over them, dtype, and head size rounded up: for compute capability 8 and from 9 on."""
+"""By sums of segments, sweeps over them for some columns or for a whole state, dtype, and head size rounded up: for
+compute capability 8 and from 9 on. A second stage of `sweep_keys` would compute its features twice."""
 
 
 def linear(kind: str, dtype: str, capability: int, contracted: int, produced: int) -> Chunk:

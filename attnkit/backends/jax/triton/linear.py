@@ -1,7 +1,7 @@
 """Linear attention on JAX arrays by the same Triton kernels as for torch.
 
-Gradients compute the sums of keys again, then 1/den and do·num of every query, then dq in order and dk, dv from the
-end. The running sums of segments take the memory of the sums of each.
+Gradients compute the sums of keys again, then 1/den and δ = do·o of every query, then dq in order and dk, dv from the
+end, by two sweeps where products have a half type. The running sums of segments take the memory of the sums of each.
 """
 
 from typing import Any, NamedTuple
@@ -25,10 +25,11 @@ from attnkit.ops.linear.states import INITIAL
 
 OP = LINEAR.name
 INPUTS = (
-    "q", "k", "v", "do", "inverses", "dots", "states", "key_mask", "firsts", "stops", "query_mask",
+    "q", "k", "v", "do", "inverses", "deltas", "states", "key_mask", "firsts", "stops", "query_mask",
 )  # fmt: skip
 """The inputs of all kernels but `running`."""
-OPTIONAL = dict.fromkeys(("SLOPE", "NORMALIZE", "FLOOR", "D", "E"))  # constants that only some kernels have
+OPTIONAL = dict.fromkeys(("SLOPE", "SLOPE_OF", "NORMALIZE", "FLOOR", "D", "E", "BLOCK"))
+"""Constants that only some kernels have."""
 State = tuple[Array, Array]
 Arguments = dict[str, Any]
 
@@ -45,7 +46,7 @@ class Call(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """1/den, and do·num in parts; none without a denominator."""
+    """1/den, and δ in parts; none without a denominator."""
 
     views: dict[str, View]
     parts: int
@@ -104,7 +105,7 @@ def run(
     from attnkit.kernels.triton import flat_linear
 
     s, values = c.s, constants(c, name, by_values)
-    parts = linear_calls.parts(s, tokens, values["BLOCK"], by_values, by_states)
+    parts = linear_calls.parts(s, tokens, values.get("BLOCK"), by_values, by_states)
     if not parts.programs:
         return tuple(jnp.zeros(x.shape, x.dtype) for x in outputs)
     views = c.views | rows.views | {"states": launch.view(s.a, "", sums.states)}
@@ -115,7 +116,7 @@ def run(
     values |= {"LIMITS": s.limits, "NUMBERS": (s.plan.scale, s.plan.eps), "HEADS": s.heads}
     values |= {"SPAN": parts.span[:4], "BLOCKS": parts.blocks}
     arrays = tuple(c.like if x is None else x for x, _ in inputs)
-    entry = flat_linear.one if len(outputs) == 1 else flat_linear.two
+    entry = (flat_linear.one, flat_linear.two, flat_linear.three)[len(outputs) - 1]
     return launch.call(Launch(entry, parts.programs, arrays, outputs, values))
 
 
@@ -158,14 +159,24 @@ def running(c: Call, own: Array, tokens: int, initial: State | None, final: bool
 
 
 def rows_of(c: Call, sums: Sums) -> Rows:
-    """1/den and do·num of a call with do."""
-    a = c.s.a
+    """1/den and δ of a call with do."""
     if not c.s.plan.normalize:
         return NO_ROWS
-    parts = blocks_of(a.e, constants(c, "outputs", True)["BLOCK"])
-    shapes = [Output((a.items, n, a.queries, 1), jnp.float32) for n in (a.heads, parts * a.heads)]
-    found = run(c, "outputs", a.queries, True, False, sums, Rows({}, parts), *shapes)
-    return Rows({name: (x, launch.strides(x)) for name, x in zip(("inverses", "dots"), found, strict=True)}, parts)
+    parts = blocks_of(c.s.a.e, constants(c, "outputs", True)["BLOCK"])
+    ends = outputs_of_rows(c, parts)
+    return rows_from(run(c, "outputs", c.s.a.queries, True, False, sums, Rows({}, parts), *ends), parts)
+
+
+def outputs_of_rows(c: Call, parts: int) -> Outputs:
+    """Those of 1/den and of δ in parts."""
+    a = c.s.a
+    shapes = [(a.items, n, a.queries, 1) for n in (a.heads, parts * a.heads)]
+    return tuple(Output(shape, jnp.float32) for shape in shapes) if c.s.plan.normalize else ()
+
+
+def rows_from(found: Outputs, parts: int) -> Rows:
+    """1/den and δ as they were written."""
+    return Rows({name: (x, launch.strides(x)) for name, x in zip(("inverses", "deltas"), found, strict=False)}, parts)
 
 
 # ---------------------------------------------------------------------------------------------- outputs and gradients
@@ -205,7 +216,7 @@ def backward(static: Static, arrays: Arrays, cotangents: Any, saved: None) -> Ar
         s = s.of_valid_keys()
     if initial is None and dstate is None and not (do.size and s.a.keys):
         return {name: jnp.zeros_like(arguments[name]) for name in "qkv"}
-    c = call_of(s._replace(exact=True), q, q=q, k=k, v=v, do=do)  # do·v may cancel, and it is not summed first
+    c = call_of(s.of_gradients(dtype_name(v)), q, q=q, k=k, v=v, do=do)
     return reduced(gradients(c, arguments, initial, dstate), arguments)
 
 
@@ -217,14 +228,21 @@ def gradients(c: Call, arguments: Arguments, initial: State | None, dstate: Stat
         Output(shape, arguments[name].dtype if arguments[name].shape == shape else jnp.float32)
         for name, shape in shapes.items()
     )
+    grads: Arrays = {}
     keys = sums_of(c, "key_sums", a.keys, initial)
-    rows = rows_of(c, keys)
+    if c.s.sweeps:
+        ends = outputs_of_rows(c, 1)
+        grads["q"], *found = run(c, "sweep_queries", a.queries, True, False, keys, Rows({}, 1), dq, *ends)
+        rows = rows_from(tuple(found), 1)
+    else:
+        rows = rows_of(c, keys)
+        (grads["q"],) = run(c, "gradient_queries", a.queries, False, False, keys, rows, dq)
     queries = sums_of(c, "query_sums", a.queries, dstate, initial is not None, rows)
-    grads = {
-        "q": run(c, "gradient_queries", a.queries, False, False, keys, rows, dq)[0],
-        "k": run(c, "gradient_keys", a.keys, False, True, queries, rows, dk)[0],
-        "v": run(c, "gradient_values", a.keys, True, True, queries, rows, dv)[0],
-    }
+    if c.s.sweeps:
+        grads["k"], grads["v"] = run(c, "sweep_keys", a.keys, True, True, queries, rows, dk, dv)
+    else:
+        (grads["k"],) = run(c, "gradient_keys", a.keys, False, True, queries, rows, dk)
+        (grads["v"],) = run(c, "gradient_values", a.keys, True, True, queries, rows, dv)
     return grads | {name: x.reshape(*leading, *x.shape[1:]) for name, x in zip(INITIAL, queries.total, strict=False)}
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import with_gradients
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o, register
 from attnkit.backends.torch.triton import launch, pointwise, recorded
@@ -80,7 +81,7 @@ def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...])
         s = s.of_valid_keys()
     if initial is None and dstate is None and not (do.numel() and s.a.keys):
         return {name: arguments[name].new_zeros(arguments[name].shape) for name in names}
-    s = s._replace(exact=True)  # do·v may cancel, and it is not summed first
+    s = s.of_gradients(dtype_name(v))
     shapes = {
         "q": s.a.shape_of("q"),
         "k": (*s.plan.state_leading, s.a.keys, s.a.d),

@@ -1,8 +1,9 @@
 """Linear attention on torch tensors: memory and launches of the Triton kernels.
 
 Any layout is read through views (items, heads, tokens, features): broadcast axes have stride 0. Backward recomputes the
-states, then computes 1/den and do·num of every query, then dq in order and dk, dv from the end. A returned state has
-sums of its own: it includes keys that no query sees, and is float32 whatever the inputs are.
+states, then computes 1/den and δ = do·o of every query, then dq in order and dk, dv from the end; two sweeps do that
+where products have a half type. A returned state has sums of its own: it includes keys that no query sees, and is
+float32 whatever the inputs are.
 """
 
 from typing import Any
@@ -80,12 +81,10 @@ class Call:
 
     def launch(self, name: str, tokens: int, by_values: bool, by_states: bool, *arguments: Any) -> Launch:
         """A launch with the programs of `attnkit.kernels.linear_calls.parts`."""
-        from attnkit.kernels.triton import linear
-
         values = self.constants(name, by_values)
-        parts = linear_calls.parts(self.s, tokens, values["BLOCK"], by_values, by_states)
+        parts = linear_calls.parts(self.s, tokens, values.get("BLOCK"), by_values, by_states)
         arguments = (*arguments, self.s.heads, parts.span.numbers, parts.blocks)
-        return Launch(getattr(linear, name), parts.programs, arguments, values)
+        return Launch(linear_calls.kernel_of(name), parts.programs, arguments, values)
 
     def states(
         self, name: str, tokens: int, inputs: tuple[Any, ...], initial: State | None, final: State | None = None
@@ -139,41 +138,63 @@ class Call:
         """The launches for the returned state; the setting is one of keys alone."""
         return self.states("key_sums", self.s.a.keys, (self.k, self.v), initial, final)[1]
 
-    def rows(self, do: View, states: Any) -> tuple[tuple[Any, ...], list[Launch]]:
-        """1/den and do·num, and the launches that compute them."""
+    def rows(self, parts: int) -> tuple[Any, ...]:
+        """Memory for 1/den and for δ in parts."""
         a = self.s.a
         if not self.s.plan.normalize:
-            return NO_ROWS, []
-        parts = blocks_of(a.e, self.constants("outputs", True)["BLOCK"])
+            return NO_ROWS
         views = (
             self.view(self.room(a.items, n, a.queries), (a.items, n), a.queries) for n in (a.heads, parts * a.heads)
         )
-        rows = (*views, a.heads, parts)
-        return rows, [self.outputs(None, do, rows, states)]
+        return (*views, a.heads, parts)
 
     def backward(
         self, do: Tensor, grads: dict[str, Tensor], initial: State | None, dstate: State | None
     ) -> list[Launch]:
-        """The launches for those of dq, dk, dv and the gradients of the initial state that are in `grads`."""
+        """The launches for dq, dk, dv and the gradients of the initial state, which go to `grads`; the setting is one
+        of gradients."""
         s, a = self.s, self.s.a
-        settings = (masks_of(s), s.limits, s.plan.scale)
-        do_view = launch.view(a, "o", do)
-        key_sums, launches = self.states("key_sums", a.keys, (self.k, self.v), initial)
-        rows, more = self.rows(do_view, key_sums)
-        launches += more
-        if "q" in grads:
-            dq = launch.view(a, "q", grads["q"])
-            arguments: tuple[Any, ...] = (self.q, self.k, self.v, do_view, dq, rows, key_sums, *settings)
-            launches.append(self.launch("gradient_queries", a.queries, False, False, *arguments))
+        do_view, dq = launch.view(a, "o", do), launch.view(a, "q", grads["q"])
+        dk, dv = (self.view(grads[name], s.plan.state_leading, a.keys, n) for name, n in (("k", a.d), ("v", a.e)))
+        of_queries, of_keys = self.gradients_of_queries, self.gradients_of_keys
+        if s.sweeps:
+            of_queries, of_keys = self.sweep_queries, self.sweep_keys
+        states, sums = self.states("key_sums", a.keys, (self.k, self.v), initial)
+        rows, launches = of_queries(do_view, dq, states)
         final = None if initial is None else (grads["initial_S"], grads["initial_z"])
-        query_sums, more = self.states("query_sums", a.queries, (self.q, do_view, rows), dstate, final)
-        launches += more
-        if "k" in grads:
-            dk = self.view(grads["k"], s.plan.state_leading, a.keys, a.d)
-            arguments = (self.q, self.k, self.v, do_view, dk, rows, query_sums, *settings)
-            launches.append(self.launch("gradient_keys", a.keys, False, True, *arguments))
-        if "v" in grads:
-            dv = self.view(grads["v"], s.plan.state_leading, a.keys, a.e)
-            arguments = (self.q, self.k, do_view, dv, rows, query_sums, *settings)
-            launches.append(self.launch("gradient_values", a.keys, True, True, *arguments))
-        return launches
+        states, more = self.states("query_sums", a.queries, (self.q, do_view, rows), dstate, final)
+        return [*sums, *launches, *more, *of_keys(do_view, dk, dv, rows, states)]
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        return masks_of(self.s), self.s.limits, self.s.plan.scale
+
+    def gradients_of_queries(self, do: View, dq: View, states: Any) -> tuple[tuple[Any, ...], list[Launch]]:
+        """1/den and δ, and the launches for them and for dq."""
+        a = self.s.a
+        parts = blocks_of(a.e, self.constants("outputs", True)["BLOCK"])
+        rows, launches = self.rows(parts), []
+        if self.s.plan.normalize:
+            launches.append(self.outputs(None, do, rows, states))
+        arguments = (self.q, self.k, self.v, do, dq, rows, states, *self.settings)
+        return rows, [*launches, self.launch("gradient_queries", a.queries, False, False, *arguments)]
+
+    def gradients_of_keys(self, do: View, dk: View, dv: View, rows: Any, states: Any) -> list[Launch]:
+        """The launches for dk and dv."""
+        of_k: tuple[Any, ...] = (self.q, self.k, self.v, do, dk, rows, states, *self.settings)
+        of_v: tuple[Any, ...] = (self.q, self.k, do, dv, rows, states, *self.settings)
+        return [
+            self.launch("gradient_keys", self.s.a.keys, False, True, *of_k),
+            self.launch("gradient_values", self.s.a.keys, True, True, *of_v),
+        ]
+
+    def sweep_queries(self, do: View, dq: View, states: Any) -> tuple[tuple[Any, ...], list[Launch]]:
+        """The same in one launch."""
+        rows = self.rows(1)
+        arguments = (self.q, self.k, self.v, do, dq, rows, states, *self.settings, self.s.plan.eps)
+        return rows, [self.launch("sweep_queries", self.s.a.queries, True, False, *arguments)]
+
+    def sweep_keys(self, do: View, dk: View, dv: View, rows: Any, states: Any) -> list[Launch]:
+        """The same in one launch."""
+        arguments = (self.q, self.k, self.v, do, dk, dv, rows, states, *self.settings)
+        return [self.launch("sweep_keys", self.s.a.keys, True, True, *arguments)]
