@@ -109,9 +109,16 @@ def normalised_backward(
 
 
 def statistics_of_rows(
-    dtype: torch.dtype, d: int, fields: str, op: Callable[..., Any], gradients: bool = False, **options: Any
+    dtype: torch.dtype,
+    d: int,
+    fields: str,
+    op: Callable[..., Any],
+    gradients: bool = False,
+    with_output: bool = False,
+    **options: Any,
 ) -> Workload:
-    """Statistics of softmax or entmax from the numbers of the rows, or the gradients of both and of the output."""
+    """Statistics of softmax, alone or beside the output, or those of entmax from the numbers of the rows; or the gradients
+    of statistics and of the output."""
 
     def launches(items: int) -> list[Launch]:
         q = inputs(dtype, d, 1024, items)
@@ -120,8 +127,9 @@ def statistics_of_rows(
         numbers = torch.empty(rows_statistics.shape_of_numbers(op.__name__, arguments, call.a.leading))
         rows = {name: torch.empty(q.shape[:-1]) for name in statistics.outputs(fields)}
         outputs = tuple(rows.get(name) for name in (*statistics.FIELDS, "first"))
+        v, o = (q, torch.empty_like(q)) if with_output else (None, None)
         if not gradients:
-            return [rows_statistics.statistics_launch(q, q, outputs, numbers, call)]
+            return rows_statistics.forward_launches(q, q, v, o, outputs, numbers, call)[-1:]
         given = (rows["first"], *outputs[:4], *outputs[:2])
         grads = gradients_of(q=q, k=q, v=q)
         return of_rows.backward_launches(q, q, q, q, None, numbers, grads, call, given)
@@ -193,6 +201,8 @@ WORKLOADS: dict[str, Workload] = {
     "statistics: all": row_statistics(BF16, 64, ALL),
     "statistics: all, beside o": row_statistics(BF16, 64, ALL, True),
     "softmax: all statistics": statistics_of_rows(BF16, 64, ALL, softmax_attention),
+    "softmax: all statistics, d = 128": statistics_of_rows(BF16, 128, ALL, softmax_attention),
+    "softmax: all statistics, beside o": statistics_of_rows(BF16, 64, ALL, softmax_attention, with_output=True),
     "entmax: all statistics": statistics_of_rows(BF16, 64, ALL, entmax_attention, alpha=1.5),
     "linear": linear(BF16, 64),
     "linear, causal": linear(BF16, 64, least=32, causal=True),

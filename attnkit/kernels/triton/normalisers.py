@@ -100,10 +100,12 @@ NORMALISERS = {
 HALF_SOFTMAX = (weigh_exp2, None, None)
 """The same for weights of softmax that are rounded to half types and summed, not for gradients."""
 
+HALF_KERNELS = ("forward_online", "softmax_parts", "statistics_of_softmax")
+
 
 def functions(kernel: Any, normaliser: str, half: bool, negative: bool) -> dict[str, Any]:
     """The compile-time functions of a kernel, and whether its scale is negative."""
-    half = half and normaliser == "softmax" and kernel.__name__ in ("forward_online", "softmax_parts")
+    half = half and normaliser == "softmax" and kernel.__name__ in HALF_KERNELS
     chosen = zip(("WEIGH", "SLOPE", "TILT"), HALF_SOFTMAX if half else NORMALISERS[normaliser], strict=True)
     values = {**dict(chosen), "NEGATIVE": negative}
     return {name: value for name, value in values.items() if name in kernel.arg_names}

@@ -1,5 +1,7 @@
-"""Statistics of the rows of softmax, sparsemax and entmax on torch tensors: the kernels of `rows` leave the numbers of
-the rows, and a sweep over the keys follows for the statistics that are asked for."""
+"""Statistics of the rows of softmax, sparsemax and entmax on torch tensors: those of softmax come with the numbers of the
+rows, and with the output; for the others the kernels of `rows` leave these, and a sweep over the keys follows."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,16 +33,52 @@ def statistics_launch(
     from attnkit.kernels.triton import sizes
     from attnkit.kernels.triton.statistics import kind
 
-    a, bits = call.a, q.dtype.itemsize * 8
-    kernel, beside = kernels.statistics_of_rows, launch.bytes_of_pairs(call.of_pairs)
-    tile = sizes.rows("statistics_of_rows", bits, a.d, a.d, launch.capability(q.device))
-    constants = {"d": a.d, "D": sizes.padded(a.d), "PRECISION": "tf32x3" if bits == 32 else "ieee"}
-    constants |= rows.functions(kernel, call, q.dtype) | sizes.with_pairs(tile, beside)._asdict()
-    constants["KIND"] = kind(outputs, call.above is not None, False, first)
+    a, kernel = call.a, kernels.statistics_of_rows
+    tile = sizes.rows("statistics_of_rows", q.dtype.itemsize * 8, a.d, a.d, launch.capability(q.device))
+    constants = _constants(kernel, q, call, tile) | {"KIND": kind(outputs, call.above is not None, False, first)}
     programs = a.blocks(a.queries, tile.ROWS) * a.heads * a.items
     of_rows = (launch.contiguous_rows(outputs, a), rows.views_of_numbers(a, numbers))
     arguments = (view(a, "q", q), view(a, "k", k), *of_rows, *rows.tuples(call), a.heads, a.groups)
     return Launch(kernel, programs, arguments, constants)
+
+
+def softmax_launch(
+    q: Tensor, k: Tensor, v: Tensor | None, o: Tensor | None, outputs: Rows, numbers: Tensor, call: rows.Call
+) -> Launch:
+    """The launch for the statistics of softmax, the numbers of the rows, and o, unless it is None."""
+    from attnkit.kernels.triton import rows_statistics as kernels
+    from attnkit.kernels.triton import sizes
+    from attnkit.kernels.triton.statistics import kind
+
+    a, kernel = call.a, kernels.statistics_of_softmax
+    e, name = (a.d, "alone") if o is None else (a.e, "beside")
+    tile = sizes.rows(f"softmax_{name}", q.dtype.itemsize * 8, a.d, e, launch.capability(q.device))
+    constants = _constants(kernel, q, call, tile) | {"KIND": kind(outputs, False, False, False)}
+    constants |= {"e": e, "E": sizes.padded(e)}
+    programs = a.blocks(a.queries, tile.ROWS) * a.heads * a.items
+    views = (view(a, "q", q), view(a, "k", k), None if o is None else view(a, "v", v), view(a, "o", o))
+    of_rows = (launch.contiguous_rows(outputs, a), rows.views_of_numbers(a, numbers))
+    return Launch(kernel, programs, (*views, *of_rows, *rows.tuples(call), a.heads, a.groups), constants)
+
+
+def _constants(kernel: Any, q: Tensor, call: rows.Call, tile: Any) -> dict[str, Any]:
+    """Compile-time arguments of both kernels."""
+    from attnkit.kernels.triton.sizes import padded, with_pairs
+
+    a = call.a
+    widths = {"d": a.d, "D": padded(a.d), "PRECISION": "tf32x3" if q.dtype == torch.float32 else "ieee"}
+    sizes = with_pairs(tile, launch.bytes_of_pairs(call.of_pairs))._asdict()
+    return widths | rows.functions(kernel, call, q.dtype) | sizes
+
+
+def forward_launches(
+    q: Tensor, k: Tensor, v: Tensor | None, o: Tensor | None, outputs: Rows, numbers: Tensor, call: rows.Call
+) -> list[Launch]:
+    """The launches for o, unless it is None, the statistics, and the numbers of the rows."""
+    if call.above is None:
+        return [softmax_launch(q, k, v, o, outputs, numbers, call)]
+    of_numbers = rows.forward_launch(q, k, v, o, None, numbers, call)
+    return [of_numbers, statistics_launch(q, k, outputs, numbers, call)]
 
 
 def forward(op: str, arguments: Arguments, o: Tensor | None, outputs: Rows, numbers: Tensor) -> None:
@@ -52,8 +90,7 @@ def forward(op: str, arguments: Arguments, o: Tensor | None, outputs: Rows, numb
             if x is not None:
                 x.fill_(-1 if x.dtype == torch.int32 else 0.0)
         return
-    launch.run(q, [rows.forward_launch(q, k, v, o, None, numbers, call)])
-    launch.run(q, [statistics_launch(q, k, outputs, numbers, call)])
+    launch.run(q, forward_launches(q, k, v, o, outputs, numbers, call))
 
 
 def backward(
