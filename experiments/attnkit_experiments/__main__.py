@@ -21,6 +21,7 @@ from attnkit_experiments.data.images import throughput
 from attnkit_experiments.data.prepare import PREPARE
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
 from attnkit_experiments.engine.progress import say
+from attnkit_experiments.engine.terms import LIMITS
 from attnkit_experiments.engine.tracking import Tracking
 from attnkit_experiments.engine.world import TIMEOUT, Sharding
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
@@ -62,7 +63,18 @@ class Run:
     overwrite: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="[CELL ...]")] = None
     """Delete the study in --out and start anew; with names of cells delete and train only those."""
     skip_unreadable: bool = False
-    """Leave unreadable images out and count them."""
+    """Leave unreadable images and reviews out and count them; above 1 % only with --allow-dropped unreadable."""
+    allow_dropped: tuple[str, ...] = ()
+    """Go on where more than 1 % of the files that may be data, and more than one, are passed over for these reasons:
+    suffix, depth, split, link, mode, unreadable. The first line of a run and study.json count all reasons."""
+    allow_one_class: bool = False
+    """Go on where all files are of one class."""
+    max_pixels: int = LIMITS.pixels
+    """An image with more pixels is unreadable."""
+    max_bytes: int = LIMITS.size
+    """A file, or a member of an archive, that has or unpacks to more bytes is unreadable."""
+    max_header: int = LIMITS.header
+    """A tar with a header of more bytes is unreadable, and so is a larger label of a sample."""
     workers: int = 0
     """Processes that decode images with --set lazy=true, for each process under torchrun; they change no result."""
     keep_going: bool = False
@@ -97,6 +109,16 @@ class Work:
     cache: Path | None = None
     """As of run."""
     skip_unreadable: bool = False
+    """As of run."""
+    allow_dropped: tuple[str, ...] = ()
+    """As of run."""
+    allow_one_class: bool = False
+    """As of run."""
+    max_pixels: int = LIMITS.pixels
+    """As of run."""
+    max_bytes: int = LIMITS.size
+    """As of run."""
+    max_header: int = LIMITS.header
     """As of run."""
     workers: int = 0
     """As of run."""
