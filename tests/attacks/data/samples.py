@@ -57,11 +57,9 @@ def tree(picture: bytes | None = None, suffix: str = ".png") -> dict[str, bytes]
 
 
 def bomb(side: int = 20_000) -> bytes:
-    """A PNG of `side`² grey pixels, all 0: of 20,000 it has 49 kB."""
-    row = zlib.compressobj(9)
-    lines = b"".join(row.compress(bytes(side + 1)) for _ in range(side)) + row.flush()
+    """A PNG that announces `side`² grey pixels, and has the first row of them."""
     header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    chunks = [(b"IHDR", header), (b"IDAT", lines), (b"IEND", b"")]
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(side + 1))), (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in chunks
     )

@@ -166,36 +166,40 @@ class Listing:
         images: list[Entry] = []
         names: set[str] = set()
         for place in zip_places(path, self.limits):
+            name = f"{archive}: {place.name}"
+            image = Entry("", "", -1, place.name, number, place.offset, place.size, place.packing, place.crc)
             if reason := passed_by(place.name):
-                self.census.pass_over(reason, f"{archive}: {place.name}")
+                require_placed(image, name)
+                self.census.pass_over(reason, name)
                 continue
             if place.name in names:
                 raise UserError(f"{path}: holds {place.name} twice")
             names.add(place.name)
-            images.append(Entry("", "", -1, place.name, number, place.offset, place.size, place.packing, place.crc))
+            images.append(image)
         yield from self._in_archive(images, archive)
 
     def _in_archive(self, images: list[Entry], archive: str) -> Iterator[Entry]:
-        """The images of an archive with their splits and classes."""
+        """The images of an archive with their splits and classes; labelled ones have a number or a folder."""
         own = split_word(archive)
-        places = [placed(image.name) for image in images]
-        by_archive = [
-            len(parts(image.name))
-            for image, place in zip(images, places, strict=True)
-            if own and isinstance(place, str) and image.number < 0
-        ]
-        level = min((depth for depth in by_archive if depth > 1), default=2)
+        places = [placed(image.name, labelled=image.number >= 0 or bool(image.folder)) for image in images]
+        if own:  # below the archive's split the class is at one level, the highest with a folder
+            depths = [len(parts(image.name)) for image in images]
+            level = min(
+                (depth for depth, place in zip(depths, places, strict=True) if place == "split" and depth > 1),
+                default=2,
+            )
+            for at, (depth, image) in enumerate(zip(depths, images, strict=True)):
+                if places[at] == "split" and (image.number >= 0 or image.folder):
+                    places[at] = Placed(own, "")
+                elif isinstance(places[at], str):
+                    places[at] = Placed(own, parts(image.name)[-2]) if depth == level else "depth"
         for image, place in zip(images, places, strict=True):
             name = f"{archive}: {image.name}"
-            if isinstance(place, Placed):
-                if self._used(place.word, name):
-                    yield image._replace(split=SPLITS[place.word], folder=image.folder or place.folder)
-            elif own and (image.number >= 0 or image.folder or len(parts(image.name)) == level):
-                if self._used(own, name):
-                    folder = image.folder or (parts(image.name)[-2] if image.number < 0 else "")
-                    yield image._replace(split=SPLITS[own], folder=folder)
-            else:
-                self.census.pass_over("depth" if own else place, name)
+            if isinstance(place, str):
+                require_placed(image, name)
+                self.census.pass_over(place, name)
+            elif self._used(place.word, name):
+                yield image._replace(split=SPLITS[place.word], folder=image.folder or place.folder)
 
     def _tar(self, path: Path, archive: str, number: int) -> Iterator[Entry]:
         samples: dict[str, list[Entry]] = {}  # webdataset: a sample is named up to the first dot of its files' name
@@ -289,15 +293,25 @@ def split_word(path: str) -> str:
     return words[-1] if words else ""
 
 
-def placed(name: str) -> Placed | str:
-    """Split and class of an image by its path, or the reason to pass it over."""
+def placed(name: str, *, labelled: bool = False) -> Placed | str:
+    """Split and class of an image by its path, or the reason to pass it over. One with a label has no folder that is
+    its class.
+    """
     folders = parts(name)[:-1]
     exact = [at for at, folder in enumerate(folders) if folder.lower() in SPLITS]
     named = exact or [at for at, folder in enumerate(folders) if split_word(folder)]
     if not named:
         return "split"
-    below = folders[named[0] + 1 :]
-    return Placed(split_word(folders[named[0]]), below[0]) if len(below) == 1 else "depth"
+    word, below = split_word(folders[named[0]]), folders[named[0] + 1 :]
+    if labelled:
+        return Placed(word, "")
+    return Placed(word, below[0]) if len(below) == 1 else "depth"
+
+
+def require_placed(image: Entry, name: str) -> None:
+    """Unreadable for a file that would be passed over by a name of which its zip has two."""
+    if image.packing == MISPLACED:
+        raise Unreadable(name, "not where the zip says it is")
 
 
 def key_of(name: str) -> str:
