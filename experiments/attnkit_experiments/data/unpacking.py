@@ -27,6 +27,8 @@ from attnkit_experiments.engine.terms import LIMITS, Limits
 GZIPPED_TARS = (".tar.gz", ".tgz")
 BLOCK = 512  # bytes, of which a tar consists
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip's member: its mark, and the lengths of its name and its extra field
+ZIP_END = struct.Struct("<10xH")  # the number of a zip's entries
+LONGEST_END = 22 + (1 << 16)  # bytes, with a comment
 LZMA_HEADER = struct.Struct("<2xH")  # of a zip's LZMA stream: the length of its properties
 STORED, DEFLATED, BZIP2, LZMA = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA
 ENCRYPTED, MISPLACED = -1, -2  # in place of a zip's method
@@ -136,6 +138,7 @@ def zip_places(path: Path, limits: Limits = LIMITS) -> Iterator[Place]:
     Errors: Unreadable if its directory cannot be read.
     """
     with readable(str(path)), zipfile.ZipFile(path) as archive, path.open("rb", buffering=0) as raw:
+        _require_count(path, len(archive.infolist()))
         for info in archive.infolist():
             name = info.filename if "/" in info.filename else info.filename.replace("\\", "/")
             if name.endswith("/"):
@@ -149,6 +152,19 @@ def zip_places(path: Path, limits: Limits = LIMITS) -> Iterator[Place]:
                     offset = info.header_offset + LOCAL_HEADER.size + length + extra
                     packing = ENCRYPTED if info.flag_bits & 1 else info.compress_type
             yield Place(str(path), name, offset, info.compress_size, packing, info.CRC, limits)
+
+
+def _require_count(path: Path, count: int) -> None:
+    """Unreadable unless the directory has as many entries as the zip's end says: a wrong length of one hides the next,
+    which zipfile does not notice. The number has 16 bits; zips of more files have it elsewhere.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(max(0, size - LONGEST_END))
+        end = file.read()
+    (said,) = ZIP_END.unpack_from(end, end.rfind(b"PK\5\6"))
+    if said != 0xFFFF and said != count & 0xFFFF:
+        raise Unreadable(str(path), f"its directory has {count:,} entries, and should have {said:,}")
 
 
 class Window:
