@@ -528,7 +528,7 @@ def one_class(root: Path) -> str:
         ),
         (only_train, "holds no test images"),
         (text_for_a_class, "x.cls holds 'bee', expected a class as a number"),
-        (some_without_class, "some images have a class as a number and some have none"),
+        (some_without_class, "train-0.tar: the sample a/y has no label, and others have"),
         (no_tar, "train.tar: cannot be read ("),
         (one_class, "all files are of one class, a, and every answer would be right; --allow-one-class"),
         (without_class, "train-0.tar: x.png has neither a label nor a folder that is its class"),

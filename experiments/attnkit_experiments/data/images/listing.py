@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -213,7 +213,7 @@ class Listing:
                 continue
             ending = PurePosixPath(member.name).name.partition(".")[2]
             if member.isfile() and ending in ("cls", "json") and not is_hidden(member.name):
-                label = label_of(ending, read, f"{path}: {member.name}", self.limits)
+                label = label_of(ending, member.size, read, f"{path}: {member.name}", self.limits)
                 if label is not None:
                     labels[key_of(member.name)] = label
                 self.census.pass_over("other" if label is None else "labels", name)
@@ -223,6 +223,8 @@ class Listing:
                 packing = MISPLACED if member.issparse() else STORED
                 image = Entry("", "", -1, member.name, number, member.offset_data, member.size, packing)
                 samples.setdefault(key_of(member.name), []).append(image)
+        if (labelled := labels.keys() & samples.keys()) and (lacking := samples.keys() - labelled):
+            raise UserError(f"{path}: the sample {min(lacking)} has no label, and others have")
         images: list[Entry] = []
         for key, several in samples.items():
             if key not in labels:
@@ -319,18 +321,21 @@ def key_of(name: str) -> str:
     return str(path.parent / path.name.partition(".")[0])
 
 
-def label_of(ending: str, read, name: str, limits: Limits) -> int | str | None:  # type: ignore[no-untyped-def]
-    """The class in a sample's `.cls` or `.json`, None if the latter has none. Errors: UserError."""
-    raw = read()
-    if len(raw) > limits.header:
-        raise Unreadable(name, f"a label of {len(raw):,} bytes; --max-header allows more than {limits.header:,}")
+def label_of(ending: str, size: int, read: Callable[[], bytes], name: str, limits: Limits) -> int | str | None:
+    """The class in a sample's `.cls` or `.json`, None for JSON of another kind. Errors: UserError."""
+    if size > limits.header and ending == "cls":
+        raise Unreadable(name, f"a label of {size:,} bytes; --max-header allows more than {limits.header:,}")
+    if size > limits.header:
+        return None
     if ending == "cls":
-        text = raw.decode(errors="replace").strip()
+        text = read().decode(errors="replace").strip()
         if not text.isdecimal():
             raise UserError(f"{name} holds {text[:20]!r}, expected a class as a number")
         return class_number(int(text), name) if len(text) < 20 else class_number(MOST_CLASSES, name)
-    with readable(name):
-        facts = json.loads(raw)
+    try:
+        facts = json.loads(read())
+    except (ValueError, RecursionError):
+        return None
     found = [facts[key] for key in ("label", "cls") if key in facts] if isinstance(facts, dict) else []
     if not found:
         return None

@@ -91,7 +91,7 @@ def _prepare(of: Preparation, terms: Terms) -> dict[str, Any]:
             _write(of.out / f"{split}-{number:06d}.tar", index, shard)
         files[split] = {"images": len(ids), "shards": len(shards)}
     write_text(of.out / CLASSES, "".join(f"{name}\n" for name in index.classes))
-    manifest = {"name": of.name if expected else of.archive.name, "counts": counts, "files": files}
+    manifest: dict[str, Any] = {"name": of.name if expected else of.archive.name, "counts": counts, "files": files}
     manifest |= {"census": index.census.record(), "expected": None if expected is None else dict(expected)}
     write_json(of.out / "manifest.json", manifest)
     return manifest
@@ -101,22 +101,16 @@ def _require_keys(index: ImageIndex) -> None:
     """UserError for names that cannot be keys of samples, and for two images of a class that would have one key."""
     for name in index.classes:
         if printable(name) != name:
-            raise UserError(
-                f"{printable(name)}: a class whose name is not UTF-8, or has line breaks, cannot be written"
-            )
+            raise UserError(f"{printable(name)}: the name of a class must be UTF-8, in one line")
     before = (False, -1, "")
     rows = zip(index.train.tolist(), index.labels.tolist(), index.names.tolist(), strict=True)
     for train, label, name in rows:  # sorted by split, class and stem
-        shown, stem = printable(text_of(name)), PurePosixPath(text_of(name)).stem
-        if "." in stem:
-            raise UserError(
-                f"{printable(text_of(name))}: a name with two dots cannot be the key of a sample in a shard"
-            )
-        if (train, label, stem) == before:
-            raise UserError(
-                f"{printable(text_of(name))}: another image of its class has the same name, but for its suffix"
-            )
-        before = (train, label, stem)
+        path = PurePosixPath(text_of(name))
+        if "." in path.stem:
+            raise UserError(f"{printable(str(path))}: a name with two dots cannot be the key of a sample in a shard")
+        if (train, label, path.stem) == before:
+            raise UserError(f"{printable(str(path))}: another image of its class has the same name, but for its suffix")
+        before = (train, label, path.stem)
 
 
 def _name_uneven(archive: Path, index: ImageIndex, val: np.ndarray, usual: int) -> None:
