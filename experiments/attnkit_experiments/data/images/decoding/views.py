@@ -11,8 +11,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +22,9 @@ from attnkit_experiments.engine.terms import Limits
 
 Box = tuple[float, float, float, float]
 View = Callable[[Image.Image], Image.Image]
+
+# Pillow warns of images above its limit and refuses those of twice as many pixels: `require_pixels` refuses the first
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 ASPECTS = (3 / 4, 4 / 3)
 ATTEMPTS = 100
@@ -143,34 +145,31 @@ def opened(place: Place, view: View) -> Image.Image:
 
 def viewed(name: str, encoded: bytes, view: View, limits: Limits) -> Image.Image:
     """`view` of an encoded image; as `opened`."""
-    with readable(name), limited(limits):
-        try:
-            with Image.open(io.BytesIO(encoded)) as image:
-                return view(image)
-        except UnidentifiedImageError:
-            raise Unreadable(name, "unknown format") from None
-        except UnknownRange as error:
-            raise Unreadable(name, str(error), "mode") from None
-        except Image.DecompressionBombError:
-            raise Unreadable(name, f"more than {limits.pixels:,} pixels; --max-pixels allows more") from None
-
-
-@contextmanager
-def limited(limits: Limits) -> Iterator[None]:
-    """Pillow's limit is ours: it fails at twice its number, and warns from that number on."""
-    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, limits.pixels / 2  # type: ignore[assignment]
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, limits.pixels
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        with readable(name):
+            return _viewed(name, encoded, view, limits)
     finally:
         Image.MAX_IMAGE_PIXELS = before
 
 
+def _viewed(name: str, encoded: bytes, view: View, limits: Limits) -> Image.Image:
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            require_pixels(*image.size)
+            return view(image)
+    except UnidentifiedImageError:
+        raise Unreadable(name, "unknown format") from None
+    except UnknownRange as error:
+        raise Unreadable(name, str(error), "mode") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise Unreadable(name, f"more than {limits.pixels:,} pixels; --max-pixels allows more") from None
+
+
 def require_pixels(width: int, height: int) -> None:
-    """DecompressionBombError for an image that resizing would make too large: a long narrow one."""
-    if Image.MAX_IMAGE_PIXELS and width * height > 2 * Image.MAX_IMAGE_PIXELS:
-        raise Image.DecompressionBombError(f"{width}×{height} pixels after resizing")
+    """DecompressionBombError for too large an image, which a long narrow one becomes when it is resized."""
+    if Image.MAX_IMAGE_PIXELS and width * height > Image.MAX_IMAGE_PIXELS:
+        raise Image.DecompressionBombError(f"{width}×{height} pixels")
 
 
 def _coarse(image: Image.Image) -> Image.Image:
