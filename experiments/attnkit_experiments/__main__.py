@@ -18,9 +18,10 @@ import tyro
 
 from attnkit_experiments.commands import classify, export, profile, repeat, runner
 from attnkit_experiments.data.images import throughput
-from attnkit_experiments.data.prepare import PREPARE
+from attnkit_experiments.data.prepare import IMAGES, PREPARE
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
 from attnkit_experiments.engine.progress import say
+from attnkit_experiments.engine.terms import LIMITS, Terms
 from attnkit_experiments.engine.tracking import Tracking
 from attnkit_experiments.engine.world import TIMEOUT, Sharding
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
@@ -62,7 +63,18 @@ class Run:
     overwrite: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="[CELL ...]")] = None
     """Delete the study in --out and start anew; with names of cells delete and train only those."""
     skip_unreadable: bool = False
-    """Leave unreadable images out and count them."""
+    """Leave unreadable images and reviews out and count them; above 1 % only with --allow-dropped unreadable."""
+    allow_dropped: tuple[str, ...] = ()
+    """Go on where more than 1 % of the files that may be data, and more than one, are passed over for these reasons:
+    suffix, depth, split, link, mode, unreadable. The first line of a run and study.json count all reasons."""
+    allow_one_class: bool = False
+    """Go on where all files are of one class."""
+    max_pixels: int = LIMITS.pixels
+    """An image with more pixels is unreadable."""
+    max_bytes: int = LIMITS.size
+    """A file, or a member of an archive, that has or unpacks to more bytes is unreadable."""
+    max_header: int = LIMITS.header
+    """A tar with a header of more bytes is unreadable, and so is a larger label of a sample."""
     workers: int = 0
     """Processes that decode images with --set lazy=true, for each process under torchrun; they change no result."""
     keep_going: bool = False
@@ -97,6 +109,16 @@ class Work:
     cache: Path | None = None
     """As of run."""
     skip_unreadable: bool = False
+    """As of run."""
+    allow_dropped: tuple[str, ...] = ()
+    """As of run."""
+    allow_one_class: bool = False
+    """As of run."""
+    max_pixels: int = LIMITS.pixels
+    """As of run."""
+    max_bytes: int = LIMITS.size
+    """As of run."""
+    max_header: int = LIMITS.header
     """As of run."""
     workers: int = 0
     """As of run."""
@@ -169,7 +191,7 @@ class Prepare:
     """Write the sentence pairs of IWSLT14, WMT14 or Europarl7, or ImageNet as tar shards, checked and counted."""
 
     name: tyro.conf.Positional[str]
-    """iwslt14, wmt14, europarl7 or imagenet-shards."""
+    """iwslt14, wmt14, europarl7, imagenet-shards or imagenet21k."""
     archive: tyro.conf.Positional[Path]
     """The archive, or the folder that holds the archives, as they were downloaded; images: train/CLASS and val/CLASS,
     a directory or zips."""
@@ -177,6 +199,8 @@ class Prepare:
     """Directory for SPLIT.LANGUAGE.gz, or SPLIT-NUMBER.tar and classes.txt, and manifest.json."""
     any_count: bool = False
     """Take archives whose counts differ from the known ones; the manifest records it."""
+    allow_dropped: tuple[str, ...] = ()
+    """As of run, for images."""
 
 
 @dataclass(frozen=True)
@@ -293,8 +317,12 @@ def show_list() -> None:
 def prepare(command: Prepare) -> None:
     if command.name not in PREPARE:
         raise unknown("data set", command.name, PREPARE)
-    expected: dict[str, Any] = {"expected": None} if command.any_count else {}
-    manifest = PREPARE[command.name](command.archive, command.out, **expected)
+    options: dict[str, Any] = {"expected": None} if command.any_count else {}
+    if command.name in IMAGES:
+        options["terms"] = Terms(dropped=command.allow_dropped)
+    elif command.allow_dropped:
+        raise UserError(f"prepare {command.name}: --allow-dropped is for images")
+    manifest = PREPARE[command.name](command.archive, command.out, **options)
     for name, file in manifest["files"].items():
         say(f"{name}: {', '.join(f'{count:,} {unit}' for unit, count in file.items() if isinstance(count, int))}")
     say(f"written: {command.out}")

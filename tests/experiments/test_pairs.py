@@ -295,7 +295,7 @@ def all_empty(folder: Path) -> None:
         (no_text, r"val.en.gz: line 2 is not UTF-8 \(invalid start byte\)"),
         (no_gzip, r"val.en.gz: cannot be read \(Not a gzipped file"),
         (torn, r"val.en.gz: cannot be read \("),
-        (one_side, r"val.en.gz: no such file"),
+        (one_side, r"val.en: no such file"),
         (no_valid, r"no valid files for de-en; expected SPLIT.LANGUAGE.gz in a folder.*holds test2016.de.gz, test2016"),
         (no_train, r"there is no train split, and dev marks no documents"),
         (all_empty, r"hold no sentence pair \(2 have an empty side\)"),

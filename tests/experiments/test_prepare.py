@@ -323,7 +323,7 @@ def test_archives_that_cannot_be_read(tmp_path):
     spoiled = tmp_path / "spoiled.tgz"
     spoiled.write_bytes(gzip.compress(b"not a tar" * 100))
     for path in (tmp_path / "text", torn, spoiled):
-        with pytest.raises(UserError, match="cannot be read as a folder, zip or tar"):
+        with pytest.raises(UserError, match=": cannot be read "):
             archives.read(path, ["x"])
     with pytest.raises(UserError, match="holds x twice"):
         archives.read(pack(tmp_path / "twice.zip", {"a/x": "1", "b/x": "2"}), ["x"])

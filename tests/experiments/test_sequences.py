@@ -15,6 +15,7 @@ from attnkit_experiments.data.sequences.dataset import SequenceData, Split, flat
 from attnkit_experiments.data.sequences.listops import ListOpsRules
 from attnkit_experiments.data.sequences.lra import SequenceRequest, load_sequences
 from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.terms import Terms
 
 WORDS = ("good", "bad", "film", "dull", "plot", "the", "a", "actor", "scene", "never")
 
@@ -143,7 +144,7 @@ def test_texts_that_are_not_there(reviews, tmp_path):
     with pytest.raises(UserError, match="no such file"):
         text_sequences.load_reviews(tmp_path / "nothing")
     (path / "train/pos/1_7.txt").write_bytes(b"")
-    with pytest.raises(UserError, match=r"1_7\.txt holds 0 bytes"):
+    with pytest.raises(UserError, match=r"1_7\.txt: cannot be read \(0 bytes; a review has at least 2\)"):
         text_sequences.load_reviews(path)
     (path / "train/pos/1_7.txt").write_bytes(b"good")
     for file in (path / "test" / "pos").iterdir():
@@ -258,7 +259,7 @@ def pathfinder(tmp_path):
 
 def test_pathfinder_reads_the_folders_of_the_release(pathfinder, capsys):
     data = pictures.load_pathfinder(pathfinder, size=4)
-    assert "1 of 12 image files are empty and were skipped" in capsys.readouterr().out
+    assert "1 of 12 image files are empty or unreadable and were left out" in capsys.readouterr().out
     assert (len(data.train), len(data.valid), len(data.test), data.skipped) == (8, 1, 2, 1)
     rows = np.concatenate([split.rows[:, 0] for split in (data.train, data.valid, data.test)])
     labels = np.concatenate([split.labels for split in (data.train, data.valid, data.test)])
@@ -274,11 +275,14 @@ def test_pathfinder_reads_the_folders_of_the_release(pathfinder, capsys):
 def test_pathfinder_needs_an_image_for_every_split(pathfinder):
     images = pathfinder / "curv_contour_length_14" / "imgs"
     (images / "0" / "sample_4.png").write_bytes(b"")
-    data = pictures.load_pathfinder(pathfinder, size=4)
+    with pytest.raises(UserError, match=r"2 of 12 files .* --allow-dropped unreadable"):
+        pictures.load_pathfinder(pathfinder, size=4)
+    allowed = Terms(dropped=("unreadable",))
+    data = pictures.load_pathfinder(pathfinder, size=4, terms=allowed)
     assert (len(data.train), len(data.valid), len(data.test)) == (8, 1, 1)
     (images / "0" / "sample_3.png").write_bytes(b"")
     with pytest.raises(UserError, match=r"9 images in curv_contour_length_14; a split needs at least 10"):
-        pictures.load_pathfinder(pathfinder, size=4)
+        pictures.load_pathfinder(pathfinder, size=4, terms=allowed)
 
 
 def test_pathfinder_that_is_not_there(pathfinder):
@@ -328,7 +332,7 @@ def test_tasks_that_cannot_be(reviews, tmp_path):
         SequenceRequest("listop")
     for source, request, match in (
         ("generated", SequenceRequest("text"), "the task text needs a path"),
-        (str(path), SequenceRequest("listops"), "the task listops needs generated"),
+        (str(path), SequenceRequest("listops"), "expected one file .*_train.tsv, as basic_train.tsv, found none"),
         (str(path), SequenceRequest("text", 13), "text has 12 samples in train, 13 were asked for"),
         (str(path), SequenceRequest("text", valid=1), "text has 0 samples in valid, 1 were asked for"),
     ):

@@ -10,16 +10,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor, nn
 
 from attnkit_experiments.commands.export import Exported, load
-from attnkit_experiments.data.images.decoding.views import CentralCrop
-from attnkit_experiments.data.images.folder import square
+from attnkit_experiments.data.images.decoding.views import CentralCrop, rgb, square, viewed
+from attnkit_experiments.data.unpacking import Unreadable, printable, read_file
 from attnkit_experiments.engine.environment import choose_device
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import written_aside
 from attnkit_experiments.engine.progress import say
+from attnkit_experiments.engine.terms import LIMITS
 from attnkit_experiments.images.model import ViT
 from attnkit_experiments.soft.inspection import attention_inputs
 from attnkit_experiments.soft.model import SoftVisionTransformer
@@ -74,12 +75,11 @@ def classify(folder: Path, images: tuple[Path, ...], *, top: int, maps: Path | N
 
 def read_image(path: Path, spec: dict[str, Any]) -> np.ndarray:
     """The pixels (size, size, channels) uint8 of an image file, resized like test images."""
+    encoded = read_file(path)
     try:
-        with Image.open(path) as image:
-            fitted = FITS[spec["fit"]](image.convert("RGB"), spec["size"])
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        reason = "unknown format" if isinstance(error, UnidentifiedImageError) else str(error)
-        raise UserError(f"{path}: cannot be read as an image ({reason})") from None
+        fitted = viewed(str(path), encoded, lambda image: FITS[spec["fit"]](rgb(image), spec["size"]), LIMITS)
+    except Unreadable as error:
+        raise UserError(f"{path}: cannot be read as an image ({printable(error.reason)})") from None
     if spec["channels"] == 1:
         return np.asarray(fitted.convert("L"))[..., None]
     return np.asarray(fitted)

@@ -15,6 +15,7 @@ from attnkit_experiments.engine import tracking
 from attnkit_experiments.engine.environment import choose_device, describe
 from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.engine.files import read_json, write_json
+from attnkit_experiments.engine.terms import LIMITS, Limits, Terms
 from attnkit_experiments.engine.tracking import Tracking
 from attnkit_experiments.engine.world import TIMEOUT, Sharding, World
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
@@ -41,6 +42,11 @@ class Request:
     resume: bool = False
     overwrite: tuple[str, ...] | None = None
     skip_unreadable: bool = False
+    allow_dropped: tuple[str, ...] = ()
+    allow_one_class: bool = False
+    max_pixels: int = LIMITS.pixels
+    max_bytes: int = LIMITS.size
+    max_header: int = LIMITS.header
     workers: int = 0
     keep_going: bool = False
     fast: bool = False
@@ -49,6 +55,14 @@ class Request:
     sharding: Sharding = "ddp"
     timeout: float = TIMEOUT
     track: Tracking | None = None
+
+    def terms(self) -> Terms:
+        """What may be left out of the data. Errors: UserError for a limit that nothing keeps, or an unknown reason."""
+        limits = {"--max-pixels": self.max_pixels, "--max-bytes": self.max_bytes, "--max-header": self.max_header}
+        for flag, limit in limits.items():
+            if limit < 1:
+                raise UserError(f"{flag} must be at least 1, got {limit}")
+        return Terms(self.skip_unreadable, self.allow_dropped, self.allow_one_class, Limits(*limits.values()))
 
 
 @dataclass(frozen=True)
@@ -104,7 +118,7 @@ def open_study(request: Request, world: World, before: dict[str, Any] | None) ->
         tracking.installed(request.track)
     threads = request.threads or (before["environment"]["threads"] if before else torch.get_num_threads())
     cache = request.cache or request.out / "cache"
-    source = Source(request.data, study, cache, request.skip_unreadable, request.workers)
+    source = Source(request.data, study, cache, request.terms(), request.workers)
     data = world.in_turn(lambda: recipe.domain.load(source))
     try:
         cells = expand(recipe, study, data)

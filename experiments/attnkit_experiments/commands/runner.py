@@ -29,6 +29,7 @@ from attnkit_experiments.commands.opening import (
     started,
 )
 from attnkit_experiments.commands.queue import alone_in, train_cells
+from attnkit_experiments.data.census import Census
 from attnkit_experiments.engine.environment import choose_device, describe
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
 from attnkit_experiments.engine.files import write_json
@@ -140,9 +141,11 @@ def finish(study: Opened, results: Sequence[dict[str, Any]]) -> None:
 
 def headline(study: Opened, world: World) -> str:
     about, preset = study.about, study.about["preset"]
+    data = about["data"]
+    counted = f"; {Census.of(data['census']).text()}" if "census" in data else ""
     text = (
         f"{study.recipe.id} ({preset}): {many(len(study.cells), 'cell')} of {about['study']['steps']} steps; "
-        f"{about['data']['name']}, {about['data']['text']}; {study.device.type}, {many(study.threads, 'thread')}"
+        f"{data['name']}, {data['text']}{counted}; {study.device.type}, {many(study.threads, 'thread')}"
     )
     if world.size > 1:
         text += f", {many(world.size, 'process')} ({world.sharding})"

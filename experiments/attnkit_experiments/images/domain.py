@@ -138,8 +138,7 @@ def load(source: Source) -> ImageSets:
     """The images, and the probe sets in their size; UserError if those cannot be read or do not fit."""
     study, main = source.study, read_images(source)
     probes = tuple(
-        load_images(place, ImageRequest(main.size), cache=source.cache, skip_unreadable=source.skip_unreadable)
-        for place in study.fewshot
+        load_images(place, ImageRequest(main.size), cache=source.cache, terms=source.terms) for place in study.fewshot
     )
     for data in probes:
         if data.channels != main.channels:
@@ -152,7 +151,10 @@ def load(source: Source) -> ImageSets:
 
 
 def about(sets: ImageSets) -> dict[str, Any]:
-    probed = [{"name": data.name, "classes": len(data.classes)} for data in sets.probes]
+    probed = [
+        {"name": data.name, "classes": len(data.classes)} | ({"census": data.census.record()} if data.census else {})
+        for data in sets.probes
+    ]
     return about_images(sets.main) | ({"probed": probed} if probed else {})
 
 

@@ -10,6 +10,7 @@ from attnkit_experiments.data.images.lazy import LazyImages, LazyRequest, load_l
 from attnkit_experiments.data.images.loading import ImageRequest, load_images
 from attnkit_experiments.data.images.randaugment import AUGREG
 from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.progress import many
 from attnkit_experiments.images.task import AugmentConfig
 from attnkit_experiments.study.recipe import Source, Training, data_place, from_study
 
@@ -18,14 +19,16 @@ from attnkit_experiments.study.recipe import Source, Training, data_place, from_
 class ImageSettings(Training):
     """Zero for a count or size means "all".
 
-    lazy: decode images on demand, for sets that do not fit into memory. order: shuffle all samples, or
-    shards and then the samples of `window` shards. augreg: a level of big_vision's augmentation, which sets
-    randaug and mixup. ema: the decay of a moving average of the weights, which is judged beside them (0: none).
+    test_split: val, valid, validation or test, where the data have several of them. lazy: decode images on demand, for
+    sets that do not fit into memory. order: shuffle all samples, or shards and then the samples of `window` shards.
+    augreg: a level of big_vision's augmentation, which sets randaug and mixup. ema: the decay of a moving average of
+    the weights, which is judged beside them (0: none).
     """
 
     image_size: int = 0
     train_images: int = 0
     test_images: int = 0
+    test_split: str = ""
     lazy: bool = False
     order: Literal["samples", "shards"] = "samples"
     window: int = 16
@@ -57,6 +60,9 @@ def about_images(data: ImageData | LazyImages) -> dict[str, Any]:
     text = f"{train:,} train and {test:,} test images of {data.size}×{data.size} pixels, {len(data.classes)} classes"
     if data.skipped:
         text += f" ({len(data.skipped)} unreadable files left out)"
+    untrained = sorted({*data.test_labels.tolist()} - {*data.train_labels.tolist()})
+    if untrained:
+        text += f"; {many(len(untrained), 'class')} with test images and no train images"
     return {
         "name": data.name,
         "text": text,
@@ -66,7 +72,7 @@ def about_images(data: ImageData | LazyImages) -> dict[str, Any]:
         "size": data.size,
         "channels": data.channels,
         "skipped": list(data.skipped),
-    }
+    } | ({"census": data.census.record()} if data.census else {})
 
 
 def read_images(source: Source) -> ImageData | LazyImages:
@@ -75,11 +81,9 @@ def read_images(source: Source) -> ImageData | LazyImages:
         if source.place == "digits":
             raise UserError("--set lazy: digits are always held in memory")
         window = study.window if study.order == "shards" else 0
-        lazily = LazyRequest(study.image_size, study.train_images, study.test_images, window)
-        return load_lazily(
-            source.place, lazily, cache=source.cache, workers=source.workers, skip_unreadable=source.skip_unreadable
-        )
+        lazily = LazyRequest(study.image_size, study.train_images, study.test_images, window, study.test_split)
+        return load_lazily(source.place, lazily, cache=source.cache, workers=source.workers, terms=source.terms)
     if study.order == "shards":
         raise UserError("--set order=shards: images that are held in memory have none; --set lazy=true")
-    request = ImageRequest(study.image_size, study.train_images, study.test_images)
-    return load_images(source.place, request, cache=source.cache, skip_unreadable=source.skip_unreadable)
+    request = ImageRequest(study.image_size, study.train_images, study.test_images, study.test_split)
+    return load_images(source.place, request, cache=source.cache, terms=source.terms)

@@ -73,13 +73,15 @@ def load(source: Source) -> TextData:
         raise UserError(f"--data {place}: the task {task} needs {GENERATED if task == 'copying' else 'text'}")
     if task == "copying":
         return generate(source.study.length)
-    return load_text(data_place("documents", otherwise=PYDOC) if place == BY_TASK else place, source.study.files)
+    place = data_place("documents", otherwise=PYDOC) if place == BY_TASK else place
+    return load_text(place, source.study.files, source.terms)
 
 
 def about(data: TextData) -> dict[str, Any]:
     origin = f"from {data.files} files" if data.files else GENERATED
     text = f"{len(data.train):,} bytes to train on and {len(data.test):,} to test on, {origin}"
-    return {"name": data.name, "text": text, "train": len(data.train), "test": len(data.test)}
+    facts = {"name": data.name, "text": text, "train": len(data.train), "test": len(data.test)}
+    return facts | ({"census": data.census.record()} if data.census else {})
 
 
 def cell(settings: LanguageStudy, variant: Variant, seed: int, data: TextData, checksum: str) -> Cell:

@@ -43,7 +43,8 @@ class SequenceStudy(Training):
     `hold_out`: no sample. Otherwise every `hold_out`-th training sample of text, imdb-halves and image is kept for
     valid; the other tasks have a valid split of their own. `longer_than`, `shorter_than` (both exclusive, in tokens)
     and `tree_depth` are the rules of ListOps, `text_length` bytes of a text, `image_side` pixels of image and
-    pathfinder. Optimiser: AdamW with the eps, the schedule and the rates of the benchmark's PyTorch port.
+    pathfinder, `test_split` which split of image is tested on where there are several. Optimiser: AdamW with the eps,
+    the schedule and the rates of the benchmark's PyTorch port.
 
     Raises:
         UserError: an unknown task, method or pooling, with the closest name.
@@ -57,6 +58,7 @@ class SequenceStudy(Training):
     hold_out: int = 0
     text_length: int = 4000
     image_side: int = 32
+    test_split: str = ""
     longer_than: int = 500
     shorter_than: int = 2000
     tree_depth: int = 10
@@ -110,7 +112,7 @@ def load(source: Source) -> SequenceData:
     try:
         request = from_study(
             SequenceRequest, study, train=study.train_samples, valid=study.valid_samples, test=study.test_samples,
-            valid_share=1 / study.hold_out if study.hold_out else 0.0, skip_unreadable=source.skip_unreadable,
+            valid_share=1 / study.hold_out if study.hold_out else 0.0, terms=source.terms,
             listops=from_study(ListOpsRules, study, depth=study.tree_depth),
         )  # fmt: skip
     except ValueError as error:
@@ -133,7 +135,8 @@ def about(data: SequenceData) -> dict[str, Any]:
     if data.skipped:
         text += f" ({data.skipped:,} unreadable files left out)"
     facts = {"name": data.name, "text": text, "classes": list(data.classes), "majority": data.majority()}
-    return facts | counts | {"truncated": data.truncated, "skipped": data.skipped}
+    counted = {"census": data.census.record()} if data.census else {}
+    return facts | counts | {"truncated": data.truncated, "skipped": data.skipped} | counted
 
 
 def method_variant(method: str, baseline: str) -> Variant:

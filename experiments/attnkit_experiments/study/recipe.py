@@ -20,6 +20,7 @@ import attnkit
 from attnkit._core.activations import ACTIVATIONS
 from attnkit_experiments.engine.files import fingerprint
 from attnkit_experiments.engine.optim import TrainConfig
+from attnkit_experiments.engine.terms import TERMS, Terms
 
 T = TypeVar("T")
 
@@ -61,7 +62,7 @@ class Source:
     place: str
     study: Any
     cache: Path
-    skip_unreadable: bool = False
+    terms: Terms = TERMS
     workers: int = 0
     """Processes that decode images."""
 

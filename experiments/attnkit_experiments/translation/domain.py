@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 import torch
 
-from attnkit_experiments.data.text.pairs import PairRequest, TranslationData, load_pairs
+from attnkit_experiments.data.text.pairs import FileChoice, PairRequest, TranslationData, load_pairs
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.optim import TrainConfig
+from attnkit_experiments.engine.terms import TERMS, Terms
 from attnkit_experiments.study.recipe import (
     Cell,
     Domain,
@@ -36,9 +37,11 @@ from attnkit_experiments.translation.task import ObjectiveConfig, TranslationTas
 class TranslationStudy(Training):
     """The settings every translation recipe shares; each is a key of `--set`. Zero for a count means "all".
 
-    `tokens` are those of a padded side of a batch. `positions` is the longest sequence of the model. `average` replaces
-    the last weights by the mean of this many checkpoints before they are evaluated. `analysed` batches of the test
-    split are measured after training, and attention is drawn for its longest sentence of fewer than `map_tokens`.
+    `test_set` and `valid_set` name files where several are there (test2016, dev), and of a file and its compressed twin
+    `twin` names the one that is read. `tokens` are those of a padded side of a batch. `positions` is the longest
+    sequence of the model. `average` replaces the last weights by the mean of this many checkpoints before they are
+    evaluated. `analysed` batches of the test split are measured after training, and attention is drawn for its longest
+    sentence of fewer than `map_tokens`.
     """
 
     method: str = "vanilla"
@@ -52,6 +55,8 @@ class TranslationStudy(Training):
     valid_pairs: int = 0
     test_pairs: int = 0
     test_set: str = ""
+    valid_set: str = ""
+    twin: Literal["", "plain", "gz"] = ""
     layers: int = 3
     dim: int = 256
     heads: int = 4
@@ -94,6 +99,8 @@ class Corpora:
     place: str
     cache: Path
     base: PairRequest
+    files: FileChoice = field(default_factory=FileChoice)
+    terms: Terms = TERMS
     read: dict[PairRequest, TranslationData] = field(default_factory=dict)
 
     @property
@@ -102,7 +109,7 @@ class Corpora:
 
     def of(self, request: PairRequest) -> TranslationData:
         if request not in self.read:
-            self.read[request] = load_pairs(self.place, request, cache=self.cache)
+            self.read[request] = load_pairs(self.place, request, cache=self.cache, files=self.files, terms=self.terms)
         return self.read[request]
 
     def checksum(self) -> str:
@@ -120,7 +127,8 @@ def load(source: Source) -> Corpora:
             "translation needs sentence pairs: give --data FOLDER, such as multi30k or documents/europarl7, or set "
             "ATTNKIT_DATA"
         )
-    corpora = Corpora(source.place, source.cache, request(source.study))
+    choice = from_study(FileChoice, source.study)
+    corpora = Corpora(source.place, source.cache, request(source.study), choice, source.terms)
     corpora.of(corpora.base)
     return corpora
 
@@ -129,16 +137,17 @@ def about(data: Corpora) -> dict[str, Any]:
     pairs = data.of(data.base)
     train, valid, test = (len(split.source) for split in (pairs.train, pairs.valid, pairs.test))
     languages = f"{pairs.source_language}-{pairs.target_language}"
+    text = f"{languages}, {train:,} train, {valid:,} valid and {test:,} test pairs, {pairs.vocabulary:,} subwords"
     return {
         "name": pairs.name,
-        "text": f"{languages}, {train:,} train, {valid:,} valid and {test:,} test pairs, {pairs.vocabulary:,} subwords",
+        "text": text,
         "train": train,
         "valid": valid,
         "test": test,
         "languages": languages,
         "vocabulary": pairs.vocabulary,
         "counts": pairs.about,
-    }
+    } | ({"census": pairs.census.record()} if pairs.census else {})
 
 
 def cell(settings: TranslationStudy, variant: Variant, seed: int, data: Corpora, checksum: str) -> Cell:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attnkit_experiments.data.census import Census
 from attnkit_experiments.engine.sampler import Permutation, shuffled
 
 
@@ -24,6 +25,7 @@ class ImageData:
     test_labels: np.ndarray
     skipped: tuple[str, ...] = ()
     permutation: Permutation = shuffled
+    census: Census | None = None  # None: not read from files
 
     @property
     def size(self) -> int:

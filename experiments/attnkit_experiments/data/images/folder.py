@@ -1,172 +1,141 @@
-"""ImageFolder directories and zips (``train/CLASS/file``, ``test/CLASS/file``), decoded with Pillow into one array.
-
-Decoding happens once: the arrays are cached by the list of files, written to a temporary file and renamed.
-"""
+"""Images that are held in memory: those of an index, decoded once into one array, which is cached."""
 
 from __future__ import annotations
 
-import hashlib
-import io
+import dataclasses
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from attnkit_experiments.data.images.dataset import ImageData, in_turn
+from attnkit_experiments.data.census import require_classes
+from attnkit_experiments.data.images.dataset import ImageData
+from attnkit_experiments.data.images.decoding.views import opened, rgb, square
+from attnkit_experiments.data.images.index import ImageIndex, build_index, open_index
+from attnkit_experiments.data.unpacking import Unreadable, printable
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.engine.files import written_aside
+from attnkit_experiments.engine.files import fingerprint, written_aside
 from attnkit_experiments.engine.progress import progress
+from attnkit_experiments.engine.terms import TERMS, Terms
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-SPLITS = {"train": "train", "training": "train", "test": "test", "val": "test", "valid": "test", "validation": "test"}
-LAYOUT = "expected train/CLASS/image and test/CLASS/image (or val/CLASS/image)"
-
-
-@dataclass(frozen=True)
-class _Entry:
-    name: str
-    split: str
-    label: str
-    stamp: str  # changes when the file changes: CRC in a zip, size and time in a directory
+STORED = ("images", "kept", "skipped", "reasons", "kinds")
 
 
 def load(
-    path: Path, *, size: int, train_images: int, test_images: int, cache: Path, skip_unreadable: bool = False
+    path: Path,
+    *,
+    size: int,
+    train_images: int,
+    test_images: int,
+    cache: Path,
+    test_split: str = "",
+    terms: Terms = TERMS,
 ) -> ImageData:
-    """Read `path`, a directory or a zip; side `size` (0: as stored, then all must agree); class-balanced limits."""
-    if not path.exists():
-        raise UserError(f"--data {path}: no such file or directory")
-    if path.is_dir():
-        entries, read = _list_directory(path)
-    else:
-        entries, read = _list_zip(path)
-    if not entries:
-        raise UserError(f"--data {path}: holds no images; {LAYOUT}")
-    by_split = {split: [entry for entry in entries if entry.split == split] for split in ("train", "test")}
-    for split, images in by_split.items():
-        if not images:
-            raise UserError(f"--data {path}: holds no {split} images; {LAYOUT}")
-    classes = sorted({entry.label for entry in by_split["train"]})
-    strangers = sorted({entry.label for entry in by_split["test"]} - set(classes))
-    if strangers:
-        raise UserError(f"--data {path}: class {strangers[0]!r} has test images but no train images")
-    selection = []
-    for split, limit in (("train", train_images), ("test", test_images)):
-        images = by_split[split]
-        order = in_turn(classes.index(entry.label) for entry in images)
-        selection += [images[index] for index in order[: limit or None]]
-    key = hashlib.sha256(repr((size, skip_unreadable, selection)).encode()).hexdigest()[:20]
-    target = cache / f"images-{key}.npz"
+    """Read `path`, as `listing` describes it; side `size` (0: as stored, then all must agree); class-balanced limits.
+
+    terms: whether unreadable images are left out, and what else may be.
+    """
+    # the file of an image may be written again without a trace in its folder, so folders are listed anew
+    indexed = open_index if path.is_file() else build_index
+    index = indexed(str(path), cache=cache, judged=test_split, limits=terms.limits)
+    require_classes(str(path), index.classes, terms)
+    ids = np.concatenate(chosen(index, train_images, test_images))
+    census = index.census
+    census.keep(len(ids))
+    census.require(str(path), terms)
+    target = cache / f"images-{_key(index, ids, size, terms)}.npz"
     arrays = _read_cache(target)
     if arrays is None:
-        arrays = _decode(path, selection, read, classes, size, skip_unreadable)
+        arrays = _decode(path, index, ids, size, terms)
         with written_aside(target) as aside, aside.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-    train = arrays["train"]
+    skipped = [printable(index.place(i).name) for i in arrays["skipped"]]
+    census.leave_out(zip(arrays["kinds"].tolist(), skipped, strict=True))
+    census.require(str(path), terms)  # now with what is unreadable
+    kept, images = arrays["kept"], arrays["images"]
+    train, labels = index.train[kept], index.labels[kept]
+    if not train.any() or train.all():
+        raise UserError(f"--data {path}: no readable {'test' if train.any() else 'train'} images are left")
     return ImageData(
         name=path.name,
-        classes=tuple(classes),
-        train_images=arrays["images"][train],
-        train_labels=arrays["labels"][train],
-        test_images=arrays["images"][~train],
-        test_labels=arrays["labels"][~train],
-        skipped=tuple(arrays["skipped"].tolist()),
+        classes=index.classes,
+        train_images=images[train],
+        train_labels=labels[train],
+        test_images=images[~train],
+        test_labels=labels[~train],
+        skipped=tuple(f"{name} ({reason})" for name, reason in zip(skipped, arrays["reasons"].tolist(), strict=True)),
+        census=census,
     )
 
 
-def _entry(name: str, stamp: str) -> _Entry | None:
-    parts = PurePosixPath(name).parts
-    if len(parts) < 3 or parts[-3].lower() not in SPLITS or parts[-1].startswith("."):
-        return None
-    if PurePosixPath(name).suffix.lower() not in SUFFIXES:
-        return None
-    return _Entry(name, SPLITS[parts[-3].lower()], parts[-2], stamp)
+def chosen(index: ImageIndex, train_images: int, test_images: int) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of a study's train and test images: classes in turn (`dataset.in_turn`), as many as asked for (0:
+    all). The rows of the index are sorted by split and label, so ranks are counted, with little memory.
+    """
+    middle, splits = int(np.count_nonzero(index.train)), []
+    for start, end, limit in ((0, middle, train_images), (middle, len(index.train), test_images)):
+        firsts = np.searchsorted(index.labels[start:end], np.arange(len(index.classes) + 1)).astype(np.int32)
+        ranks = np.arange(end - start, dtype=np.int32)
+        ranks -= np.repeat(firsts[:-1], np.diff(firsts))
+        order = np.argsort(ranks, kind="stable")
+        del ranks
+        order += start
+        splits.append(order[:limit].copy() if limit else order)
+    return splits[0], splits[1]
 
 
-def _list_directory(path: Path) -> tuple[list[_Entry], Callable[[str], bytes]]:
-    entries = []
-    for file in sorted(path.rglob("*")):
-        if file.is_file():
-            stat = file.stat()
-            entries.append(_entry(file.relative_to(path).as_posix(), f"{stat.st_size}/{stat.st_mtime_ns}"))
-    return [entry for entry in entries if entry], lambda name: (path / name).read_bytes()
+def _key(index: ImageIndex, ids: np.ndarray, size: int, terms: Terms) -> str:
+    """What the decoded images depend on; where a container knows no checksum, when its file was written."""
+    columns = (index.names, index.labels, index.train, index.sizes, index.crcs)
+    undated = ids[index.crcs[ids] < 0]
+    paths = {index.place(i).path for i in undated}
+    times = sorted((path, Path(path).stat().st_mtime_ns) for path in paths)
+    rows = [np.ascontiguousarray(column[ids]).tobytes().hex() for column in columns]
+    return fingerprint([size, terms.skip_unreadable, dataclasses.astuple(terms.limits), rows, times])[:20]
 
 
-def _list_zip(path: Path) -> tuple[list[_Entry], Callable[[str], bytes]]:
-    try:
-        archive = zipfile.ZipFile(path)
-    except zipfile.BadZipFile:
-        raise UserError(f"--data {path}: neither a directory nor a zip archive; {LAYOUT}") from None
-    infos = sorted(archive.infolist(), key=lambda info: info.filename)
-    entries = [_entry(info.filename, f"{info.file_size}/{info.CRC}") for info in infos if not info.is_dir()]
-    return [entry for entry in entries if entry], archive.read
+def _decode(path: Path, index: ImageIndex, ids: np.ndarray, size: int, terms: Terms) -> dict[str, np.ndarray]:
+    def view(image: Image.Image) -> Image.Image:
+        return square(rgb(image), size) if size else rgb(image)
 
-
-def _decode(
-    path: Path,
-    entries: list[_Entry],
-    read: Callable[[str], bytes],
-    classes: list[str],
-    size: int,
-    skip_unreadable: bool,
-) -> dict[str, np.ndarray]:
     images: list[np.ndarray] = []
-    readable: list[_Entry] = []
-    skipped: list[str] = []
-    for entry in progress(entries, "decoding images"):
+    kept: list[int] = []
+    failed: list[tuple[int, str, str]] = []
+    for i in progress(ids.tolist(), "decoding images"):
+        place = index.place(i)
         try:
-            with Image.open(io.BytesIO(read(entry.name))) as image:
-                pixels = image.convert("RGB")
-        except (UnidentifiedImageError, OSError, ValueError, SyntaxError, zipfile.BadZipFile) as error:
-            if not skip_unreadable:
+            pixels = np.asarray(opened(place, view))
+        except Unreadable as error:
+            if not terms.skip_unreadable:
                 raise UserError(
-                    f"--data {path}: {entry.name} cannot be read as an image "
-                    f"({_reason(error)}); --skip-unreadable leaves such files out and counts them"
+                    f"--data {path}: {printable(place.name)} cannot be read as an image "
+                    f"({printable(error.reason)}); --skip-unreadable leaves such files out and counts them"
                 ) from None
-            skipped.append(entry.name)
+            failed.append((i, error.reason, error.kind))
             continue
-        if size:
-            pixels = square(pixels, size)
-        elif pixels.width != pixels.height or (images and np.asarray(pixels).shape != images[0].shape):
+        height, width = pixels.shape[:2]
+        if width != height or (images and pixels.shape != images[0].shape):
             raise UserError(
-                f"--data {path}: {entry.name} is {pixels.width}×{pixels.height}; images of several "
+                f"--data {path}: {printable(place.name)} is {width}×{height}; images of several "
                 "sizes need one side to be resized to: --set image_size=64"
             )
-        images.append(np.asarray(pixels))
-        readable.append(entry)
-    train = np.array([entry.split == "train" for entry in readable], dtype=bool)
-    if not train.any() or train.all():
-        raise UserError(f"--data {path}: no readable {'test' if train.any() else 'train'} images are left")
+        images.append(pixels)
+        kept.append(i)
+    skipped, reasons, kinds = zip(*failed, strict=True) if failed else ((), (), ())
     return {
-        "images": np.stack(images),
-        "labels": np.array([classes.index(entry.label) for entry in readable], dtype=np.int64),
-        "train": train,
-        "skipped": np.array(skipped, dtype=np.str_),
+        "images": np.stack(images) if images else np.empty((0, size, size, 3), dtype=np.uint8),
+        "kept": np.array(kept, dtype=np.int64),
+        "skipped": np.array(skipped, dtype=np.int64),
+        "reasons": np.array(reasons, dtype=np.str_),
+        "kinds": np.array(kinds, dtype=np.str_),
     }
-
-
-def _reason(error: Exception) -> str:
-    return "unknown format" if isinstance(error, UnidentifiedImageError) else str(error).splitlines()[0]
-
-
-def square(image: Image.Image, size: int) -> Image.Image:
-    """The shorter side resized to `size`, then a centre crop."""
-    shorter = min(image.size)
-    if image.size != (size, size):
-        scaled = [max(size, round(side * size / shorter)) for side in image.size]
-        image = image.resize((scaled[0], scaled[1]), Image.Resampling.BICUBIC)
-        left, top = (image.width - size) // 2, (image.height - size) // 2
-        image = image.crop((left, top, left + size, top + size))
-    return image
 
 
 def _read_cache(path: Path) -> dict[str, np.ndarray] | None:
     """The cached arrays, or None if they are missing or unreadable (then images are decoded again)."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return {name: stored[name] for name in ("images", "labels", "train", "skipped")}
+            return {name: stored[name] for name in STORED}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None

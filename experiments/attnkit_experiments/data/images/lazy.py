@@ -7,19 +7,22 @@ import hashlib
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from attnkit_experiments.data.images.dataset import in_turn
+from attnkit_experiments.data.census import Census, require_classes
 from attnkit_experiments.data.images.decoding.decoders import Decoders
 from attnkit_experiments.data.images.decoding.views import View, decode, failures
+from attnkit_experiments.data.images.folder import chosen
 from attnkit_experiments.data.images.index import AT_ONCE, ImageIndex, open_index
+from attnkit_experiments.data.unpacking import printable
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import read_json, write_json
 from attnkit_experiments.engine.progress import meter
 from attnkit_experiments.engine.sampler import Permutation, ShuffledShards, shuffled
+from attnkit_experiments.engine.terms import TERMS, Terms
 
 CHUNK = 8
 """Images per job of a decoding process."""
@@ -39,6 +42,7 @@ class LazyImages:
     decoders: Decoders
     permutation: Permutation = shuffled
     skipped: tuple[str, ...] = ()
+    census: Census = field(default_factory=Census)
     channels: int = 3
 
     @property
@@ -81,46 +85,44 @@ class LazyImages:
 
 @dataclass(frozen=True)
 class LazyRequest:
-    """Side in pixels, images of each split (0: all), order by samples, or by shards in windows of `window` (0: no)."""
+    """Side in pixels, images of each split (0: all), order by samples, or by shards in windows of `window` (0: no);
+    which split is tested on, where there are several.
+    """
 
     size: int
     train_images: int = 0
     test_images: int = 0
     window: int = 0
+    test_split: str = ""
 
 
-def load_lazily(
-    data: str, request: LazyRequest, *, cache: Path, workers: int = 0, skip_unreadable: bool = False
-) -> LazyImages:
-    """Images of a directory, zips or tar shards (`index`), to be decoded on demand.
+def load_lazily(data: str, request: LazyRequest, *, cache: Path, workers: int = 0, terms: Terms = TERMS) -> LazyImages:
+    """Images of a directory, zips or tars (`listing`), to be decoded on demand.
 
-    skip_unreadable: every image is decoded once in advance, and unreadable ones are left out. The list is stored
-    in `cache`, so that all processes and later runs leave out the same. Errors: UserError.
+    terms: with skip_unreadable every image is decoded once in advance, and unreadable ones are left out. The list is
+    stored in `cache`, so that all processes and later runs leave out the same. Errors: UserError.
     """
     if request.size < 1:
         raise UserError("images that are decoded lazily need a size: --set image_size=224")
-    index = open_index(data, cache=cache)
-    train, test = np.flatnonzero(index.train), np.flatnonzero(~index.train)
+    index = open_index(data, cache=cache, judged=request.test_split, limits=terms.limits)
+    require_classes(data, index.classes, terms)
+    census = index.census
+    train, test = chosen(index, request.train_images, request.test_images)
+    census.keep(len(train) + len(test))
+    census.require(data, terms)
     images = LazyImages(index, train, test, request.size, Decoders(workers))
-    if skip_unreadable:
-        bad = unreadable(images, cache)
-        names = {name for name, _ in bad}
-        readable = np.array([index.place(i).name not in names for i in range(len(index.names))])
-        images = dataclasses.replace(
-            images,
-            train=images.train[readable[images.train]],
-            test=images.test[readable[images.test]],
-            skipped=tuple(f"{name} ({reason})" for name, reason in bad),
-        )
-        for split in ("train", "test"):
-            if not len(getattr(images, split)):
-                raise UserError(f"--data {data}: no readable {split} images are left")
-    splits = {}
-    for split, limit in (("train", request.train_images), ("test", request.test_images)):
-        if limit:
-            ids = getattr(images, split)
-            splits[split] = ids[in_turn(index.labels[ids])[:limit]]
-    images = dataclasses.replace(images, **splits) if splits else images
+    skipped: tuple[str, ...] = ()
+    if terms.skip_unreadable:
+        bad = unreadable(images, np.concatenate([train, test]), cache)
+        named = [(kind, printable(index.place(i).name), reason) for i, reason, kind in bad]
+        skipped = tuple(f"{name} ({printable(reason)})" for _, name, reason in named)
+        census.leave_out((kind, name) for kind, name, _ in named)
+        census.require(data, terms)  # now with what is unreadable
+        train, test = (part[~np.isin(part, [i for i, *_ in bad])] for part in (train, test))
+    for split, members in (("train", train), ("test", test)):
+        if not len(members):
+            raise UserError(f"--data {data}: no readable {split} images are left")
+    images = dataclasses.replace(images, train=train, test=test, skipped=skipped, census=census)
     if not request.window:
         return images
     if not index.files:
@@ -128,25 +130,33 @@ def load_lazily(
     return dataclasses.replace(images, permutation=ShuffledShards(index.archives[images.train], request.window))
 
 
-def unreadable(images: LazyImages, cache: Path) -> list[tuple[str, str]]:
-    """Name and reason of every image that cannot be decoded: all are tried once, and the result is cached."""
-    count = len(images.index.names)
-    digest = hashlib.sha256()
+def unreadable(images: LazyImages, ids: np.ndarray, cache: Path) -> list[tuple[int, str, str]]:
+    """Number, reason and kind of each of these images that cannot be decoded: all are tried once, and the result is
+    cached.
+    """
+    limits = images.index.limits
+    digest = hashlib.sha256(repr(limits).encode())
     for array in (images.index.names, images.index.sizes):
-        for start in range(0, count, AT_ONCE):
-            digest.update(np.ascontiguousarray(array[start : start + AT_ONCE]).data)
+        for start in range(0, len(ids), AT_ONCE):
+            digest.update(np.ascontiguousarray(array[ids[start : start + AT_ONCE]]).data)
     file = cache / f"unreadable-{digest.hexdigest()[:20]}.json"
     if file.exists():
-        return [(name, reason) for name, reason in read_json(file)["unreadable"]]
-    failed: list[tuple[str, str]] = []
-    with meter("trying to decode every image", count) as update:
-        jobs: deque[Future[list[tuple[str, str]]]] = deque()
-        for start in range(0, count, CHUNK):
-            places = [images.index.place(i) for i in range(start, min(start + CHUNK, count))]
-            jobs.append(images.decoders.submit(failures, places))
+        return [(int(ids[at]), reason, kind) for at, reason, kind in read_json(file)["unreadable"]]
+    failed: list[tuple[int, str, str]] = []
+    jobs: deque[tuple[int, Future[list[tuple[int, str, str]]]]] = deque()
+
+    def collect() -> None:
+        start, job = jobs.popleft()
+        failed.extend((start + at, reason, kind) for at, reason, kind in job.result())
+
+    with meter("trying to decode every image", len(ids)) as update:
+        for start in range(0, len(ids), CHUNK):
+            places = [images.index.place(int(i)) for i in ids[start : start + CHUNK]]
+            jobs.append((start, images.decoders.submit(failures, places)))
             if len(jobs) > 4 * max(images.decoders.count, 1):
-                failed += jobs.popleft().result()
+                collect()
                 update(start, f"{len(failed)} unreadable")
-        failed += [each for future in jobs for each in future.result()]
-    write_json(file, {"images": count, "unreadable": failed})
-    return failed
+        while jobs:
+            collect()
+    write_json(file, {"images": len(ids), "unreadable": failed})
+    return [(int(ids[at]), reason, kind) for at, reason, kind in failed]

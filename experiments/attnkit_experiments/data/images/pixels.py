@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from attnkit_experiments.data.images.dataset import ImageData
-from attnkit_experiments.data.images.decoding.places import Unreadable
 from attnkit_experiments.data.images.decoding.views import CentralCrop, RandomCrop, View
 from attnkit_experiments.data.images.lazy import LazyImages
+from attnkit_experiments.data.unpacking import Unreadable, printable
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.transfer import pinned, upload
 
@@ -139,7 +139,8 @@ class DecodedPixels:
                 job.result()
         except Unreadable as error:
             raise UserError(
-                f"--data {self.data.index.root}: {error.name} cannot be read as an image ({error.reason}); "
+                f"--data {self.data.index.root}: {printable(error.name)} cannot be read as an image "
+                f"({printable(error.reason)}); "
                 "--skip-unreadable decodes all once, leaves such files out and counts them"
             ) from None
         return asked.pixels.to(self.device, non_blocking=True)

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from attnkit_experiments.data.prepare import europarl7, imagenet, iwslt14, wmt14
 
-__all__ = ["PREPARE"]
+__all__ = ["IMAGES", "PREPARE"]
 
 PREPARE = {
     "iwslt14": iwslt14.prepare,
     "wmt14": wmt14.prepare,
     "europarl7": europarl7.prepare,
     "imagenet-shards": imagenet.prepare,
+    "imagenet21k": imagenet.prepare_21k,
 }
+IMAGES = ("imagenet-shards", "imagenet21k")
+"""Those that take `terms`: what may be left out."""

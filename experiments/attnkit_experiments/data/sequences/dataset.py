@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attnkit_experiments.data.census import Census
 from attnkit_experiments.data.images.dataset import in_turn
 
 PADDING = 0  # no sequence contains this id, so a batch needs no mask
@@ -46,6 +47,7 @@ class SequenceData:
         train, valid, test: samples. A sample has one sequence, or two if pairs are compared. valid may be empty.
         truncated: number of sequences cut to the maximal length.
         skipped: number of unusable files.
+        census: of the files that were read, None if none was.
 
     Raises:
         ValueError: inconsistent arrays, an id outside 1..vocabulary-1, an empty sequence, a split without
@@ -62,6 +64,7 @@ class SequenceData:
     test: Split
     truncated: int = 0
     skipped: int = 0
+    census: Census | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.dtype not in (np.uint8, np.int16):

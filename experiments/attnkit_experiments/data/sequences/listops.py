@@ -21,14 +21,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnkit_experiments.data.sequences.dataset import SequenceData, flat, single
+from attnkit_experiments.data.census import Census
+from attnkit_experiments.data.sequences.dataset import SequenceData, Split, flat, single
+from attnkit_experiments.data.text.lines import read_lines
 from attnkit_experiments.engine.errors import UserError, require_in
 from attnkit_experiments.engine.files import fingerprint, written_aside
 from attnkit_experiments.engine.progress import meter
+from attnkit_experiments.engine.terms import LIMITS, Limits
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 CLOSE = "]"
 WORDS = ("", *(str(digit) for digit in range(10)), *OPERATORS, CLOSE)  # by id; 0 is padding
+IDS = {word: number for number, word in enumerate(WORDS) if word}
 FIRST_DIGIT, FIRST_OPERATOR, CLOSE_ID = 1, 11, 15
 TREES = 32_768  # per block
 PATIENCE = 10  # blocks of trees without anything new before giving up
@@ -74,6 +78,43 @@ def load(rules: ListOpsRules, *, train: int, valid: int, test: int, seed: int, c
         valid=single(train, arrays.values[train:middle]),
         test=single(middle, arrays.values[middle:]),
     )
+
+
+def read(path: Path, limits: Limits = LIMITS) -> SequenceData:
+    """The benchmark's own files: `basic_{train,val,test}.tsv` (or *_train.tsv and so on, or .gz) in a folder, with a
+    line of heads, then an expression and its value in each.
+
+    Errors: UserError if a file is missing, or a line is not an expression and a digit.
+    """
+    tokens: list[np.ndarray] = []
+    splits: list[Split] = []
+    for name in ("train", "val", "test"):
+        files = sorted(file for kind in ("tsv", "tsv.gz") for file in path.glob(f"*_{name}.{kind}"))
+        files = [file for file in files if not file.name.startswith(".")]
+        if len(files) != 1:
+            there = ", ".join(file.name for file in files) or "none"
+            raise UserError(f"--data {path}: expected one file *_{name}.tsv, as basic_{name}.tsv, found {there}")
+        lines = read_lines(files[0], limits)
+        rows = [_expression(line, f"{files[0]}, line {number}") for number, line in enumerate(lines[1:], 2)]
+        if not rows:
+            raise UserError(f"{files[0]}: holds no expression")
+        splits.append(single(len(tokens), np.array([value for _, value in rows], dtype=np.int64)))
+        tokens += [sequence for sequence, _ in rows]
+    train, valid, test = splits
+    census = Census(used=len(splits))
+    census.pass_over("other", path.name, sum(file.is_file() for file in path.iterdir()) - len(splits))
+    classes = tuple(str(digit) for digit in range(10))
+    flattened, starts = flat(tokens)
+    return SequenceData("listops", len(WORDS), classes, flattened, starts, train, valid, test, census=census)
+
+
+def _expression(line: str, where: str) -> tuple[np.ndarray, int]:
+    """Tokens and value of a line; parentheses say nothing that brackets do not (see the module)."""
+    source, _, value = line.rstrip("\r").rpartition("\t")
+    words = [word for word in source.split() if word not in ("(", ")")]
+    if not words or any(word not in IDS for word in words) or value not in WORDS[FIRST_DIGIT:FIRST_OPERATOR]:
+        raise UserError(f"{where}: not an expression of ListOps and its value ({line[:40]!r})")
+    return np.array([IDS[word] for word in words], dtype=np.uint8), int(value)
 
 
 def text(tokens: np.ndarray) -> str:

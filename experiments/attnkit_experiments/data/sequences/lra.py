@@ -12,6 +12,7 @@ from attnkit_experiments.data.sequences.listops import ListOpsRules
 from attnkit_experiments.data.sequences.pictures import load_grey_images, load_pathfinder
 from attnkit_experiments.data.sequences.text import load_halves, load_retrieval, load_reviews
 from attnkit_experiments.engine.errors import UserError, require_in, unknown
+from attnkit_experiments.engine.terms import TERMS, Terms
 
 GENERATED = "generated"  # instead of a path for generated data
 
@@ -30,7 +31,8 @@ class SequenceRequest:
         listops: the rules of listops.
         pathfinder_level: easy, intermediate or hard.
         data_seed: seed of random data: ListOps, pairs of halves, pathfinder's splits.
-        skip_unreadable: for image, whether files that are not images are left out and counted, or refused.
+        test_split: for image, which split is tested on, where there are several.
+        terms: whether unreadable files are left out and counted, and what else may be.
     """
 
     task: str
@@ -43,7 +45,8 @@ class SequenceRequest:
     listops: ListOpsRules = field(default_factory=ListOpsRules)
     pathfinder_level: str = "hard"
     data_seed: int = 0
-    skip_unreadable: bool = False
+    test_split: str = ""
+    terms: Terms = TERMS
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -52,14 +55,13 @@ class SequenceRequest:
 
 
 def load_sequences(source: str, request: SequenceRequest, *, cache: Path) -> SequenceData:
-    """The data of a request from `source`: a path, or "generated" for listops.
+    """The data of a request from `source`: a path, or "generated" for the benchmark's rules of listops.
 
     Errors: UserError, one line, if the path is missing or wrong, or if there are fewer samples than
     requested.
     """
-    if (source == GENERATED) != (request.task == "listops"):
-        need = GENERATED if request.task == "listops" else "a path"
-        raise UserError(f"--data {source}: the task {request.task} needs {need}")
+    if source == GENERATED and request.task != "listops":
+        raise UserError(f"--data {source}: the task {request.task} needs a path")
     data = TASKS[request.task](Path(source), request, cache)
     for split in ("train", "valid", "test"):
         need, there = getattr(request, split), len(getattr(data, split))
@@ -68,17 +70,21 @@ def load_sequences(source: str, request: SequenceRequest, *, cache: Path) -> Seq
     return data.take(request.train, request.valid, request.test)
 
 
-def _listops(_: Path, request: SequenceRequest, cache: Path) -> SequenceData:
+def _listops(path: Path, request: SequenceRequest, cache: Path) -> SequenceData:
+    if path != Path(GENERATED):
+        return listops.read(path, request.terms.limits)
     sizes = {"train": request.train or 96_000, "valid": request.valid or 2_000, "test": request.test or 2_000}
     return listops.load(request.listops, **sizes, seed=request.data_seed, cache=cache)
 
 
 def _text(path: Path, request: SequenceRequest, _: Path) -> SequenceData:
-    return load_reviews(path, length=request.text_length, valid_share=request.valid_share)
+    return load_reviews(path, length=request.text_length, valid_share=request.valid_share, terms=request.terms)
 
 
 def _halves(path: Path, request: SequenceRequest, _: Path) -> SequenceData:
-    return load_halves(path, length=request.text_length, valid_share=request.valid_share, seed=request.data_seed)
+    return load_halves(
+        path, length=request.text_length, valid_share=request.valid_share, seed=request.data_seed, terms=request.terms
+    )
 
 
 def _retrieval(path: Path, request: SequenceRequest, _: Path) -> SequenceData:
@@ -91,12 +97,15 @@ def _image(path: Path, request: SequenceRequest, cache: Path) -> SequenceData:
         cache=cache,
         size=request.image_side,
         valid_share=request.valid_share,
-        skip_unreadable=request.skip_unreadable,
+        test_split=request.test_split,
+        terms=request.terms,
     )
 
 
 def _pathfinder(path: Path, request: SequenceRequest, _: Path) -> SequenceData:
-    return load_pathfinder(path, level=request.pathfinder_level, size=request.image_side, seed=request.data_seed)
+    return load_pathfinder(
+        path, level=request.pathfinder_level, size=request.image_side, seed=request.data_seed, terms=request.terms
+    )
 
 
 TASKS: dict[str, Callable[[Path, SequenceRequest, Path], SequenceData]] = {

@@ -5,16 +5,19 @@ The benchmark's PyTorch port treats level 0 as padding, so black pixels vanish t
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
+from attnkit_experiments.data.census import Census
 from attnkit_experiments.data.images import folder as imagefolder
+from attnkit_experiments.data.images.decoding.views import grey as to_grey
+from attnkit_experiments.data.images.decoding.views import viewed
 from attnkit_experiments.data.sequences.dataset import SequenceData, Split, single, split_off
+from attnkit_experiments.data.unpacking import Unreadable, read_file
 from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.engine.progress import progress, say
+from attnkit_experiments.engine.terms import TERMS, Terms
 
 VOCABULARY = 257
 LUMA = np.array([0.2989, 0.587, 0.114])
@@ -37,16 +40,17 @@ def load_grey_images(
     train: int = 0,
     test: int = 0,
     valid_share: float = 0.1,
-    skip_unreadable: bool = False,
+    test_split: str = "",
+    terms: Terms = TERMS,
 ) -> SequenceData:
     """Task "image": CIFAR-10 in grey, size² tokens, from an ImageFolder directory or zip (`attnkit_experiments.data`).
 
     Grey is round(0.2989 R + 0.587 G + 0.114 B), the luma of ITU-R BT.601 with the precision of the benchmark's reader
     (TensorFlow). `valid_share` of train is held out, as there; `train`, `test`: how many images are read (0: all).
-    `skip_unreadable`: leave out and count files that are not images.
+    `terms`: whether files that are not images are left out and counted.
     """
     images = imagefolder.load(
-        path, size=size, train_images=train, test_images=test, cache=cache, skip_unreadable=skip_unreadable
+        path, size=size, train_images=train, test_images=test, cache=cache, test_split=test_split, terms=terms
     )
     split, valid = split_off(single(0, images.train_labels), valid_share)
     levels = np.concatenate([grey(images.train_images), grey(images.test_images)])
@@ -61,6 +65,7 @@ def load_grey_images(
         valid=valid,
         test=single(len(images.train_labels), images.test_labels),
         skipped=len(images.skipped),
+        census=images.census,
     )
 
 
@@ -74,7 +79,9 @@ def grey(images: np.ndarray) -> np.ndarray:
     return levels
 
 
-def load_pathfinder(path: Path, *, level: str = "hard", size: int = 32, seed: int = 0) -> SequenceData:
+def load_pathfinder(
+    path: Path, *, level: str = "hard", size: int = 32, seed: int = 0, terms: Terms = TERMS
+) -> SequenceData:
     """Task "pathfinder": do two dots lie on one curve? From the folders of the Long Range Arena release.
 
     Images in the order of the metadata files' numbers are shuffled by `seed` and split 80 : 10 : 10; the benchmark
@@ -89,16 +96,22 @@ def load_pathfinder(path: Path, *, level: str = "hard", size: int = 32, seed: in
     if not files:
         raise UserError(f"--data {path}: no {folder.name}/metadata/*.npy; {PATHFINDER_LAYOUT}")
     entries = [entry for file in files for entry in _entries(file, folder)]
-    pictures, labels, skipped = [], [], 0
+    pictures, labels, census = [], [], Census()
     for image, label in progress(entries, f"reading pathfinder ({level})"):
-        pixels = _picture(image, size)
-        if pixels is None:
-            skipped += 1
+        try:
+            pixels = _picture(image, size, terms)
+        except Unreadable as error:
+            if image.stat().st_size and not terms.skip_unreadable:  # the release has empty files
+                raise UserError(f"{error}; --skip-unreadable leaves such files out and counts them") from None
+            census.pass_over(error.kind, str(image))
             continue
         pictures.append(pixels)
         labels.append(label)
+    census.used = len(pictures)
+    census.require(str(path), terms)
+    skipped = len(entries) - len(pictures)
     if skipped:
-        say(f"pathfinder ({level}): {skipped} of {len(entries)} image files are empty and were skipped")
+        say(f"pathfinder ({level}): {skipped} of {len(entries)} image files are empty or unreadable and were left out")
     if len(pictures) < 10:
         raise UserError(f"--data {path}: {len(pictures)} images in {folder.name}; a split needs at least 10")
     tokens, starts = _of_pictures(np.stack(pictures))
@@ -115,6 +128,7 @@ def load_pathfinder(path: Path, *, level: str = "hard", size: int = 32, seed: in
         valid=valid,
         test=test,
         skipped=skipped,
+        census=census,
     )
 
 
@@ -136,16 +150,10 @@ def _entries(file: Path, folder: Path) -> list[tuple[Path, int]]:
     return entries
 
 
-def _picture(file: Path, size: int) -> np.ndarray | None:
-    """(size, size) uint8, or None if the file is empty."""
-    try:
-        content = file.read_bytes()
-        if not content:
-            return None
-        with Image.open(io.BytesIO(content)) as image:
-            pixels = np.asarray(image.convert("L"))
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
-        raise UserError(f"{file}: cannot be read as an image ({error}); {PATHFINDER_LAYOUT}") from None
+def _picture(file: Path, size: int, terms: Terms) -> np.ndarray:
+    """(size, size) uint8. Errors: Unreadable; UserError for an image that is missing or of another size."""
+    encoded = read_file(file, terms.limits)
+    pixels = np.asarray(viewed(str(file), encoded, to_grey, terms.limits))
     if pixels.shape != (size, size):
         raise UserError(f"{file}: {pixels.shape[1]}×{pixels.shape[0]} pixels; expected {size}×{size}")
     return pixels

@@ -5,16 +5,21 @@ A byte is token byte + 1, as 0 is padding: a vocabulary of 257.
 
 from __future__ import annotations
 
+import tarfile
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from attnkit_experiments.data.archives import members
+from attnkit_experiments.data.census import Census
 from attnkit_experiments.data.sequences.dataset import SequenceData, Split, flat, single, split_off
+from attnkit_experiments.data.unpacking import Unreadable
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.engine.progress import meter, progress, say
+from attnkit_experiments.engine.progress import meter, say
+from attnkit_experiments.engine.terms import TERMS, Terms
 
 VOCABULARY = 257
 SENTIMENTS = ("neg", "pos")
@@ -33,7 +38,7 @@ class Reviews:
     labels: np.ndarray
 
 
-def load_reviews(path: Path, *, length: int = 4000, valid_share: float = 0.0) -> SequenceData:
+def load_reviews(path: Path, *, length: int = 4000, valid_share: float = 0.0, terms: Terms = TERMS) -> SequenceData:
     """Task "text": is a review positive? From an aclImdb directory or zip; unlabelled reviews are ignored.
 
     `length`: maximal bytes of a review; 4,000 in Long Range Arena. Cuts are counted and reported. `valid_share`: share
@@ -42,7 +47,7 @@ def load_reviews(path: Path, *, length: int = 4000, valid_share: float = 0.0) ->
 
     Errors: UserError if the path does not exist or lacks a split or a class.
     """
-    train, test = _reviews(path)
+    train, test, census, skipped = _reviews(path, terms)
     tokens, starts, truncated = _bytes(train.texts + test.texts, length, "text")
     rest, valid = split_off(single(0, train.labels), valid_share)
     return SequenceData(
@@ -55,10 +60,14 @@ def load_reviews(path: Path, *, length: int = 4000, valid_share: float = 0.0) ->
         valid=valid,
         test=single(len(train.texts), test.labels),
         truncated=truncated,
+        skipped=skipped,
+        census=census,
     )
 
 
-def load_halves(path: Path, *, length: int = 4000, valid_share: float = 0.0, seed: int = 0) -> SequenceData:
+def load_halves(
+    path: Path, *, length: int = 4000, valid_share: float = 0.0, seed: int = 0, terms: Terms = TERMS
+) -> SequenceData:
     """Task "imdb-halves": are these two the halves of one review? Not Long Range Arena's retrieval, whose text
     is not free, but the same form: two byte sequences, two classes, labels that depend on both.
 
@@ -66,7 +75,7 @@ def load_halves(path: Path, *, length: int = 4000, valid_share: float = 0.0, see
     of the same sentiment that is nearest in length. Both halves of a sample are then cut to the shorter one, so that
     neither lengths nor sentiments tell the class; the number of bytes removed is reported.
     """
-    reviews = _reviews(path)
+    *reviews, census, skipped = _reviews(path, terms)
     halves = [_halves(split, np.random.Generator(np.random.Philox(key=[seed, i]))) for i, split in enumerate(reviews)]
     texts = [text for split, _ in halves for text in split]
     lost = sum(len(review) for split in reviews for review in split.texts) - sum(map(len, texts))
@@ -85,6 +94,8 @@ def load_halves(path: Path, *, length: int = 4000, valid_share: float = 0.0, see
         valid=valid,
         test=Split(rows[middle:], halves[1][1]),
         truncated=truncated,
+        skipped=skipped,
+        census=census,
     )
 
 
@@ -102,6 +113,8 @@ def load_retrieval(path: Path, *, length: int = 4000) -> SequenceData:
         if len(files) != 1:
             raise UserError(f"--data {path}: holds {len(files)} files *.{name}.tsv; {PAIRS_LAYOUT}")
         splits[name] = _read_pairs(files[0], ids)
+    census = Census(used=len(splits))
+    census.pass_over("other", path.name, sum(file.is_file() for file in path.iterdir()) - len(splits))
     tokens, starts, truncated = _bytes(list(ids), length, "retrieval")
     return SequenceData(
         name="retrieval",
@@ -113,6 +126,7 @@ def load_retrieval(path: Path, *, length: int = 4000) -> SequenceData:
         valid=splits["eval"],
         test=splits["test"],
         truncated=truncated,
+        census=census,
     )
 
 
@@ -127,38 +141,60 @@ def _bytes(texts: list[bytes], length: int, task: str) -> tuple[np.ndarray, np.n
     return tokens.astype(np.int16) + np.int16(1), starts, truncated
 
 
-def _reviews(path: Path) -> tuple[Reviews, Reviews]:
+def _reviews(path: Path, terms: Terms) -> tuple[Reviews, Reviews, Census, int]:
+    """The reviews of train and test, the census, and how many are unreadable and left out."""
     if not path.exists():
         raise UserError(f"--data {path}: no such file or directory")
-    names, read = _directory(path) if path.is_dir() else _archive(path)
-    train, test = (_reviews_of(path, split, names, read) for split in ("train", "test"))
-    return train, test
+    if path.is_file() and not zipfile.is_zipfile(path) and not tarfile.is_tarfile(path):
+        raise UserError(f"--data {path}: neither a directory nor a zip archive or tar; {REVIEWS_LAYOUT}")
+    census = Census()
+    texts: dict[tuple[str, str], list[tuple[str, bytes]]] = {}
+    for name, read in members(path, terms.limits):
+        place = PurePosixPath(name).parts[-3:-1]
+        reason = _passed_by(name, place) or ("link" if read is None else "")
+        if not reason and read is not None:
+            try:
+                review = _review(f"{path}: {name}", read)
+            except Unreadable as error:
+                if not terms.skip_unreadable:
+                    raise
+                reason = error.kind
+        if reason:
+            census.pass_over(reason, name)
+            continue
+        census.used += 1
+        texts.setdefault((place[0], place[1]), []).append((name, review))
+    census.require(str(path), terms)
+    train, test = (_reviews_of(path, split, texts) for split in ("train", "test"))
+    return train, test, census, census.passed.get("unreadable", 0)
 
 
-def _directory(path: Path) -> tuple[list[str], Callable[[str], bytes]]:
-    names = [file.relative_to(path).as_posix() for file in path.rglob("*.txt")]
-    return names, lambda name: (path / name).read_bytes()
+def _passed_by(name: str, place: tuple[str, ...]) -> str:
+    """The reason to pass over a file, "" for a review."""
+    if any(part.startswith(".") or part == "__MACOSX" for part in name.split("/")):
+        return "hidden"
+    if not name.endswith(".txt"):
+        return "suffix" if name.endswith(".txt.gz") else "other"
+    if len(place) == 2 and place[0] in ("train", "test"):
+        return "" if place[1] in SENTIMENTS else "unlabelled" if place[1] == "unsup" else "split"
+    return "depth"
 
 
-def _archive(path: Path) -> tuple[list[str], Callable[[str], bytes]]:
-    try:
-        archive = zipfile.ZipFile(path)
-    except zipfile.BadZipFile:
-        raise UserError(f"--data {path}: neither a directory nor a zip archive; {REVIEWS_LAYOUT}") from None
-    return [name for name in archive.namelist() if name.endswith(".txt")], archive.read
+def _review(name: str, read: Callable[[], bytes]) -> bytes:
+    review = read()
+    if len(review) < 2:
+        raise Unreadable(name, f"{len(review)} bytes; a review has at least 2")
+    return review
 
 
-def _reviews_of(path: Path, split: str, names: Iterable[str], read: Callable[[str], bytes]) -> Reviews:
-    files = sorted(name for name in names if PurePosixPath(name).parts[-3:-1] in {(split, s) for s in SENTIMENTS})
-    labels = np.array([SENTIMENTS.index(PurePosixPath(name).parts[-2]) for name in files], dtype=np.int64)
-    for label, sentiment in enumerate(SENTIMENTS):
-        if not (labels == label).any():
+def _reviews_of(path: Path, split: str, texts: dict[tuple[str, str], list[tuple[str, bytes]]]) -> Reviews:
+    for sentiment in SENTIMENTS:
+        if (split, sentiment) not in texts:
             raise UserError(f"--data {path}: holds no {split}/{sentiment} reviews; {REVIEWS_LAYOUT}")
-    texts = [read(name) for name in progress(files, f"reading {split} reviews")]
-    for name, review in zip(files, texts, strict=True):
-        if len(review) < 2:
-            raise UserError(f"--data {path}: {name} holds {len(review)} bytes; a review has at least 2")
-    return Reviews(texts, labels)
+    found = sorted(
+        (name, review, label) for label, sentiment in enumerate(SENTIMENTS) for name, review in texts[split, sentiment]
+    )
+    return Reviews([review for _, review, _ in found], np.array([label for *_, label in found], dtype=np.int64))
 
 
 def _halves(reviews: Reviews, rng: np.random.Generator) -> tuple[list[bytes], np.ndarray]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
+import fnmatch
 import hashlib
 import pydoc_data.topics
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from attnkit_experiments.data.archives import members
+from attnkit_experiments.data.census import Census
+from attnkit_experiments.data.unpacking import read_file
 from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.terms import TERMS, Terms
 
 PYDOC = "pydoc"
 HELD_OUT = 10  # the last tenth of every file is test
@@ -25,6 +28,7 @@ class TextData:
     train: np.ndarray
     test: np.ndarray
     files: int
+    census: Census | None = None  # None: not read from files
 
     def checksum(self) -> str:
         """A hash of every byte."""
@@ -34,7 +38,7 @@ class TextData:
         return digest.hexdigest()
 
 
-def load_text(place: str, pattern: str) -> TextData:
+def load_text(place: str, pattern: str, terms: Terms = TERMS) -> TextData:
     """The files of the folder `place` that match `pattern`, gzip if they end in .gz, in the order of their names; or a
     file; or "pydoc", the help texts that come with Python.
 
@@ -45,25 +49,45 @@ def load_text(place: str, pattern: str) -> TextData:
         return _split("pydoc", ["".join(topics[name] for name in sorted(topics)).encode()])
     path = Path(place)
     if path.is_file():
-        return _split(path.name, [_read(path)])
+        return _split(path.name, [read_file(path, terms.limits)], Census(used=1))
     if not path.is_dir():
         raise UserError(f"--data {place}: no such file or directory")
-    files = sorted(file for file in path.glob(pattern) if file.is_file())
+    files, census = _matches(path, pattern)
     if not files:
         raise UserError(f"--data {place}: holds no file like {pattern}; another pattern is --set files=PATTERN")
-    return _split(path.name, [_read(file) for file in files])
+    packed = {file.removesuffix(".gz") for file in files if file.endswith(".gz")}
+    if twins := packed.intersection(files):
+        name = min(twins)
+        raise UserError(f"--data {place}: holds {name} and {name}.gz, the same twice; --set files=PATTERN names one")
+    census.require(place, terms)
+    return _split(path.name, [read_file(path / file, terms.limits) for file in files], census)
 
 
-def _read(path: Path) -> bytes:
+def _matches(path: Path, pattern: str) -> tuple[list[str], Census]:
+    """The files that match a pattern, in the order of their names, and the census of the folder."""
     try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if path.suffix == ".gz" else raw
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
+        matched = {file.relative_to(path).as_posix() for file in path.glob(pattern)}
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(f"--set files={pattern}: not a pattern of files ({error})") from None
+    files, census = [], Census()
+    for name, read in members(path):
+        if any(part.startswith(".") for part in name.split("/")):
+            census.pass_over("hidden", name)
+        elif name in matched:
+            if read is None:
+                census.pass_over("link", name)
+            else:
+                files.append(name)
+        elif fnmatch.fnmatch(name.rpartition("/")[2], pattern):
+            census.pass_over("depth", name)
+        else:
+            census.pass_over("settings", name)
+    census.used = len(files)
+    return sorted(files), census
 
 
-def _split(name: str, texts: list[bytes]) -> TextData:
+def _split(name: str, texts: list[bytes], census: Census | None = None) -> TextData:
     cuts = [len(text) - len(text) // HELD_OUT for text in texts]
     train = b"".join(text[:cut] for text, cut in zip(texts, cuts, strict=True))
     test = b"".join(text[cut:] for text, cut in zip(texts, cuts, strict=True))
-    return TextData(name, np.frombuffer(train, np.uint8), np.frombuffer(test, np.uint8), len(texts))
+    return TextData(name, np.frombuffer(train, np.uint8), np.frombuffer(test, np.uint8), len(texts), census)

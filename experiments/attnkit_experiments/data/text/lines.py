@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from attnkit_experiments.data.unpacking import read_file
 from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.terms import LIMITS, Limits
 
 DOCUMENT_MARK = "<d>"
 """A line that starts a document, on the same line of both files."""
@@ -49,23 +49,20 @@ def normalise(line: str, *, lowercase: bool = False) -> str:
     return text.lower() if lowercase else text
 
 
-def read_lines(path: Path) -> list[str]:
+def read_lines(path: Path, limits: Limits = LIMITS) -> list[str]:
     """The lines of a UTF-8 file, gzip if it ends in .gz, cut at newlines only (never at other Unicode separators)."""
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
-    return decode_lines(raw, str(path))
+    return decode_lines(read_file(path, limits), str(path))
 
 
 def decode_lines(raw: bytes, where: str) -> list[str]:
-    """Bytes as lines; a final newline does not start another line. UserError names a line that is not UTF-8."""
+    """Bytes as lines; a final newline does not start another line. Where no line ends in a newline, a carriage return
+    ends one, as on old Macs. UserError names a line that is not UTF-8.
+    """
+    end = "\r" if b"\n" not in raw and b"\r" in raw else "\n"
     try:
-        lines = raw.decode("utf-8").split("\n")
+        lines = raw.decode("utf-8").split(end)
     except UnicodeDecodeError as error:
-        number = raw.count(b"\n", 0, error.start) + 1
+        number = raw.count(end.encode(), 0, error.start) + 1
         raise UserError(f"{where}: line {number} is not UTF-8 ({error.reason})") from None
     if lines[-1] == "":
         lines.pop()
@@ -104,9 +101,9 @@ def pair(source: Iterable[str], target: Iterable[str], *, lowercase: bool) -> Li
     return Lines(*columns, np.array(documents, dtype=np.int64) if marked else None, dropped)
 
 
-def read_pair(source: Path, target: Path, *, lowercase: bool) -> Lines:
+def read_pair(source: Path, target: Path, *, lowercase: bool, limits: Limits = LIMITS) -> Lines:
     """Two files as sentence pairs. UserError if they are not aligned, not UTF-8 or hold no pair."""
-    lines = read_lines(source), read_lines(target)
+    lines = read_lines(source, limits), read_lines(target, limits)
     require_aligned(lines, (str(source), str(target)))
     pairs = pair(*lines, lowercase=lowercase)
     if not len(pairs):

@@ -14,15 +14,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from attnkit_experiments.data.census import Census
 from attnkit_experiments.data.text import bpe
 from attnkit_experiments.data.text.documents import concatenation
 from attnkit_experiments.data.text.lines import Lines, read_pair
 from attnkit_experiments.engine.errors import UserError, require_in
 from attnkit_experiments.engine.files import read_json
+from attnkit_experiments.engine.terms import TERMS, Terms
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 HELD_OUT = 10  # every tenth document of a dev set used for training
@@ -96,6 +98,7 @@ class TranslationData:
     vocabulary: int
     tokenizer: str
     about: dict[str, Any]
+    census: Census | None = None
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids up to the first EOS; PAD and BOS stand for nothing."""
@@ -150,14 +153,26 @@ class PairRequest:
             raise ValueError("max_length and max_ratio would leave holes in documents: set them or document_tokens")
 
 
-def load_pairs(source: str, request: PairRequest, *, cache: Path) -> TranslationData:
+@dataclass(frozen=True)
+class FileChoice:
+    """Which files are read where there are several: `valid_set` valid, val or dev, and of a file and its compressed
+    twin the one of the kind `twin`.
+    """
+
+    valid_set: str = ""
+    twin: Literal["", "plain", "gz"] = ""
+
+
+def load_pairs(
+    source: str, request: PairRequest, *, cache: Path, files: FileChoice = FileChoice(), terms: Terms = TERMS
+) -> TranslationData:
     """The sentence pairs below `source` (see the module), split into subwords; slow steps are cached.
 
     Errors: UserError, one line, if files are missing, are not aligned or not UTF-8, if documents are requested and
     none are marked, or if filters leave no pair.
     """
     languages = request.direction.split("-")
-    texts, about = _read(source, request)
+    texts, about, census = _read(source, request, files, terms)
     if request.document_tokens and any(text.documents is None for text in texts.values()):
         raise UserError(f"--data {source}: document_tokens={request.document_tokens} needs lines <d> between documents")
     tokenizer = bpe.trained(texts["train"].source, texts["train"].target, request.vocabulary, cache)
@@ -182,22 +197,27 @@ def load_pairs(source: str, request: PairRequest, *, cache: Path) -> Translation
         vocabulary=int(bpe.loaded(tokenizer).get_vocab_size()),
         tokenizer=tokenizer,
         about=about,
+        census=census,
     )
 
 
-def _read(source: str, request: PairRequest) -> tuple[dict[str, Lines], dict[str, Any]]:
-    """Text of the three splits, and facts about its origin."""
-    files = {
-        "train": _find(source, request.direction, ("train",)),
-        "valid": _find(source, request.direction, ("valid", "val", "dev")),
-        "test": _find(source, request.direction, (request.test_set,) if request.test_set else ("test", "test2016")),
+def _read(
+    source: str, request: PairRequest, files: FileChoice, terms: Terms
+) -> tuple[dict[str, Lines], dict[str, Any], Census]:
+    """Text of the three splits, facts about its origin, and the census of the folder."""
+    found = {
+        "train": _find(source, request.direction, ("train",), files, ""),
+        "valid": _find(source, request.direction, ("valid", "val", "dev"), files, "valid_set"),
+        "test": _find(source, request.direction, ("test", "test2016"), files, "test_set", request.test_set),
     }
-    if files["valid"] is None or files["test"] is None:
-        raise _missing(source, request, [split for split in ("valid", "test") if files[split] is None])
+    if found["valid"] is None or found["test"] is None:
+        raise _missing(source, request, [split for split in ("valid", "test") if found[split] is None])
+    there = {split: paths for split, paths in found.items() if paths is not None}
     texts = {
-        split: read_pair(*paths, lowercase=request.lowercase) for split, paths in files.items() if paths is not None
+        split: read_pair(*paths, lowercase=request.lowercase, limits=terms.limits) for split, paths in there.items()
     }
-    origin = {split: " and ".join(path.name for path in paths) for split, paths in files.items() if paths is not None}
+    origin = {split: " and ".join(path.name for path in paths) for split, paths in there.items()}
+    census = _census(source, {path.name for paths in there.values() for path in paths})
     if "train" not in texts:
         texts["train"], texts["valid"] = _divided(source, texts["valid"])
         every = f"every {HELD_OUT}th document"
@@ -208,18 +228,45 @@ def _read(source: str, request: PairRequest) -> tuple[dict[str, Lines], dict[str
     manifest = Path(source) / "manifest.json"
     if manifest.exists():
         about["prepared"] = read_json(manifest)
-    return texts, about
+    return texts, about, census
 
 
-def _find(source: str, direction: str, names: tuple[str, ...]) -> tuple[Path, Path] | None:
-    """The files of one split, the source language first; None if there are none."""
+def _census(source: str, used: set[str]) -> Census:
+    """The files of the folder of `source`: others are of other languages, sets and programs."""
+    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    census = Census(used=len(used))
+    for file in folder.iterdir():
+        if file.name not in used and not file.is_dir():
+            census.pass_over("hidden" if file.name.startswith(".") else "settings", file.name)
+    return census
+
+
+def _find(
+    source: str, direction: str, names: tuple[str, ...], files: FileChoice, setting: str, chosen: str = ""
+) -> tuple[Path, Path] | None:
+    """The files of one split, the source language first; None if there are none. UserError if there are several sets
+    and `setting` names none.
+    """
+    chosen = chosen or (files.valid_set if setting == "valid_set" else "")
     beginning = f"{source}/" if Path(source).is_dir() else f"{source}."
-    for name in names:
-        for suffix in (".gz", ""):
-            one, other = (Path(f"{beginning}{name}.{language}{suffix}") for language in direction.split("-"))
-            if one.exists() or other.exists():  # if only one exists, reading reports which is missing
-                return one, other
-    return None
+    sets = {}
+    for name in (chosen,) if chosen else names:
+        sides = [_plain_or_packed(Path(f"{beginning}{name}.{language}"), files) for language in direction.split("-")]
+        if any(side.exists() for side in sides):  # if only one exists, reading reports which is missing
+            sets[name] = (sides[0], sides[1])
+    if len(sets) > 1:
+        raise UserError(
+            f"--data {source}: holds {' and '.join(sets)}; --set {setting}={next(iter(sets))} takes that one"
+        )
+    return next(iter(sets.values()), None)
+
+
+def _plain_or_packed(plain: Path, files: FileChoice) -> Path:
+    """One side of a split, where the other may be packed otherwise. UserError for both unless one kind is chosen."""
+    packed = plain.with_name(f"{plain.name}.gz")
+    if plain.exists() and packed.exists() and not files.twin:
+        raise UserError(f"{plain.parent}: holds {plain.name} and {packed.name}; --set twin=plain or twin=gz takes one")
+    return packed if packed.exists() and (files.twin != "plain" or not plain.exists()) else plain
 
 
 def _missing(source: str, request: PairRequest, splits: list[str]) -> UserError:

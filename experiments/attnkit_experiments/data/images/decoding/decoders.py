@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from attnkit_experiments.data.images.decoding.places import Unreadable
+from attnkit_experiments.data.unpacking import Unreadable
 
 ROOT = Path(__file__).parents[4]
 Jobs = queue.SimpleQueue[tuple[Future[Any], Any, np.ndarray | None] | None]

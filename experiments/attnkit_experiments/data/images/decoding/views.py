@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from attnkit_experiments.data.images.decoding.places import Place, Unreadable
+from attnkit_experiments.data.unpacking import Place, Unreadable, readable
+from attnkit_experiments.engine.terms import Limits
 
 Box = tuple[float, float, float, float]
 View = Callable[[Image.Image], Image.Image]
+
+# Pillow warns of images above its limit and refuses those of twice as many pixels: `require_pixels` refuses the first
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 ASPECTS = (3 / 4, 4 / 3)
 ATTEMPTS = 100
@@ -45,7 +50,7 @@ class RandomCrop:
         image.draft("RGB", (math.ceil(width / max(fewest, 1)), math.ceil(height / max(fewest, 1))))
         shrunk = round(width / image.width)  # an integer factor: a draft's last column may cover fewer pixels
         scaled = (box[0] / shrunk, box[1] / shrunk, box[2] / shrunk, box[3] / shrunk)
-        return image.convert("RGB").resize((self.side, self.side), Image.Resampling.BILINEAR, box=scaled)
+        return rgb(image).resize((self.side, self.side), Image.Resampling.BILINEAR, box=scaled)
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,8 @@ class CentralCrop:
         shorter = round(self.side / SHRUNK)
         factor = shorter / min(image.size)
         width, height = (max(shorter, round(side * factor)) for side in image.size)
-        resized = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+        require_pixels(width, height)
+        resized = rgb(image).resize((width, height), Image.Resampling.BILINEAR)
         left, top = (width - self.side) // 2, (height - self.side) // 2
         return resized.crop((left, top, left + self.side, top + self.side))
 
@@ -83,33 +89,89 @@ def inception_box(width: int, height: int, smallest: float, rng: np.random.Gener
     return 0, 0, width, height
 
 
+class UnknownRange(ValueError):
+    """Pixels whose smallest and largest value are not known."""
+
+
+def rgb(image: Image.Image) -> Image.Image:
+    """The image with three channels of 8 bits. Pillow would clip values of 16 bits at 255: they are scaled, 65,535 to
+    255. Errors: UnknownRange for values of 32 bits, which may have any range.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):  # Pillow scales a PPM to 65,535
+        levels = np.asarray(image).astype(np.uint32)
+        return Image.fromarray(((levels + 128) // 257).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        raise UnknownRange(f"mode {image.mode}: pixels of 32 bits, whose range is not known")
+    return image.convert("RGB")
+
+
+def grey(image: Image.Image) -> Image.Image:
+    """One channel of 8 bits, scaled as in `rgb`."""
+    return (rgb(image) if image.mode.startswith(("I", "F")) else image).convert("L")
+
+
+def square(image: Image.Image, size: int) -> Image.Image:
+    """The shorter side resized to `size`, then a centre crop."""
+    shorter = min(image.size)
+    if image.size != (size, size):
+        width, height = (max(size, round(side * size / shorter)) for side in image.size)
+        require_pixels(width, height)
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+        left, top = (image.width - size) // 2, (image.height - size) // 2
+        image = image.crop((left, top, left + size, top + size))
+    return image
+
+
 def decode(items: Sequence[tuple[Place, View]]) -> np.ndarray:
     """The views of images, which are equally large: (n, side, side, 3) uint8. Errors: Unreadable, for the first."""
     return np.stack([np.asarray(opened(place, view)) for place, view in items])
 
 
-def failures(places: Sequence[Place]) -> list[tuple[str, str]]:
-    """Name and reason of every image that cannot be decoded; JPEG images are decoded at ⅛ of their size."""
+def failures(places: Sequence[Place]) -> list[tuple[int, str, str]]:
+    """Position, reason and kind of every image that cannot be decoded; JPEG images are decoded at ⅛ of their size."""
     errors = []
-    for place in places:
+    for position, place in enumerate(places):
         try:
             opened(place, _coarse)
         except Unreadable as error:
-            errors.append((error.name, error.reason))
+            errors.append((position, error.reason, error.kind))
     return errors
 
 
 def opened(place: Place, view: View) -> Image.Image:
-    """`view` of the image at this place. Errors: Unreadable if Pillow cannot read it."""
+    """`view` of the image at this place. Errors: Unreadable if it cannot be read, or has more pixels than the limit."""
+    return viewed(place.name, place.read(), view, place.limits)
+
+
+def viewed(name: str, encoded: bytes, view: View, limits: Limits) -> Image.Image:
+    """`view` of an encoded image; as `opened`."""
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, limits.pixels
     try:
-        with Image.open(io.BytesIO(place.read())) as image:
+        with readable(name):
+            return _viewed(name, encoded, view, limits)
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+def _viewed(name: str, encoded: bytes, view: View, limits: Limits) -> Image.Image:
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            require_pixels(*image.size)
             return view(image)
     except UnidentifiedImageError:
-        raise Unreadable(place.name, "unknown format") from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise Unreadable(place.name, (str(error) or type(error).__name__).splitlines()[0]) from None
+        raise Unreadable(name, "unknown format") from None
+    except UnknownRange as error:
+        raise Unreadable(name, str(error), "mode") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise Unreadable(name, f"more than {limits.pixels:,} pixels; --max-pixels allows more") from None
+
+
+def require_pixels(width: int, height: int) -> None:
+    """DecompressionBombError for too large an image, which a long narrow one becomes when it is resized."""
+    if Image.MAX_IMAGE_PIXELS and width * height > Image.MAX_IMAGE_PIXELS:
+        raise Image.DecompressionBombError(f"{width}×{height} pixels")
 
 
 def _coarse(image: Image.Image) -> Image.Image:
     image.draft("RGB", (1, 1))
-    return image.convert("RGB")
+    return rgb(image)

@@ -1,0 +1,1 @@
+"""Small files of every format that is read, and malformed ones, made by code."""
