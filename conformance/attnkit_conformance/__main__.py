@@ -153,27 +153,35 @@ def run(args: argparse.Namespace) -> int:
     else:
         closed(adapters)
         verdicts = judge_in_processes(find, names, args.profile, args.k, dtypes, args.workers)
-    in_time = until(verdicts, args.seconds)
+    ended: list[str] = []
+    in_time = until(verdicts, args.seconds, ended)
     results = terminal.show_progress(in_time, lambda: planned(adapters, args.profile, args.k, dtypes))
     if not results:
         raise ValueError("nothing selected: no case matches")
-    left = planned(adapters, args.profile, args.k, dtypes) - len(results) if args.seconds is not None else 0
+    left = planned(adapters, args.profile, args.k, dtypes) - len(results) if ended else 0
     results = with_programs(in_order(results, adapters), adapters)
     closed(adapters)
     status = conclude(results, adapters, args)
     if left > 0:
-        print(f"--seconds {args.seconds:g}: {left} of {left + len(results)} cases are not judged")
-    return status
+        print(f"{ended[0]}: {left} of {left + len(results)} cases are not judged")
+    return status or INTERRUPTED * (ended == [CTRL_C])
 
 
-def until(verdicts: Generator[CaseResult, None, None], seconds: float | None) -> Iterator[CaseResult]:
-    """The verdicts that arrive within a time, all without one."""
+CTRL_C, INTERRUPTED = "interrupted", 130
+
+
+def until(verdicts: Generator[CaseResult, None, None], seconds: float | None, ended: list[str]) -> Iterator[CaseResult]:
+    """The verdicts that arrive within a time, all without one, and before Ctrl-C: what came first goes to `ended`."""
     end = math.inf if seconds is None else time.monotonic() + seconds
     with contextlib.closing(verdicts):
-        for verdict in verdicts:
-            yield verdict
-            if time.monotonic() > end:
-                return
+        try:
+            for verdict in verdicts:
+                yield verdict
+                if time.monotonic() > end:
+                    ended.append(f"--seconds {seconds:g}")
+                    return
+        except KeyboardInterrupt:
+            ended.append(CTRL_C)
 
 
 def verify(args: argparse.Namespace) -> int:

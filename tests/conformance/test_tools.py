@@ -1,6 +1,8 @@
 """The tools around the judge: selection, expected failures, export and compare, the command line, the reports."""
 
+import contextlib
 import json
+import re
 import xml.etree.ElementTree as xml
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import attnkit
+from attnkit_conformance import __main__ as program
 from attnkit_conformance import core, exchange, judge
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapters import families
@@ -388,6 +391,24 @@ def test_a_run_that_stops_in_time_says_what_is_left(
     assert main(["run", *chosen, "--seconds", "0"]) == 0
     planned = judge.planned(adapters()[:1], "quick", "qk_layernorm/float64", ("float64",))
     assert f"--seconds 0: {planned - 1} of {planned} cases are not judged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["here", "processes"])
+def test_ctrl_c_leaves_a_report_of_what_was_judged(
+    workers: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "judge_in_processes" if workers else "judge"
+    judged = getattr(program, name)
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        with contextlib.closing(judged(*arguments, **options)) as verdicts:
+            yield next(verdicts)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, name, interrupted)
+    chosen = ("numpy-generic", "-k", "qk_layernorm/float64", *workers, "--json", str(tmp_path / "verdicts.json"))
+    assert main(["run", *chosen]) == 130
+    assert re.search(r"^interrupted: \d+ of \d+ cases are not judged$", capsys.readouterr().out, re.MULTILINE)
     assert len(json.loads((tmp_path / "verdicts.json").read_text())["results"]) == 1
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ def work(
 ) -> None:
     """The loop of one process: jobs until none are left or the parent is gone; adapters are created once per family."""
     by_name: dict[str, list[Adapter]] = {}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which reports what was judged
     collect_rarely()
     try:
         while (job := waiting.get()) is not None:
