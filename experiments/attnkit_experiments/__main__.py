@@ -20,6 +20,7 @@ from attnkit_experiments.commands import classify, export, profile, repeat, runn
 from attnkit_experiments.data.images import throughput
 from attnkit_experiments.data.prepare import PREPARE
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
+from attnkit_experiments.engine.preemption import GRACE, SAVED, Preempted
 from attnkit_experiments.engine.progress import say
 from attnkit_experiments.engine.tracking import Tracking
 from attnkit_experiments.engine.world import TIMEOUT, Sharding
@@ -78,6 +79,9 @@ class Run:
     """Under torchrun: every process holds the whole model (ddp) or a part of it (fsdp)."""
     timeout: float = TIMEOUT
     """Under torchrun: the job ends if a process waits for another for this many minutes."""
+    grace: float = GRACE
+    """Seconds from SIGTERM or SIGUSR1 to the end: the step is finished and saved, and the exit status is 75; 76 if that
+    took longer, and then --resume continues at the checkpoint before."""
     track: Tracking | None = None
     """Show the metrics in TensorBoard or Weights & Biases too, which must be installed."""
 
@@ -107,6 +111,8 @@ class Work:
     sharding: Sharding = "ddp"
     """As of run."""
     timeout: float = TIMEOUT
+    """As of run."""
+    grace: float = GRACE
     """As of run."""
     track: Tracking | None = None
     """As of run."""
@@ -379,6 +385,9 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; --resume continues at the last checkpoint", file=sys.stderr)
         return 130
+    except Preempted as stop:
+        print(stop, file=sys.stderr)
+        return SAVED
     return 0
 
 

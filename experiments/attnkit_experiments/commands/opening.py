@@ -15,6 +15,7 @@ from attnkit_experiments.engine import tracking
 from attnkit_experiments.engine.environment import choose_device, describe
 from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.engine.files import read_json, write_json
+from attnkit_experiments.engine.preemption import GRACE
 from attnkit_experiments.engine.tracking import Tracking
 from attnkit_experiments.engine.world import TIMEOUT, Sharding, World
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
@@ -48,6 +49,7 @@ class Request:
     reuse: tuple[Path, ...] = ()
     sharding: Sharding = "ddp"
     timeout: float = TIMEOUT
+    grace: float = GRACE
     track: Tracking | None = None
 
 

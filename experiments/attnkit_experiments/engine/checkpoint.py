@@ -17,7 +17,9 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -54,7 +56,8 @@ class Damaged(UserError):
 
 class Checkpoints:
     """The checkpoints of a training in `folder`: of a model, its optimiser, and the moving `average` of the weights if
-    there is one. The last `keep` are kept. A context, after which all that was saved is written.
+    there is one. The last `keep` of steps that are `due` are kept, and a later one, which an end before its time has
+    left: it takes the place of none. A context, after which all that was saved is written.
 
     All methods are collective.
     """
@@ -69,11 +72,14 @@ class Checkpoints:
         world: World = ALONE,
         average: nn.Module | None = None,
         keep: int = 2,
+        due: Callable[[int], bool] = lambda step: True,
     ) -> None:
-        self.folder, self.config_hash, self.keep, self.world = folder, config_hash, keep, world
+        self.folder, self.config_hash, self.keep, self.due, self.world = folder, config_hash, keep, due, world
         self.model, self.optimizer, self.average = model, optimizer, average
         self._sealing = ThreadPoolExecutor(1)
         self._pending: Future[Any] | None = None
+        self.longest = 0.0
+        """The seconds from a call of `save` to the seal, in the main process."""
 
     def __enter__(self) -> Self:
         return self
@@ -94,6 +100,7 @@ class Checkpoints:
         failed.
         """
         self.wait()
+        begun = time.perf_counter()
         name = self.world.broadcast(f"step-{step:08d}-{secrets.token_hex(4)}")
         writer = _torchs().HuggingFaceStorageWriter(str(self.folder / name), save_distributed=True)
         written = _torchs().async_save(
@@ -101,7 +108,7 @@ class Checkpoints:
         )
         assert isinstance(written, Future)
         about = {"format": FORMAT, "config": self.config_hash, "step": step, "seconds": seconds, "folder": name}
-        self._pending = self._sealing.submit(self._seal, written, about) if self.world.main else written
+        self._pending = self._sealing.submit(self._seal, written, about, begun) if self.world.main else written
 
     def wait(self) -> None:
         """Wait until what was saved is written; the error of a process that could not, as on a full disk."""
@@ -145,13 +152,14 @@ class Checkpoints:
         weights, moments = states.get_state_dict(self.model, self.optimizer)
         return weights, moments, states.get_model_state_dict(self.average) if self.average else {}
 
-    def _seal(self, written: Future[Any], about: dict[str, Any]) -> None:
+    def _seal(self, written: Future[Any], about: dict[str, Any], begun: float) -> None:
         """Seal what all processes have written, and remove what is no longer needed up to this step."""
         written.result()
         files = {file.name: sha256(file) for file in sorted((self.folder / about["folder"]).iterdir())}
         new = self.folder / f"step-{about['step']:08d}.json"
         write_json(new, about | {"files": files})
-        for seal in seals(self.folder)[: -self.keep]:
+        self.longest = max(self.longest, time.perf_counter() - begun)
+        for seal in {*seals(self.folder)} - {*seals(self.folder, self.due)[-self.keep :], new}:
             seal.unlink()
         kept = set()
         for seal in seals(self.folder):
@@ -179,9 +187,11 @@ class Checkpoints:
         raise UserError(f"{reasons[0]}; --overwrite {self.folder.parent.name} starts the cell anew")
 
 
-def seals(folder: Path) -> list[Path]:
-    """The seals of the checkpoints in a folder, the oldest first."""
-    return sorted(folder.glob("step-*.json"))
+def seals(folder: Path, due: Callable[[int], bool] = lambda step: True) -> list[Path]:
+    """The seals of the checkpoints in a folder, of steps that are `due`, the oldest first."""
+    steps = {path: path.stem.removeprefix("step-") for path in folder.glob("step-*.json")}
+    ours = {path: int(step) for path, step in steps.items() if step.isdecimal() and due(int(step))}
+    return sorted(ours, key=lambda path: ours[path])
 
 
 def intact(seal: Path, wanted: dict[str, Tensor]) -> dict[str, Any]:
