@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # cuBLAS reads this once at start; torch needs it for determinism
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+import torch
 import tyro
 
 from attnkit_experiments.commands import classify, export, profile, repeat, runner
@@ -329,6 +330,15 @@ def request_of(command: Run | Profile) -> dict[str, Any]:
     }
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory was asked for that is not there; torch says so on a CPU in the text alone."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
 def main(arguments: list[str] | None = None) -> int:
     command: List | Run | Work | Report | Results | Repeat | Prepare | Decode | Export | Classify | Profile = tyro.cli(
         Command,
@@ -381,6 +391,11 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         file = f"{error.filename}: " if error.filename else ""
         print(f"error: {file}{error.strerror or error}; what was written stays whole", file=sys.stderr)
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"error: not enough memory ({one_line(error)}); what was written stays whole", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; --resume continues at the last checkpoint", file=sys.stderr)

@@ -19,12 +19,12 @@ import secrets
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -32,8 +32,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.engine.files import read_json, sha256, write_json, written_aside
+from attnkit_experiments.engine.files import sha256, write_json, written_aside
 from attnkit_experiments.engine.progress import say
+from attnkit_experiments.engine.schema import In, read_as
 from attnkit_experiments.engine.world import ALONE, World
 
 FORMAT = "attnkit-experiments-checkpoint-2"
@@ -73,9 +74,11 @@ class Checkpoints:
         average: nn.Module | None = None,
         keep: int = 2,
         due: Callable[[int], bool] = lambda step: True,
+        steps: int | None = None,
     ) -> None:
         self.folder, self.config_hash, self.keep, self.due, self.world = folder, config_hash, keep, due, world
         self.model, self.optimizer, self.average = model, optimizer, average
+        self.steps = steps
         self._sealing = ThreadPoolExecutor(1)
         self._pending: Future[Any] | None = None
         self.longest = 0.0
@@ -164,17 +167,17 @@ class Checkpoints:
         kept = set()
         for seal in seals(self.folder):
             with suppress(UserError):  # a damaged one
-                kept.add(read_json(seal).get("folder"))
+                kept.add(read_seal(seal)["folder"])
         for folder in self.folder.glob("step-*/"):
             if folder.name not in kept and folder.name[: len(new.stem)] <= new.stem:
                 shutil.rmtree(folder)
 
-    def _newest(self, wanted: dict[str, Tensor]) -> dict[str, Any]:
+    def _newest(self, wanted: dict[str, Tensor]) -> Seal:
         """The seal of the newest intact checkpoint; UserError as in `restore`."""
         reasons: list[UserError] = []
         for seal in reversed(seals(self.folder)):
             try:
-                about = intact(seal, wanted)
+                about = intact(seal, wanted, self.steps)
             except Damaged as damage:
                 reasons.append(damage)
                 continue
@@ -194,14 +197,42 @@ def seals(folder: Path, due: Callable[[int], bool] = lambda step: True) -> list[
     return sorted(ours, key=lambda path: ours[path])
 
 
-def intact(seal: Path, wanted: dict[str, Tensor]) -> dict[str, Any]:
-    """What a seal says; Damaged with a name and the reason if the files are not what was sealed, or lack a tensor."""
+class Seal(TypedDict):
+    """The JSON file of a checkpoint."""
+
+    format: Literal["attnkit-experiments-checkpoint-2"]
+    config: str
+    step: Annotated[int, In("[0, inf)")]
+    seconds: Annotated[float, In("[0, inf)")]
+    folder: str
+    files: dict[str, str]
+
+
+def read_seal(path: Path, steps: int | None = None) -> Seal:
+    """What a seal says; Damaged if it is none, or one of a step that its name does not say or after `steps`."""
+
+    def relate(seal: Seal) -> None:
+        if path.name != f"step-{seal['step']:08d}.json":
+            raise ValueError(f"step must be the one in its name, got {seal['step']}")
+        if steps is not None and seal["step"] > steps:
+            raise ValueError(f"step must be at most {steps}, which are all steps, got {seal['step']}")
+        if not seal["folder"].startswith(f"{path.stem}-"):
+            raise ValueError(f"folder must begin with {path.stem}, got {seal['folder']!r}")
+        for name in (seal["folder"], *seal["files"]):
+            if Path(name).name != name:
+                raise ValueError(f"its files must be beside it, got {name!r}")
+
     try:
-        about = read_json(seal)
+        return read_as(path, Seal, relate)
     except UserError as error:
-        raise Damaged(_refusal(seal, str(error))) from None
-    if about.get("format") != FORMAT:
-        raise Damaged(_refusal(seal, "it was not written by this program"))
+        raise Damaged(_refusal(path, str(error).removeprefix(f"{path}: "))) from None
+
+
+def intact(seal: Path, wanted: dict[str, Tensor], steps: int | None = None) -> Seal:
+    """What a seal says; Damaged with a name and the reason if the files are not what was sealed, or lack a tensor, or
+    have it in another shape or dtype.
+    """
+    about = read_seal(seal, steps)
     folder = seal.with_name(about["folder"])
     for name, digest in about["files"].items():
         if not (folder / name).is_file():
@@ -214,6 +245,11 @@ def intact(seal: Path, wanted: dict[str, Tensor]) -> dict[str, Any]:
         raise Damaged(_refusal(folder, f"it is no checkpoint ({error})")) from None
     if lacking := sorted(wanted.keys() - stored.keys()):
         raise Damaged(_refusal(folder, f"it has no tensor {lacking[0]}"))
+    for name, x in wanted.items():
+        size, dtype = tuple(stored[name].size), stored[name].properties.dtype
+        if (size, dtype) != (tuple(x.shape), x.dtype):
+            expected = f"{tuple(x.shape)} of {x.dtype}"
+            raise Damaged(_refusal(folder, f"{name} must have shape {expected}, got {size} of {dtype}"))
     return about
 
 
@@ -248,12 +284,19 @@ def write_weights(path: Path, weights: dict[str, Any], about: dict[str, Any]) ->
         raise UserError(f"{path}: cannot be written ({error})") from None
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of `write_weights`, on the CPU; UserError for another file."""
+def read_weights(path: Path, wanted: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The tensors of `write_weights`, on the CPU; UserError for another file, and for other names or shapes than those
+    of a model's `wanted`.
+    """
     try:
-        return load_file(path)
+        weights: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: cannot be read as weights ({error})") from None
+    for name in weights.keys() | wanted.keys() if wanted is not None else ():
+        found, expected = (tuple(x[name].shape) if name in x else None for x in (weights, wanted or {}))
+        if found != expected:
+            raise UserError(f"{path}: the model has {name} of shape {expected}, the file {found}")
+    return weights
 
 
 def _flat(weights: dict[str, Any], moments: Any, averaged: dict[str, Any]) -> dict[str, Tensor]:

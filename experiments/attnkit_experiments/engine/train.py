@@ -116,7 +116,7 @@ def train(
     run = Run(make, config, device, world)
     checkpoints = Checkpoints(
         folder / "checkpoints", config_hash=config_hash, keep=config.keep_checkpoints, due=config.saves_after,
-        world=world, **run.state,
+        steps=config.steps, world=world, **run.state,
     )  # fmt: skip
     start, seconds, ran = 0, 0.0, dict[str, set[str]]()
     if world.broadcast(bool(checkpoint.seals(checkpoints.folder))):
