@@ -1,6 +1,7 @@
 """One cell of a study: trained unless another study has it, written as finished, and inspected.
 
-A failing inspection costs no trained cell: its result then says "uninspected" and why, and `report` inspects it again.
+A failing inspection costs no trained cell: its result then says "uninspected" and why, and `report` inspects it again;
+so does --resume, if it was interrupted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from attnkit_experiments.study.recipe import Cell, Domain, Measure
 from attnkit_experiments.study.stored import read_result
 
 WEIGHTS = "weights.safetensors"
+INTERRUPTED = "it was interrupted"
 
 
 def run_cell(
@@ -38,7 +40,10 @@ def run_cell(
     stored = world.agreed(lambda: stored_result(folder, config_hash, domain.measure))
     if stored and ("diverged" not in stored or study.keep_going):
         if world.main:
+            if stored.get("uninspected") == INTERRUPTED:
+                stored = inspect_again(study, cell)
             say(f"{label}: already there, {outcome(stored, domain.measure)}")
+        world.wait()
         return stored
     taken = world.agreed(lambda: reused(study, cell))
     if taken:
@@ -74,7 +79,7 @@ def run_cell(
         if task:
             result["parameters"] = sum(parameter.numel() for parameter in task.model.parameters())
             checkpoint.write_weights(folder / WEIGHTS, task.model.state_dict(), {"config_hash": config_hash})
-            result["uninspected"] = "it was interrupted"
+            result["uninspected"] = INTERRUPTED
         write_json(folder / "result.json", result)
         if task:
             result = inspected(domain, cell, task, make, folder, result)
