@@ -14,12 +14,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # cuBLAS reads this once at start; torch needs it for determinism
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+import torch
 import tyro
 
 from attnkit_experiments.commands import classify, export, profile, repeat, runner
 from attnkit_experiments.data.images import throughput
 from attnkit_experiments.data.prepare import IMAGES, PREPARE
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
+from attnkit_experiments.engine.preemption import GRACE, SAVED, Preempted
 from attnkit_experiments.engine.progress import say
 from attnkit_experiments.engine.terms import LIMITS, Terms
 from attnkit_experiments.engine.tracking import Tracking
@@ -90,6 +92,9 @@ class Run:
     """Under torchrun: every process holds the whole model (ddp) or a part of it (fsdp)."""
     timeout: float = TIMEOUT
     """Under torchrun: the job ends if a process waits for another for this many minutes."""
+    grace: float = GRACE
+    """Seconds from SIGTERM or SIGUSR1 to the end: the step is finished and saved, and the exit status is 75; 76 if that
+    took longer, and then --resume continues at the checkpoint before."""
     track: Tracking | None = None
     """Show the metrics in TensorBoard or Weights & Biases too, which must be installed."""
 
@@ -129,6 +134,8 @@ class Work:
     sharding: Sharding = "ddp"
     """As of run."""
     timeout: float = TIMEOUT
+    """As of run."""
+    grace: float = GRACE
     """As of run."""
     track: Tracking | None = None
     """As of run."""
@@ -351,6 +358,15 @@ def request_of(command: Run | Profile) -> dict[str, Any]:
     }
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory was asked for that is not there; torch says so on a CPU in the text alone."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
 def main(arguments: list[str] | None = None) -> int:
     command: List | Run | Work | Report | Results | Repeat | Prepare | Decode | Export | Classify | Profile = tyro.cli(
         Command,
@@ -404,9 +420,17 @@ def main(arguments: list[str] | None = None) -> int:
         file = f"{error.filename}: " if error.filename else ""
         print(f"error: {file}{error.strerror or error}; what was written stays whole", file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"error: not enough memory ({one_line(error)}); what was written stays whole", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted; --resume continues at the last checkpoint", file=sys.stderr)
         return 130
+    except Preempted as stop:
+        print(stop, file=sys.stderr)
+        return SAVED
     return 0
 
 

@@ -176,7 +176,9 @@ def test_what_cannot_be_exported_is_refused(study, model, tmp_path):
     (cell / "weights_ema.safetensors").unlink()
     with pytest.raises(UserError, match="no moving average of its weights; train with --set ema"):
         export.export(other / "relu-alpha1-gate-seed0", tmp_path / "a", average=True)
-    (cell / "result.json").write_text('{"diverged": "at step 3"}')
+    kept = ("config_hash", "variant", "seed")
+    result = {key: json.loads((cell / "result.json").read_text())[key] for key in kept}
+    (cell / "result.json").write_text(json.dumps(result | {"diverged": "at step 3"}))
     with pytest.raises(UserError, match="it diverged"):
         export.export(other / "relu-alpha1-gate-seed0", tmp_path / "a")
     (cell / "result.json").unlink()

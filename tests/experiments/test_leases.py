@@ -59,6 +59,17 @@ def test_a_lease_ends_with_its_process_on_this_machine_and_by_silence_on_others(
         assert holder(tmp_path, "cell") == ""
 
 
+def test_a_clock_that_is_set_back_keeps_no_lease(tmp_path, monkeypatch):
+    """It would last for the hour; who waits for it has a clock of its own. One that is touched stays."""
+    (tmp_path / "cell.1").write_text(json.dumps({"host": "elsewhere", "process": 1, "born": "", "patience": 300}))
+    clock, hour = [1000.0], (tmp_path / "cell.1").stat().st_mtime + 3600
+    monkeypatch.setattr(leases.time, "monotonic", lambda: clock[0])
+    for seconds, touched, held_by in ((0, hour, True), (290, hour, True), (20, hour + 1, True), (301, hour + 1, False)):
+        clock[0] += seconds
+        os.utime(tmp_path / "cell.1", (touched, touched))
+        assert bool(holder(tmp_path, "cell")) == held_by
+
+
 def test_of_two_who_see_an_ended_lease_only_one_takes_over(tmp_path, monkeypatch):
     """The other one comes between the look at the lease and the next."""
     (tmp_path / "cell.3").write_text(json.dumps({"host": "", "process": 1, "born": "", "patience": 1}))

@@ -46,7 +46,8 @@ def without_some(out: Path) -> None:
 
 
 def diverged(out: Path) -> None:
-    result_of(out, "linear-seed0").write_text(json.dumps({"diverged": "the loss of step 3 is not finite"}))
+    about = {"config_hash": "", "variant": "linear", "seed": 0}
+    result_of(out, "linear-seed0").write_text(json.dumps(about | {"diverged": "the loss of step 3 is not finite"}))
 
 
 def as_smoke(out: Path) -> None:

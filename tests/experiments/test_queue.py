@@ -75,7 +75,10 @@ def test_three_workers_one_of_which_dies_end_as_one_run(tiny, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("]") >= 4
     assert held(out / LEASES) == {}
-    tiny(whole, *SETTINGS)
+    assert_equal_studies(out, tiny(whole, *SETTINGS))
+
+
+def assert_equal_studies(out, whole):
     cells = json.loads((out / "study.json").read_text())["cells"]
     assert json.loads((out / "finished.json").read_text()) == json.loads((whole / "finished.json").read_text())
     for cell in cells:
@@ -84,6 +87,63 @@ def test_three_workers_one_of_which_dies_end_as_one_run(tiny, tmp_path):
         assert rows == expected
         ours, theirs = (load_file(folder / "weights.safetensors") for folder in folders)
         assert all(torch.equal(ours[name], theirs[name]) for name in ours.keys() | theirs.keys())
+
+
+KILLER = """
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from attnkit_experiments.commands import queue, runner
+from tests.experiments.forks import share_imports
+
+share_imports()
+out, kills = Path(sys.argv[1]), int(sys.argv[2])
+fork, draw = multiprocessing.get_context("fork"), random.Random(3)
+
+
+def worker():
+    queue.POLL_SECONDS = 0.1
+    runner.work(out, data="digits", threads=1)
+
+
+def started():
+    process = fork.Process(target=worker)
+    process.start()
+    return process
+
+
+workers, killed = [started() for _ in range(3)], 0
+while killed < kills:
+    time.sleep(draw.uniform(0.05, 0.6))
+    number = draw.randrange(3)
+    os.kill(workers[number].pid, signal.SIGKILL)
+    workers[number].join()
+    killed += workers[number].exitcode == -signal.SIGKILL
+    if (out / "finished.json").exists():
+        break
+    workers[number] = started()
+for each in workers:
+    each.join()
+print(killed)
+"""
+
+
+@pytest.mark.survival
+def test_three_workers_that_are_killed_twenty_times_end_as_one_run(tiny, tmp_path):
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    settings = ("alphas=0,1", "steps=60", "checkpoint_every=3")
+    tiny(out, *settings, enqueue=True)
+    words = [sys.executable, "-c", KILLER, str(out), "20"]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) == 20, "they have finished before"
+    assert held(out / LEASES) == {}
+    assert_equal_studies(out, tiny(whole, *settings))
 
 
 def test_work_has_nothing_left_to_do_in_a_finished_study(tiny, tmp_path, capsys):

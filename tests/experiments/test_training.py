@@ -290,7 +290,7 @@ SPOILT = [
     (strange, "-", "it has no tensor model."),
     (torn_before_it_was_sealed, "-", "it is no checkpoint"),
     (torn_seal, ".json", "cannot be read as JSON"),
-    (strange_seal, ".json", "it was not written by this program"),
+    (strange_seal, ".json", "format must be one of 'attnkit-experiments-checkpoint-2', got 'something else'"),
 ]
 
 

@@ -1,6 +1,7 @@
 """One cell of a study: trained unless another study has it, written as finished, and inspected.
 
-A failing inspection costs no trained cell: its result then says "uninspected" and why, and `report` inspects it again.
+A failing inspection costs no trained cell: its result then says "uninspected" and why, and `report` inspects it again;
+so does --resume, if it was interrupted.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from attnkit_experiments.commands.reuse import reused
 from attnkit_experiments.engine import checkpoint
 from attnkit_experiments.engine.checkpoint import read_weights
 from attnkit_experiments.engine.errors import Diverged, UserError
-from attnkit_experiments.engine.files import PARTIAL, read_json, write_json
+from attnkit_experiments.engine.files import PARTIAL, write_json
 from attnkit_experiments.engine.progress import say
 from attnkit_experiments.engine.train import Task, train
 from attnkit_experiments.engine.world import World
 from attnkit_experiments.study.recipe import Cell, Domain, Measure
+from attnkit_experiments.study.stored import read_result
 
 WEIGHTS = "weights.safetensors"
+INTERRUPTED = "it was interrupted"
 
 
 def run_cell(
@@ -34,10 +37,13 @@ def run_cell(
     """
     folder, domain = study.folder(cell), study.recipe.domain
     config_hash = cell.config_hash()
-    stored = world.agreed(lambda: stored_result(folder, config_hash))
+    stored = world.agreed(lambda: stored_result(folder, config_hash, domain.measure))
     if stored and ("diverged" not in stored or study.keep_going):
         if world.main:
+            if stored.get("uninspected") == INTERRUPTED:
+                stored = inspect_again(study, cell)
             say(f"{label}: already there, {outcome(stored, domain.measure)}")
+        world.wait()
         return stored
     taken = world.agreed(lambda: reused(study, cell))
     if taken:
@@ -73,7 +79,7 @@ def run_cell(
         if task:
             result["parameters"] = sum(parameter.numel() for parameter in task.model.parameters())
             checkpoint.write_weights(folder / WEIGHTS, task.model.state_dict(), {"config_hash": config_hash})
-            result["uninspected"] = "it was interrupted"
+            result["uninspected"] = INTERRUPTED
         write_json(folder / "result.json", result)
         if task:
             result = inspected(domain, cell, task, make, folder, result)
@@ -100,7 +106,7 @@ def inspected(
 def inspect_again(study: Opened, cell: Cell) -> dict[str, Any]:
     """The result of a trained cell whose inspection failed, inspected with its weights."""
     folder = study.folder(cell)
-    result = stored_result(folder, cell.config_hash())
+    result = stored_result(folder, cell.config_hash(), study.recipe.domain.measure)
     if result is None or "uninspected" not in result:
         raise UserError(f"{folder}: nothing to inspect again")
 
@@ -108,16 +114,16 @@ def inspect_again(study: Opened, cell: Cell) -> dict[str, Any]:
         return study.recipe.domain.task(cell, study.data, study.device)
 
     task = make()
-    task.model.load_state_dict(read_weights(folder / WEIGHTS))
+    task.model.load_state_dict(read_weights(folder / WEIGHTS, task.model.state_dict()))
     return inspected(study.recipe.domain, cell, task, make, folder, result)
 
 
-def stored_result(folder: Path, config_hash: str) -> dict[str, Any] | None:
+def stored_result(folder: Path, config_hash: str, measure: Measure) -> dict[str, Any] | None:
     """The existing result of a cell; UserError if it is another cell's."""
     if not (folder / "result.json").exists():
         return None
-    result = read_json(folder / "result.json")
-    if result.get("config_hash") != config_hash:
+    result = read_result(folder, measure.key)
+    if result["config_hash"] != config_hash:
         raise UserError(
             f"{folder / 'result.json'}: belongs to another configuration; --overwrite {folder.name} starts it anew"
         )

@@ -8,25 +8,26 @@ pickled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
+from attnkit_experiments.commands.opening import require_known
 from attnkit_experiments.engine import checkpoint
 from attnkit_experiments.engine.checkpoint import read_weights
-from attnkit_experiments.engine.errors import UserError, unknown
+from attnkit_experiments.engine.errors import UserError, require_in, unknown
 from attnkit_experiments.engine.files import read_json, sha256, write_json
+from attnkit_experiments.engine.schema import In, build, conform
 from attnkit_experiments.images.model import ViT, ViTConfig
 from attnkit_experiments.language.model import LanguageConfig, LanguageModel
 from attnkit_experiments.recipes import RECIPES
-from attnkit_experiments.soft.attention import SoftOptions
 from attnkit_experiments.soft.model import SoftConfig, SoftVisionTransformer
+from attnkit_experiments.study.stored import read_asked, read_config, read_result, require_result_of
 
 FORMAT = "attnkit-experiments-export-1"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -34,27 +35,13 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 @dataclass(frozen=True)
 class Kind:
-    """How a model is built from config.json: `configure(config["model"])`, then `build`."""
+    """How a model is built from config.json, whose "model" is a `config`."""
 
     domain: str
-    configure: Callable[[Mapping[str, Any]], Any]
+    config: type
     build: Callable[[Any], nn.Module]
     reads: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
     """What of a study.json and a cell's config.json says how the model is used."""
-
-
-def vit_config(stored: Mapping[str, Any]) -> ViTConfig:
-    return ViTConfig(**stored)
-
-
-def soft_config(stored: Mapping[str, Any]) -> SoftConfig:
-    options = dict(stored["options"])
-    options["value_convs"] = tuple(options["value_convs"])
-    return SoftConfig(**{**stored, "options": SoftOptions(**options)})
-
-
-def language_config(stored: Mapping[str, Any]) -> LanguageConfig:
-    return LanguageConfig(**stored)
 
 
 def reads_images(study: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,9 +65,9 @@ def reads_bytes(study: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, 
 
 
 KINDS: dict[str, Kind] = {
-    "vit": Kind("images", vit_config, ViT, reads_images),
-    "soft": Kind("soft images", soft_config, SoftVisionTransformer, reads_images),
-    "language": Kind("language", language_config, LanguageModel, reads_bytes),
+    "vit": Kind("images", ViTConfig, ViT, reads_images),
+    "soft": Kind("soft images", SoftConfig, SoftVisionTransformer, reads_images),
+    "language": Kind("language", LanguageConfig, LanguageModel, reads_bytes),
 }
 
 
@@ -102,13 +89,14 @@ def export(cell: Path, out: Path, *, average: bool = False) -> Path:
     folder = run / "cells" / cell.name
     if not (run / "study.json").exists():
         raise UserError(f"export {cell}: {run} holds no study; give RUN/CELL, RUN being the --out of a run")
-    study = read_json(run / "study.json")
-    if cell.name not in study.get("cells", ()):
-        raise unknown(f"cell of {run}", cell.name, study.get("cells", ()))
-    kind = kind_of(study["recipe"])
+    kind = kind_of(read_asked(run)["recipe"])
+    study = require_known(run)
+    if cell.name not in study["cells"]:
+        raise unknown(f"cell of {run}", cell.name, study["cells"])
     if not (folder / "result.json").exists():
         raise UserError(f"export {cell}: it has not finished; python -m experiments run ... --resume continues it")
-    result, stored = read_json(folder / "result.json"), read_json(folder / "config.json")
+    result, stored = read_result(folder, RECIPES[study["recipe"]].domain.measure.key), read_config(folder)
+    require_result_of(result, stored, folder)
     if "diverged" in result:
         raise UserError(f"export {cell}: it diverged and has no weights")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -162,7 +150,7 @@ def load(folder: Path) -> Exported:
     """The model written by `export`. Errors: UserError for missing or damaged files, or another format."""
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder}: holds no exported model: there is no {CONFIG}")
-    about = read_json(folder / CONFIG)
+    about: dict[str, Any] = read_json(folder / CONFIG)
     if about.get("format") != FORMAT:
         raise UserError(f"{folder / CONFIG}: format must be {FORMAT!r}, got {about.get('format')!r}")
     if about.get("kind") not in KINDS:
@@ -170,21 +158,80 @@ def load(folder: Path) -> Exported:
     path = folder / WEIGHTS
     if not path.exists():
         raise UserError(f"{folder}: there is no {WEIGHTS}")
-    if sha256(path) != about.get("sha256", {}).get(WEIGHTS):
+    if not isinstance(about.get("sha256"), dict):
+        raise UserError(f"{folder / CONFIG}: sha256 must be an object, got {about.get('sha256')!r}")
+    if sha256(path) != about["sha256"].get(WEIGHTS):
         raise UserError(f"{path}: is damaged: its SHA-256 differs from the one in {CONFIG}")
-    kind = KINDS[about["kind"]]
+    kind, weights = KINDS[about["kind"]], read_weights(path)
     try:
-        config = kind.configure(about["model"])
+        require_sizes(about.get("model"), sum(x.numel() for x in weights.values()))
+        config: Any = build(about["model"], kind.config, "model")
+        with torch.device("meta"):  # where nothing has a size yet
+            wanted = kind.build(config).state_dict()
+        read_weights(path, wanted)
         with torch.random.fork_rng(devices=[]):
             model = kind.build(config)
-        model.load_state_dict(load_file(path))
-    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        model.load_state_dict(weights)
+    except (ArithmeticError, KeyError, MemoryError, TypeError, ValueError, RuntimeError, UserError) as error:
         raise UserError(f"{folder}: {CONFIG} and {WEIGHTS} make no model ({_line(error)})") from None
-    if "classes" in about and config.classes != len(about["classes"]):
-        raise UserError(
-            f"{folder / CONFIG}: {len(about['classes'])} classes have names, the model has {config.classes}"
-        )
+    require_reading(folder / CONFIG, about, config)
     return Exported(model.eval(), about)
+
+
+class Pixels(TypedDict):
+    """How an image becomes the input of a model."""
+
+    size: Annotated[int, In("[1, inf)")]
+    channels: Literal[1, 3]
+    fit: Literal["central crop", "shorter side"]
+    divide: Annotated[float, In("(0, inf)")]
+    subtract: float
+
+
+class ReadsImages(TypedDict):
+    classes: list[str]
+    judged: list[int] | None
+    loss: Literal["softmax", "sigmoid"]
+    input: Pixels
+
+
+class Window(TypedDict):
+    length: Annotated[int, In("[2, inf)")]
+
+
+class ReadsBytes(TypedDict):
+    input: Window
+
+
+def require_reading(path: Path, about: dict[str, Any], config: Any) -> None:
+    """UserError unless what config.json says of the input and the classes fits the model."""
+    try:
+        if isinstance(config, LanguageConfig):
+            conform(about, ReadsBytes)
+            pairs = [("length", about["input"]["length"], config.length)]
+        else:
+            conform(about, ReadsImages)
+            if not math.isfinite(about["input"]["subtract"]):
+                raise ValueError(f"input.subtract must be finite, got {about['input']['subtract']}")
+            given = about["input"]
+            pairs = [("size", given["size"], config.image), ("channels", given["channels"], config.channels)]
+            if config.classes != len(about["classes"]):
+                raise ValueError(f"{len(about['classes'])} classes have names, the model has {config.classes}")
+            for judged in about["judged"] or ():
+                require_in(f"[0, {config.classes})", judged=judged)
+        for name, found, expected in pairs:
+            if found != expected:
+                raise ValueError(f"input.{name} must be the model's, {expected}, got {found}")
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def require_sizes(model: Any, elements: int) -> None:
+    """ValueError for a size that a model of so many elements cannot have, before one of that size is made."""
+    conform(model, dict[str, Any], "model")
+    for name, value in model.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            require_in(f"[1, {elements}]", **{f"model.{name}": value})
 
 
 def _line(error: Exception) -> str:

@@ -15,12 +15,15 @@ from attnkit_experiments.engine import tracking
 from attnkit_experiments.engine.environment import choose_device, describe
 from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.engine.files import read_json, write_json
+from attnkit_experiments.engine.preemption import GRACE
 from attnkit_experiments.engine.terms import LIMITS, Limits, Terms
 from attnkit_experiments.engine.tracking import Tracking
 from attnkit_experiments.engine.world import TIMEOUT, Sharding, World
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
+from attnkit_experiments.study.measurement import Measurement
 from attnkit_experiments.study.overrides import override
 from attnkit_experiments.study.recipe import Cell, Recipe, Source, expand
+from attnkit_experiments.study.stored import read_asked, read_trained
 
 FORMAT = "attnkit-experiments-study-2"
 OURS = ("study.json", "cells", "rows.json", "claims.json", "finished.json", "report.html", "results.csv", "summary.md")
@@ -54,6 +57,7 @@ class Request:
     reuse: tuple[Path, ...] = ()
     sharding: Sharding = "ddp"
     timeout: float = TIMEOUT
+    grace: float = GRACE
     track: Tracking | None = None
 
     def terms(self) -> Terms:
@@ -188,10 +192,21 @@ def started(out: Path) -> dict[str, Any]:
     """The study.json of a study that was started; UserError if there is none, or another version wrote it."""
     if not (out / "study.json").exists():
         raise UserError(f"{out}: holds no study; python -m experiments run starts one")
-    before = read_json(out / "study.json")
-    if before.get("format") != FORMAT:
+    if read_json(out / "study.json").get("format") != FORMAT:
         raise UserError(f"{out / 'study.json'}: not a study of this version; --overwrite starts anew")
-    return before
+    return require_known(out)
+
+
+def require_known(out: Path) -> dict[str, Any]:
+    """The study.json of a folder; UserError unless it is one of a recipe and a preset that are there."""
+    about = read_asked(out)
+    recipe, preset = about["recipe"], about["preset"]
+    known: Mapping[str, Recipe | Measurement] = {**RECIPES, **MEASUREMENTS}
+    if recipe not in known:
+        raise unknown(f"recipe of {out / 'study.json'}", recipe, known)
+    if preset not in known[recipe].presets:
+        raise unknown(f"preset of {out / 'study.json'}", preset, known[recipe].presets)
+    return read_trained(out, type(RECIPES[recipe].presets[preset].study)) if recipe in RECIPES else about
 
 
 def request_of(folder: Path, **where: Any) -> Request:

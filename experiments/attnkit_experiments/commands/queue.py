@@ -52,7 +52,7 @@ def train_cells(study: Opened, world: World) -> list[dict[str, Any]]:
                 say(f"waiting for what others train: {', '.join(cell.name for _, cell in busy)}")
         waiting = busy
         if busy:
-            time.sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)  # a signal to stop ends it
     return [results[cell.name] for cell in study.cells]
 
 

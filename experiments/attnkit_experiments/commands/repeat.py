@@ -13,9 +13,10 @@ from attnkit_experiments.commands.opening import Opened, Request, open_study, pr
 from attnkit_experiments.commands.queue import alone_in
 from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.engine.files import write_text
+from attnkit_experiments.engine.preemption import listening
 from attnkit_experiments.engine.progress import say
 from attnkit_experiments.engine.train import reproducible
-from attnkit_experiments.engine.world import ALONE
+from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.recipes import RECIPES
 from attnkit_experiments.report.html import library_text
 from attnkit_experiments.report.results import Spread, as_csv, read_csv
@@ -149,7 +150,7 @@ def repeat(report: Path, name: str, data: str | None, where: Mapping[str, Any]) 
     """
     public = published(report, name)
     request = public.request(data, **where, resume=(where["out"] / "study.json").exists())
-    with alone_in(request.out, ALONE):
+    with listening() as stop, alone_in(request.out, ALONE):
         study = open_study(request, ALONE, prepare(request))
         require_same_data(public, study)
         cell = next((cell for cell in study.cells if cell.name == public.name), None)
@@ -160,7 +161,7 @@ def repeat(report: Path, name: str, data: str | None, where: Mapping[str, Any]) 
             raise UserError(f"{public.report}: the preset has changed since: {steps}")
         study = dataclasses.replace(study, keep_going=True)
         with reproducible(study.threads, study.deterministic):
-            result = run_cell(study, cell, ALONE, label=cell.name)
+            result = run_cell(study, cell, World(stop=stop), label=cell.name)
     every = {"diverged": int("diverged" in result)} | numbers(result) | concentration(study.folder(cell))
     again = {key: "" if value is None else str(value) for key, value in every.items() if key not in TIMES}
     return Comparison(public, again, study.recipe.domain.measure, study.about["environment"])

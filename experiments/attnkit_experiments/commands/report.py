@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from attnkit_experiments.commands.cells import inspect_again
-from attnkit_experiments.commands.opening import open_study, request_of, started
-from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.commands.opening import open_study, request_of, require_known, started
+from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.engine.progress import say
 from attnkit_experiments.engine.train import reproducible
 from attnkit_experiments.engine.world import ALONE
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.report import measurement_page, study_page
-from attnkit_experiments.report.results import read_about, read_study
+from attnkit_experiments.report.results import read_study
+from attnkit_experiments.study.stored import read_asked
 
 
 def write_report(folder: Path, *more: Path, show_images: bool = True, **where: Any) -> Path:
@@ -22,15 +23,18 @@ def write_report(folder: Path, *more: Path, show_images: bool = True, **where: A
     Cells whose inspection failed are inspected first; `where` are the fields of `Request` that this needs: data,
     device, cache, skip_unreadable.
     """
-    recipe = read_about(folder)["recipe"]
+    recipe = read_asked(folder)["recipe"]
     for other in more:
-        if (theirs := read_about(other)["recipe"]) != recipe:
+        if (theirs := read_asked(other)["recipe"]) != recipe:
             raise UserError(f"{folder} and {other} hold different studies: recipe {recipe!r} and {theirs!r}")
     if recipe in MEASUREMENTS:
         if more:
             raise UserError(f"{recipe} is measured, not trained: report expected one folder, got {1 + len(more)}")
         return measurement_page.write_report(folder, MEASUREMENTS[recipe])
+    if recipe not in RECIPES:
+        raise unknown(f"recipe of {folder}", recipe, RECIPES)
     for one in (folder, *more):
+        require_known(one)
         repair(one, **where)
     return study_page.write_report((folder, *more), RECIPES[recipe], show_images=show_images)
 

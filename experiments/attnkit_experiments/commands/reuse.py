@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from attnkit_experiments.commands.opening import Opened, started
-from attnkit_experiments.engine.files import read_json, write_json, written_aside
+from attnkit_experiments.engine.files import write_json, written_aside
 from attnkit_experiments.study.recipe import Cell
+from attnkit_experiments.study.stored import read_asked, read_result
 
 OF_OTHERS = ("checkpoints", "config.json", "result.json")
 """What of a cell's folder is not copied as it is."""
@@ -29,8 +30,9 @@ def reused(study: Opened, cell: Cell) -> dict[str, Any] | None:
         if path.is_file() and path.name not in OF_OTHERS:
             with written_aside(folder / path.name) as aside:
                 shutil.copyfile(path, aside)
-    origin = f"{read_json(source.parents[1] / 'study.json')['recipe']}: {source.name}"
-    result = {"reused": origin} | read_json(source / "result.json") | {"variant": cell.variant.name}
+    origin = f"{read_asked(source.parents[1])['recipe']}: {source.name}"
+    stored = read_result(source, study.recipe.domain.measure.key)
+    result = {"reused": origin} | stored | {"variant": cell.variant.name}
     write_json(folder / "config.json", cell.config() | {"config_hash": cell.config_hash()})
     write_json(folder / "result.json", result)
     return result
@@ -40,7 +42,7 @@ def trained_elsewhere(study: Opened, config_hash: str) -> Path | None:
     """The folder of such a cell."""
     for folder in comparable(study.reuse, study):
         for path in sorted(folder.glob("cells/*/result.json")):
-            result = read_json(path)
+            result = read_result(path.parent)
             if result["config_hash"] == config_hash and "diverged" not in result and "uninspected" not in result:
                 return path.parent
     return None

@@ -33,6 +33,7 @@ from attnkit_experiments.data.census import Census
 from attnkit_experiments.engine.environment import choose_device, describe
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
 from attnkit_experiments.engine.files import write_json
+from attnkit_experiments.engine.preemption import listening
 from attnkit_experiments.engine.progress import many, say
 from attnkit_experiments.engine.train import reproducible
 from attnkit_experiments.engine.world import ALONE, World, joined
@@ -52,11 +53,16 @@ def run(request: Request) -> Path:
     is run instead of trained.
     """
     if request.recipe in MEASUREMENTS:
-        return run_measurement(MEASUREMENTS[request.recipe], request)
+        with listening(request.grace):
+            return run_measurement(MEASUREMENTS[request.recipe], request)
     choose(request)
     refuse_what_only_work_does(request)
     device = choose_device(request.device)
-    with joined(device, request.sharding, request.timeout) as world, alone_in(request.out, world):
+    with (
+        listening(request.grace) as stop,
+        joined(device, request.sharding, request.timeout, stop) as world,
+        alone_in(request.out, world),
+    ):
         study = open_study(request, world, world.agreed(lambda: prepare(request)))
         if world.main:
             say(headline(study, world))
@@ -82,7 +88,8 @@ def work(folder: Path, **where: Any) -> Path:
     `where` are the fields of `Request` that may differ from the run's: data, device, threads, cache and the like.
     """
     request = request_of(folder, **where)
-    with joined(choose_device(request.device), request.sharding, request.timeout) as world:
+    device = choose_device(request.device)
+    with listening(request.grace) as stop, joined(device, request.sharding, request.timeout, stop) as world:
         study = open_study(request, world, world.agreed(lambda: started(folder)))
         if world.main:
             say(headline(study, world))

@@ -17,12 +17,14 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+import time
 import warnings
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -30,8 +32,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.engine.files import read_json, sha256, write_json, written_aside
+from attnkit_experiments.engine.files import sha256, write_json, written_aside
 from attnkit_experiments.engine.progress import say
+from attnkit_experiments.engine.schema import In, read_as
 from attnkit_experiments.engine.world import ALONE, World
 
 FORMAT = "attnkit-experiments-checkpoint-2"
@@ -54,7 +57,8 @@ class Damaged(UserError):
 
 class Checkpoints:
     """The checkpoints of a training in `folder`: of a model, its optimiser, and the moving `average` of the weights if
-    there is one. The last `keep` are kept. A context, after which all that was saved is written.
+    there is one. The last `keep` of steps that are `due` are kept, and a later one, which an end before its time has
+    left: it takes the place of none. A context, after which all that was saved is written.
 
     All methods are collective.
     """
@@ -69,11 +73,16 @@ class Checkpoints:
         world: World = ALONE,
         average: nn.Module | None = None,
         keep: int = 2,
+        due: Callable[[int], bool] = lambda step: True,
+        steps: int | None = None,
     ) -> None:
-        self.folder, self.config_hash, self.keep, self.world = folder, config_hash, keep, world
+        self.folder, self.config_hash, self.keep, self.due, self.world = folder, config_hash, keep, due, world
         self.model, self.optimizer, self.average = model, optimizer, average
+        self.steps = steps
         self._sealing = ThreadPoolExecutor(1)
         self._pending: Future[Any] | None = None
+        self.longest = 0.0
+        """The seconds from a call of `save` to the seal, in the main process."""
 
     def __enter__(self) -> Self:
         return self
@@ -94,6 +103,7 @@ class Checkpoints:
         failed.
         """
         self.wait()
+        begun = time.perf_counter()
         name = self.world.broadcast(f"step-{step:08d}-{secrets.token_hex(4)}")
         writer = _torchs().HuggingFaceStorageWriter(str(self.folder / name), save_distributed=True)
         written = _torchs().async_save(
@@ -101,7 +111,7 @@ class Checkpoints:
         )
         assert isinstance(written, Future)
         about = {"format": FORMAT, "config": self.config_hash, "step": step, "seconds": seconds, "folder": name}
-        self._pending = self._sealing.submit(self._seal, written, about) if self.world.main else written
+        self._pending = self._sealing.submit(self._seal, written, about, begun) if self.world.main else written
 
     def wait(self) -> None:
         """Wait until what was saved is written; the error of a process that could not, as on a full disk."""
@@ -145,28 +155,29 @@ class Checkpoints:
         weights, moments = states.get_state_dict(self.model, self.optimizer)
         return weights, moments, states.get_model_state_dict(self.average) if self.average else {}
 
-    def _seal(self, written: Future[Any], about: dict[str, Any]) -> None:
+    def _seal(self, written: Future[Any], about: dict[str, Any], begun: float) -> None:
         """Seal what all processes have written, and remove what is no longer needed up to this step."""
         written.result()
         files = {file.name: sha256(file) for file in sorted((self.folder / about["folder"]).iterdir())}
         new = self.folder / f"step-{about['step']:08d}.json"
         write_json(new, about | {"files": files})
-        for seal in seals(self.folder)[: -self.keep]:
+        self.longest = max(self.longest, time.perf_counter() - begun)
+        for seal in {*seals(self.folder)} - {*seals(self.folder, self.due)[-self.keep :], new}:
             seal.unlink()
         kept = set()
         for seal in seals(self.folder):
             with suppress(UserError):  # a damaged one
-                kept.add(read_json(seal).get("folder"))
+                kept.add(read_seal(seal)["folder"])
         for folder in self.folder.glob("step-*/"):
             if folder.name not in kept and folder.name[: len(new.stem)] <= new.stem:
                 shutil.rmtree(folder)
 
-    def _newest(self, wanted: dict[str, Tensor]) -> dict[str, Any]:
+    def _newest(self, wanted: dict[str, Tensor]) -> Seal:
         """The seal of the newest intact checkpoint; UserError as in `restore`."""
         reasons: list[UserError] = []
         for seal in reversed(seals(self.folder)):
             try:
-                about = intact(seal, wanted)
+                about = intact(seal, wanted, self.steps)
             except Damaged as damage:
                 reasons.append(damage)
                 continue
@@ -179,19 +190,49 @@ class Checkpoints:
         raise UserError(f"{reasons[0]}; --overwrite {self.folder.parent.name} starts the cell anew")
 
 
-def seals(folder: Path) -> list[Path]:
-    """The seals of the checkpoints in a folder, the oldest first."""
-    return sorted(folder.glob("step-*.json"))
+def seals(folder: Path, due: Callable[[int], bool] = lambda step: True) -> list[Path]:
+    """The seals of the checkpoints in a folder, of steps that are `due`, the oldest first."""
+    steps = {path: path.stem.removeprefix("step-") for path in folder.glob("step-*.json")}
+    ours = {path: int(step) for path, step in steps.items() if step.isdecimal() and due(int(step))}
+    return sorted(ours, key=lambda path: ours[path])
 
 
-def intact(seal: Path, wanted: dict[str, Tensor]) -> dict[str, Any]:
-    """What a seal says; Damaged with a name and the reason if the files are not what was sealed, or lack a tensor."""
+class Seal(TypedDict):
+    """The JSON file of a checkpoint."""
+
+    format: Literal["attnkit-experiments-checkpoint-2"]
+    config: str
+    step: Annotated[int, In("[0, inf)")]
+    seconds: Annotated[float, In("[0, inf)")]
+    folder: str
+    files: dict[str, str]
+
+
+def read_seal(path: Path, steps: int | None = None) -> Seal:
+    """What a seal says; Damaged if it is none, or one of a step that its name does not say or after `steps`."""
+
+    def relate(seal: Seal) -> None:
+        if path.name != f"step-{seal['step']:08d}.json":
+            raise ValueError(f"step must be the one in its name, got {seal['step']}")
+        if steps is not None and seal["step"] > steps:
+            raise ValueError(f"step must be at most {steps}, which are all steps, got {seal['step']}")
+        if not seal["folder"].startswith(f"{path.stem}-"):
+            raise ValueError(f"folder must begin with {path.stem}, got {seal['folder']!r}")
+        for name in (seal["folder"], *seal["files"]):
+            if Path(name).name != name:
+                raise ValueError(f"its files must be beside it, got {name!r}")
+
     try:
-        about = read_json(seal)
+        return read_as(path, Seal, relate)
     except UserError as error:
-        raise Damaged(_refusal(seal, str(error))) from None
-    if about.get("format") != FORMAT:
-        raise Damaged(_refusal(seal, "it was not written by this program"))
+        raise Damaged(_refusal(path, str(error).removeprefix(f"{path}: "))) from None
+
+
+def intact(seal: Path, wanted: dict[str, Tensor], steps: int | None = None) -> Seal:
+    """What a seal says; Damaged with a name and the reason if the files are not what was sealed, or lack a tensor, or
+    have it in another shape or dtype.
+    """
+    about = read_seal(seal, steps)
     folder = seal.with_name(about["folder"])
     for name, digest in about["files"].items():
         if not (folder / name).is_file():
@@ -204,6 +245,11 @@ def intact(seal: Path, wanted: dict[str, Tensor]) -> dict[str, Any]:
         raise Damaged(_refusal(folder, f"it is no checkpoint ({error})")) from None
     if lacking := sorted(wanted.keys() - stored.keys()):
         raise Damaged(_refusal(folder, f"it has no tensor {lacking[0]}"))
+    for name, x in wanted.items():
+        size, dtype = tuple(stored[name].size), stored[name].properties.dtype
+        if (size, dtype) != (tuple(x.shape), x.dtype):
+            expected = f"{tuple(x.shape)} of {x.dtype}"
+            raise Damaged(_refusal(folder, f"{name} must have shape {expected}, got {size} of {dtype}"))
     return about
 
 
@@ -238,12 +284,19 @@ def write_weights(path: Path, weights: dict[str, Any], about: dict[str, Any]) ->
         raise UserError(f"{path}: cannot be written ({error})") from None
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of `write_weights`, on the CPU; UserError for another file."""
+def read_weights(path: Path, wanted: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The tensors of `write_weights`, on the CPU; UserError for another file, and for other names or shapes than those
+    of a model's `wanted`.
+    """
     try:
-        return load_file(path)
+        weights: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: cannot be read as weights ({error})") from None
+    for name in weights.keys() | wanted.keys() if wanted is not None else ():
+        found, expected = (tuple(x[name].shape) if name in x else None for x in (weights, wanted or {}))
+        if found != expected:
+            raise UserError(f"{path}: the model has {name} of shape {expected}, the file {found}")
+    return weights
 
 
 def _flat(weights: dict[str, Any], moments: Any, averaged: dict[str, Any]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from attnkit_experiments.engine.errors import UserError
 
@@ -40,11 +40,24 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
+class Record(dict[str, Any]):
+    """A JSON object in a file, which is named where a key is asked for that is not there."""
+
+    path: Path
+
+    def of(self, path: Path) -> Self:
+        self.path = path
+        return self
+
+    def __missing__(self, key: str) -> Any:
+        raise UserError(f"{self.path}: {key} is missing")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`; UserError naming the file if it is damaged or not JSON."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        value = json.loads(path.read_text(encoding="utf-8"), object_hook=lambda found: Record(found).of(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error}); delete it or choose another --out") from None
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a JSON object, got {type(value).__name__}")

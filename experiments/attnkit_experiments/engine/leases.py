@@ -2,8 +2,9 @@
 
 A lease on NAME is a file NAME.N, created exclusively, whose holder touches it every now and then. It ends when it is
 removed, when its process is gone from this machine, or when it was not touched for its patience, by the clock of the
-file system. Whoever finds the last one ended creates NAME.N+1, which only one can, so nothing has to be taken away from
-a holder that was merely asleep: it notices that there is a later lease.
+file system or, which nobody can set back, by that of whoever has looked at it all the time. Whoever finds the last one
+ended creates NAME.N+1, which only one can, so nothing has to be taken away from a holder that was merely asleep: it
+notices that there is a later lease.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import json
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.schema import conform
 
 PATIENCE = 300.0
 """Seconds without a sign of life after which a lease from another machine has ended."""
@@ -87,7 +90,8 @@ def holder(folder: Path, name: str) -> str:
 def _holder(folder: Path, name: str, number: int) -> str:
     path = folder / f"{name}.{number}"
     try:
-        silent = _now(folder) - path.stat().st_mtime
+        touched = path.stat().st_mtime
+        silent = max(_now(folder) - touched, _watched(path, touched))
         about = _read(path)
     except FileNotFoundError:
         return ""
@@ -109,13 +113,35 @@ def _numbers(folder: Path, name: str) -> list[int]:
     return sorted(int(end) for end in ends if end.isdecimal())
 
 
+class About(TypedDict):
+    """What a lease says."""
+
+    host: str
+    process: int
+    born: str
+    patience: float
+
+
 def _read(path: Path) -> dict[str, Any]:
     """What a lease says; one that is being written says nothing yet."""
     try:
         about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+        conform(about, About)
+    except (ValueError, RecursionError):
         return {"host": "an unknown machine", "process": 0, "born": "", "patience": PATIENCE}
     return about
+
+
+def _watched(path: Path, touched: float) -> float:
+    """The seconds for which this process has seen a lease untouched."""
+    before, since = _seen.get(path, (None, 0.0))
+    if before != touched:
+        since = time.monotonic()
+        _seen[path] = touched, since
+    return time.monotonic() - since
+
+
+_seen: dict[Path, tuple[float, float]] = {}
 
 
 def _now(folder: Path) -> float:

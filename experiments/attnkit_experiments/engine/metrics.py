@@ -6,9 +6,11 @@ import json
 import os
 import statistics
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self, TypedDict
 
+from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import written_aside
+from attnkit_experiments.engine.schema import In, conform
 from attnkit_experiments.engine.tracking import TRACKERS, Tracking
 
 
@@ -45,16 +47,31 @@ class Metrics:
             self._tracker.close()
 
 
+class Step(TypedDict):
+    """The row of a step."""
+
+    step: Annotated[int, In("[1, inf)")]
+    loss: float
+    grad_norm: float
+    samples: Annotated[int, In("[1, inf)")]
+    samples_per_s: Annotated[float, In("(0, inf)")]
+
+
+class Evaluation(TypedDict):
+    step: Annotated[int, In("[1, inf)")]
+    evaluation: dict[str, Any]
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics file; lines that are damaged, as the last one of a killed process, are left out."""
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             row = json.loads(line)
-        except ValueError:
+            conform(row, Step if isinstance(row, dict) and "loss" in row else Evaluation)
+        except (ValueError, RecursionError):
             continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            rows.append(row)
+        rows.append(row)
     return rows
 
 
@@ -63,6 +80,8 @@ def summary(path: Path, seconds: float) -> dict[str, Any]:
     rows = read_metrics(path)
     steps = [row for row in rows if "loss" in row]
     evaluations = [row for row in rows if "evaluation" in row]
+    if not steps or not evaluations:
+        raise UserError(f"{path}: lacks the rows of its steps; --overwrite {path.parent.name} starts the cell anew")
     losses = [row["loss"] for row in steps]
     tail = max(len(losses) // 10, 1)
     # the first steps include allocation and compilation, so the step time is the median of the rest

@@ -71,6 +71,16 @@ class TrainConfig:
         """The newest may be damaged, so there are two at least."""
         return max(self.average, 2)
 
+    def evaluates_after(self, step: int) -> bool:
+        return step == self.steps or _due(step, self.evaluate_every)
+
+    def saves_after(self, step: int) -> bool:
+        return step == self.steps or _due(step, self.checkpoint_every)
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
 
 def cosine(step: int, config: TrainConfig) -> float:
     """Linear over `warmup` steps, then half a cosine to 0 at `steps`."""

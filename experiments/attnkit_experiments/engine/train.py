@@ -30,6 +30,7 @@ from attnkit_experiments.engine.ema import MovingAverage
 from attnkit_experiments.engine.errors import Diverged
 from attnkit_experiments.engine.metrics import Metrics, summary
 from attnkit_experiments.engine.optim import TrainConfig, learning_rate, make_optimizer
+from attnkit_experiments.engine.preemption import Preempted
 from attnkit_experiments.engine.progress import meter
 from attnkit_experiments.engine.sampler import ids_hash
 from attnkit_experiments.engine.tracking import Tracking
@@ -70,6 +71,8 @@ class Waiting:
     step: int
     loss: Tensor
     norm: Tensor
+    told: Tensor
+    """How many processes were told to stop."""
     rate: float
     ids: np.ndarray
 
@@ -107,12 +110,14 @@ def train(
     The main process writes `metrics.jsonl` (a line per step and per evaluation, which `track` shows elsewhere too),
     `checkpoints/`, and, with a moving average, `weights_ema.safetensors`; the returned task has the whole model, even
     if training was sharded. Errors: Diverged if the loss or the gradient stops being finite; UserError if all
-    checkpoints are damaged, or foreign, and that of `check`, which is called before something is written.
+    checkpoints are damaged, or foreign, and that of `check`, which is called before something is written; Preempted,
+    after a checkpoint, if a process was told to stop.
     """
     run = Run(make, config, device, world)
     checkpoints = Checkpoints(
-        folder / "checkpoints", config_hash=config_hash, keep=config.keep_checkpoints, world=world, **run.state
-    )
+        folder / "checkpoints", config_hash=config_hash, keep=config.keep_checkpoints, due=config.saves_after,
+        steps=config.steps, world=world, **run.state,
+    )  # fmt: skip
     start, seconds, ran = 0, 0.0, dict[str, set[str]]()
     if world.broadcast(bool(checkpoint.seals(checkpoints.folder))):
         start, seconds = checkpoints.restore()
@@ -121,18 +126,29 @@ def train(
     fetch_every = 1 if device.type == "cpu" else 20
 
     metrics = Metrics(folder / "metrics.jsonl", keep_until=start, track=track) if world.main else None
-    with meter(label, config.steps) as update, metrics or nullcontext(), checkpoints:
-        clock = time.perf_counter()
+    with meter(label, config.steps) as update, metrics or nullcontext(), world.stop.after_a_step(), checkpoints:
+
+        def evaluate(step: int) -> None:
+            evaluation = run.evaluate()
+            if metrics:
+                metrics.write({"step": step, "evaluation": evaluation})
+
+        unevaluated = config.evaluates_after(start) and metrics is not None and metrics.evaluated < start
+        if world.broadcast(unevaluated):  # it was told to stop, or its line was damaged
+            evaluate(start)
+        looked = clock = time.perf_counter()
+        longest = 0.0
         for step in range(start, config.steps):
             with attnkit.implementations() if step == start else nullcontext(ran) as ran:
                 waiting.append(run.step(step))
-            done = step + 1
-            evaluating = done == config.steps or _due(done, config.evaluate_every)
-            saving = done == config.steps or _due(done, config.checkpoint_every)
-            if len(waiting) < fetch_every and not (evaluating or saving):
+            world.stop.unsaved, done = True, step + 1
+            evaluating, saving = config.evaluates_after(done), config.saves_after(done)
+            hurried = world.size == 1 and world.stop.told.is_set()  # several processes look at the same steps
+            if len(waiting) < fetch_every and not (evaluating or saving or hurried):
                 continue
-            rows = fetch(waiting)
-            spent = time.perf_counter() - clock
+            rows, told = fetch(waiting)
+            now = time.perf_counter()
+            spent, longest, looked = now - clock, max(longest, now - looked), now
             for row, waited in zip(rows, waiting, strict=True):
                 if metrics:
                     metrics.write(_finished(row, seconds, spent, len(rows)))
@@ -141,21 +157,21 @@ def train(
             waiting.clear()
             if world.main:
                 update(done, f"loss {rows[-1]['loss']:.3f}")
-            if evaluating:
-                evaluation = run.evaluate()
-                if metrics:
-                    metrics.write({"step": done, "evaluation": evaluation})
-            if saving:
+            if evaluating and not told:
+                evaluate(done)
+            if saving or told:
                 if check:
                     check()
                 if metrics:
                     metrics.flush()
                 checkpoints.save(step=done, seconds=seconds)
+            if told:
+                _stop(checkpoints, world, f"{label}: stopped after step {done}")
+            if checkpoints.longest:
+                world.stop.announce(longest, checkpoints.longest)
             clock = time.perf_counter()
-        if world.broadcast(metrics is not None and metrics.evaluated < config.steps):  # its line was damaged
-            evaluation = run.evaluate()
-            if metrics:
-                metrics.write({"step": config.steps, "evaluation": evaluation})
+    if checkpoints.longest:
+        world.stop.announce(longest, checkpoints.longest)
     averaged = run.averaged_weights()
     if averaged and world.main:
         checkpoint.write_weights(folder / "weights_ema.safetensors", averaged, {"config_hash": config_hash})
@@ -174,7 +190,7 @@ def mean_of_checkpoints(
     weights: dict[str, Tensor] = {}
 
     def read() -> int:
-        last = checkpoint.seals(folder)[-config.average :]
+        last = checkpoint.seals(folder, config.saves_after)[-config.average :]
         weights.update(average_weights(map(checkpoint.stored_weights, last)))
         return len(last)
 
@@ -221,13 +237,13 @@ class Run:
                 share = self.share(ids, step, own)
                 self.world.backward(share)
             total = total.to(share.device) + share.detach().float()
-        total = self.world.sum(total)
+        total, told = self.world.sum_and_told(total)
         norm = nn.utils.get_total_norm([p.grad for p in self.task.model.parameters() if p.grad is not None])
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         self.update(norm, total)
         if self.average:
             self.average.update(self.task.model, step)
-        return Waiting(step, total, norm.detach(), rate, ids)
+        return Waiting(step, total, norm.detach(), told, rate, ids)
 
     def update(self, norm: Tensor, total: Tensor) -> None:
         """Clip and step, unless something is not finite: then the weights stay unchanged for the diagnosis.
@@ -306,14 +322,21 @@ def weights_in_place(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[N
         model.load_state_dict(own)
 
 
-def _due(done: int, every: int) -> bool:
-    return every > 0 and done % every == 0
+def _stop(checkpoints: Checkpoints, world: World, text: str) -> None:
+    """Preempted, when what was saved is sealed."""
+    checkpoints.wait()
+    world.wait()
+    world.stop.unsaved = False
+    cause = world.stop.signal or "a signal to another process"
+    raise Preempted(f"{text} by {cause}, and saved; --resume continues there")
 
 
-def fetch(waiting: list[Waiting]) -> list[dict[str, Any]]:
-    """The metrics of waiting steps, with a single device synchronisation."""
-    numbers = torch.stack([torch.stack([w.loss, w.norm.float().to(w.loss.device)]) for w in waiting]).tolist()
-    return [
+def fetch(waiting: list[Waiting]) -> tuple[list[dict[str, Any]], bool]:
+    """The metrics of waiting steps, and whether a process was told to stop, with a single device synchronisation."""
+    numbers = torch.stack(
+        [torch.stack([w.loss, w.norm.float().to(w.loss.device), w.told.to(w.loss.dtype)]) for w in waiting]
+    ).tolist()
+    rows = [
         {
             "step": w.step + 1,
             "loss": loss,
@@ -322,8 +345,9 @@ def fetch(waiting: list[Waiting]) -> list[dict[str, Any]]:
             "ids": ids_hash(w.ids),
             "samples": len(w.ids),
         }
-        for w, (loss, norm) in zip(waiting, numbers, strict=True)
+        for w, (loss, norm, _) in zip(waiting, numbers, strict=True)
     ]
+    return rows, any(told for _, _, told in numbers)
 
 
 def _finished(row: dict[str, Any], before: float, spent: float, rows: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import datetime
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.preemption import Stop
 
 if TYPE_CHECKING:  # takes two seconds to import
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -38,6 +39,8 @@ class World:
     sharding: Sharding = "ddp"
     background: dist.ProcessGroup | None = None
     """The group of threads that write while these processes train."""
+    stop: Stop = field(default_factory=Stop, compare=False)
+    """Whether this process was told to stop."""
 
     @property
     def main(self) -> bool:
@@ -104,6 +107,14 @@ class World:
         if self.size > 1:
             dist.all_reduce(x)
         return x
+
+    def sum_and_told(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of a scalar over processes, and how many of them were told to stop, in one message."""
+        told = x.new_full((), float(self.stop.told.is_set()))
+        if self.size == 1:
+            return x, told
+        x, told = self.sum(torch.stack([x, told])).unbind()
+        return x, told
 
     def own(self, items: Sequence[T]) -> Sequence[T]:
         """Every `size`-th item, beginning with that of this process's number."""
@@ -177,19 +188,22 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def joined(device: torch.device, sharding: Sharding, timeout: float = TIMEOUT) -> Iterator[World]:
+def joined(
+    device: torch.device, sharding: Sharding, timeout: float = TIMEOUT, stop: Stop | None = None
+) -> Iterator[World]:
     """The processes started by torchrun, which end if one waits for another longer than `timeout` minutes, or this
-    one alone.
+    one alone. `stop` says whether this one was told to stop.
     """
+    stop = stop or Stop()
     if timeout <= 0:
         raise UserError(f"--timeout {timeout:g}: expected minutes above 0")
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        yield World(sharding=sharding)
+        yield World(sharding=sharding, stop=stop)
         return
     patience = datetime.timedelta(minutes=timeout)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=patience)
     try:
-        yield World(dist.get_rank(), size, sharding, dist.new_group(backend="gloo", timeout=patience))
+        yield World(dist.get_rank(), size, sharding, dist.new_group(backend="gloo", timeout=patience), stop)
     finally:
         dist.destroy_process_group()

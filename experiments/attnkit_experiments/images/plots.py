@@ -6,10 +6,9 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from safetensors.numpy import load_file
 
 from attnkit_experiments.report.plots import INK, STYLE, image, picture, pictures, shades, svg, trained
-from attnkit_experiments.report.results import StudyResults
+from attnkit_experiments.report.results import StudyResults, read_maps
 
 
 def entropy_bars(study: StudyResults) -> str | None:
@@ -53,7 +52,7 @@ def entropy_bars(study: StudyResults) -> str | None:
 def attention_maps(study: StudyResults) -> str:
     """Test images with the weights of the middle query in the last layer, mean over heads."""
     lines = trained(study)[:7]
-    stored = [load_file(line.first_cell / "maps.safetensors") for line in lines]
+    stored = [read_maps(line.first_cell, "images", "centre") for line in lines]
     images = stored[0]["images"]
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure, grid = pictures(len(images), len(lines) + 1, 1.55)
@@ -71,7 +70,7 @@ def attention_maps(study: StudyResults) -> str:
 def layer_maps(study: StudyResults) -> str:
     """One test image through the layers: the weight each patch receives, mean over heads and queries."""
     lines = trained(study)[:7]
-    stored = [load_file(line.first_cell / "maps.safetensors") for line in lines]
+    stored = [read_maps(line.first_cell, "images", "received") for line in lines]
     depth = stored[0]["received"].shape[1]
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure, grid = pictures(len(lines), depth + 1, 1.5)

@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.engine.files import read_json, write_text
+from attnkit_experiments.engine.files import write_text
 from attnkit_experiments.engine.progress import many
 from attnkit_experiments.report.html import badge, bullets, document, origin_section, safe, section, table
-from attnkit_experiments.report.results import as_csv, command, label, read_about
-from attnkit_experiments.study.measurement import Measurement
+from attnkit_experiments.report.results import as_csv, command, label
+from attnkit_experiments.study.measurement import Measurement, read_rows
+from attnkit_experiments.study.stored import read_asked
 
 
 def write_report(folder: Path, measurement: Measurement) -> Path:
     """Write report.html, results.csv and summary.md into `folder`; returns the page."""
-    about = read_about(folder)
+    about = read_asked(folder)
     if not (folder / "finished.json").exists():
         raise UserError(f"{folder}: is not finished; python -m experiments run ... --resume continues it")
-    rows = read_json(folder / "rows.json")["rows"]
+    rows = read_rows(folder / "rows.json")
     write_text(folder / "results.csv", as_csv([provenance(about) | row for row in rows]))
     write_text(folder / "summary.md", as_markdown(measurement, rows, about))
     write_text(folder / "report.html", render(measurement, rows, about))

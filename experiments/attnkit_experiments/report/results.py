@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 from scipy.special import stdtrit
 
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import read_json
 from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.study.recipe import Measure
+from attnkit_experiments.study.stored import read_result, read_trained
 
 
 @dataclass(frozen=True)
@@ -237,6 +241,19 @@ def command(about: Mapping[str, Any]) -> str:
     return " ".join([*words, "--out DIR"])
 
 
+def read_maps(folder: Path, *names: str) -> dict[str, np.ndarray]:
+    """The arrays that the inspection of a cell has left for figures; UserError if one of `names` is not there."""
+    path = folder / "maps.safetensors"
+    try:
+        maps = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: cannot be read as arrays ({error})") from None
+    for name in names:
+        if name not in maps:
+            raise UserError(f"{path}: has no array {name}")
+    return maps
+
+
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Records as CSV, with a column for every key."""
     buffer = io.StringIO()
@@ -251,16 +268,11 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
 
 
-def read_about(folder: Path) -> dict[str, Any]:
-    """The study.json of a folder; UserError if there is none."""
-    if not (folder / "study.json").exists():
-        raise UserError(f"{folder}: holds no study; give the --out of python -m experiments run")
-    return read_json(folder / "study.json")
-
-
-def read_study(folder: Path) -> StudyResults:
-    """The study in `folder`; UserError if there is none or no cell has finished."""
-    about = read_about(folder)
+def read_study(folder: Path, measure: str = "") -> StudyResults:
+    """The study in `folder`, whose results have the number `measure`; UserError if there is none or no cell has
+    finished.
+    """
+    about = read_trained(folder)
     cores = about["environment"]["processes"] * (about["environment"]["threads"] if about["device"] == "cpu" else 1)
     missing, lines = [], []
     for variant in about["variants"]:
@@ -272,12 +284,13 @@ def read_study(folder: Path) -> StudyResults:
             if not path.exists():
                 missing.append(path.parent.name)
                 continue
-            result = read_json(path)
+            result = read_result(path.parent, measure)
             folders[seed] = path.parent
             if "diverged" in result:
                 diverged[seed] = result["diverged"]
             else:
-                results[seed] = result | {"core_hours": cores * result["steady_seconds"] / 3600}
+                result["core_hours"] = cores * result["steady_seconds"] / 3600
+                results[seed] = result
         if folders:
             lines.append(Line(variant, results, diverged, folders))
     if not any(line.results for line in lines):

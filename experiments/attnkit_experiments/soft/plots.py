@@ -5,12 +5,11 @@ from __future__ import annotations
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-from safetensors.numpy import load_file
 
 from attnkit_experiments.report.plots import COLOURS, DASHES, STYLE, pictures, stamp, svg, trained
 from attnkit_experiments.report.plots import image as draw_image
 from attnkit_experiments.report.plots import picture as draw_picture
-from attnkit_experiments.report.results import StudyResults
+from attnkit_experiments.report.results import StudyResults, read_maps
 
 FLOOR = 1e-16  # a residual of 0 has no place on a logarithmic axis
 
@@ -22,7 +21,7 @@ def heat_maps(study: StudyResults) -> str:
         path = line.first_cell / "maps.safetensors"
         if path.exists():
             lines.append(line)
-            stored.append(load_file(path))
+            stored.append(read_maps(line.first_cell, "images", "maps"))
     columns = [
         (line, maps, head) for line, maps in zip(lines, stored, strict=True) for head in range(maps["maps"].shape[1])
     ]

@@ -8,15 +8,18 @@ OUT/finished.json
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
-from attnkit_experiments.engine.files import read_json, write_json
+from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.files import write_json
 from attnkit_experiments.engine.progress import say
+from attnkit_experiments.engine.schema import read_as
 from attnkit_experiments.study.recipe import Preset, Section
 
 Row = Mapping[str, Any]
@@ -61,11 +64,20 @@ class Measurement:
     """Check the rows of any preset; ValueError if a statement does not hold."""
 
 
+class Rows(TypedDict):
+    """rows.json."""
+
+    rows: list[dict[str, Any]]
+
+
 def carry_out(measurement: Measurement, study: Any, out: Path, device: torch.device) -> Path:
     """Measure the items missing in OUT/rows.json; returns the folder."""
     path = out / "rows.json"
-    rows = read_json(path)["rows"] if path.exists() else []
+    rows = read_rows(path) if path.exists() else []
     items = measurement.items(study)
+    expected = _stored(items)[: len(rows)]
+    if [{key: row.get(key) for key in item} for row, item in zip(rows, items, strict=False)] != expected:
+        raise UserError(f"{path}: its rows are not the {len(items)} of this study; --overwrite starts anew")
     for index, item in enumerate(items[len(rows) :], start=len(rows)):
         rows.append(dict(item) | dict(measurement.measure(item, study, device)))
         write_json(path, {"rows": rows})
@@ -75,6 +87,17 @@ def carry_out(measurement: Measurement, study: Any, out: Path, device: torch.dev
     measurement.check(rows)
     write_json(out / "finished.json", {"rows": len(rows)})
     return out
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows that were measured; UserError for another file."""
+    return read_as(path, Rows)["rows"]
+
+
+def _stored(items: Sequence[Row]) -> list[Row]:
+    """As JSON gives them back."""
+    stored: list[Row] = json.loads(json.dumps(list(map(dict, items))))
+    return stored
 
 
 def describe(

@@ -125,7 +125,8 @@ def _nameless_file() -> BinaryIO:
 
 def main(pixels: int) -> None:
     """Answer jobs; arrays go into the file `pixels`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end ends this process
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # for the parent, whose end ends this process
+        signal.signal(number, signal.SIG_IGN)
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     while True:
         try:
