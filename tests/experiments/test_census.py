@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from attnkit_experiments.__main__ import main
+from attnkit_experiments.commands.opening import request_of
 from attnkit_experiments.data.images.decoding.views import CentralCrop, rgb
 from attnkit_experiments.data.images.index import build_index
 from attnkit_experiments.data.images.lazy import LazyRequest, load_lazily
@@ -257,6 +258,7 @@ def test_the_first_line_of_a_run_and_its_study_say_what_was_passed_over(tmp_path
     record = json.loads((tmp_path / "out" / "study.json").read_text())["data"]["census"]
     assert (record["seen"], record["used"]) == (16, 12)
     assert record["passed over"]["depth"] == {"files": 2, "first": "train/ant/more/0.png"}
+    assert request_of(tmp_path / "out").terms() == Terms(dropped=("depth",))
 
 
 NAMES = ("a", "B", "a.b", "a-b", "ü", "x y", "0", "00", ".hidden", "é" * 3, "train", "test")

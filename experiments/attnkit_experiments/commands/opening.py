@@ -27,6 +27,7 @@ from attnkit_experiments.study.stored import read_asked, read_trained
 
 FORMAT = "attnkit-experiments-study-2"
 OURS = ("study.json", "cells", "rows.json", "claims.json", "finished.json", "report.html", "results.csv", "summary.md")
+OF_TERMS = ("skip_unreadable", "allow_dropped", "allow_one_class", "max_pixels", "max_bytes", "max_header")
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,10 @@ class Request:
             if limit < 1:
                 raise UserError(f"{flag} must be at least 1, got {limit}")
         return Terms(self.skip_unreadable, self.allow_dropped, self.allow_one_class, Limits(*limits.values()))
+
+    def said_terms(self) -> dict[str, Any]:
+        """The fields that `terms` is made of, for study.json: whoever reads the data again needs the same."""
+        return {name: getattr(self, name) for name in OF_TERMS}
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,7 @@ def open_study(request: Request, world: World, before: dict[str, Any] | None) ->
         "label": recipe.presets[request.preset].label,
         "settings": list(request.settings),
         "study": dataclasses.asdict(study),
-        "data": recipe.domain.about(data) | {"checksum": cells[0].data_checksum},
+        "data": recipe.domain.about(data) | {"checksum": cells[0].data_checksum, "terms": request.said_terms()},
         "device": device.type,
         "deterministic": not request.fast,
         "variants": [dataclasses.asdict(v) | {"label": v.label} for v in recipe.variants(study)],
@@ -215,7 +220,8 @@ def request_of(folder: Path, **where: Any) -> Request:
     recipe = about["recipe"]
     if recipe not in RECIPES:
         raise UserError(f"{folder}: {recipe} is measured, not trained; run --resume continues it")
-    asked = {
+    terms = {name: tuple(v) if isinstance(v, list) else v for name, v in about["data"].get("terms", {}).items()}
+    asked = terms | {
         "preset": about["preset"],
         "data": RECIPES[recipe].domain.source(),
         "settings": tuple(about["settings"]),

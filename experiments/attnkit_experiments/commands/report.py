@@ -21,7 +21,7 @@ def write_report(folder: Path, *more: Path, show_images: bool = True, **where: A
     """Write the files into `folder`; returns the page. UserError if there is nothing to report.
 
     Cells whose inspection failed are inspected first; `where` are the fields of `Request` that this needs: data,
-    device, cache, skip_unreadable.
+    device, cache. What may be left out of the data is what the run allowed.
     """
     recipe = read_asked(folder)["recipe"]
     for other in more:

@@ -14,6 +14,7 @@ from attnkit_experiments.data.sequences.text import load_halves, load_retrieval,
 from attnkit_experiments.engine.errors import UserError, require_in, unknown
 from attnkit_experiments.engine.terms import TERMS, Terms
 
+FILE_BY_FILE = ("text", "image", "pathfinder")  # tasks of which a sample is a file
 GENERATED = "generated"  # instead of a path for generated data
 
 
@@ -67,7 +68,10 @@ def load_sequences(source: str, request: SequenceRequest, *, cache: Path) -> Seq
         need, there = getattr(request, split), len(getattr(data, split))
         if need > there:
             raise UserError(f"--data {source}: {request.task} has {there} samples in {split}, {need} were asked for")
-    return data.take(request.train, request.valid, request.test)
+    taken = data.take(request.train, request.valid, request.test)
+    if taken.census and request.task in FILE_BY_FILE:
+        taken.census.keep(sum(len(split) for split in (taken.train, taken.valid, taken.test)))
+    return taken
 
 
 def _listops(path: Path, request: SequenceRequest, cache: Path) -> SequenceData:
