@@ -218,8 +218,8 @@ OF_DISTANCES = {"exp": (exponential, exponential)}
 
 # ---------------------------------------------------------------------------------------------- for half types
 # Weights and gradients of scores that are rounded to half types are computed to 2^-12 at least, tails included. Most
-# functions take s·log2(e), which costs nothing where scores are scaled. h and dh have their exponential in common, which
-# the compiler computes once. A reciprocal shared by four numbers of a row carries NaN from one to the others.
+# functions take s·log2(e), which costs nothing where scores are scaled. h and dh have their exponential in common, and
+# the compiler computes it once. A reciprocal shared by four numbers of a row carries NaN from one to the others.
 
 
 @triton.jit
