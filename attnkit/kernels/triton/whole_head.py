@@ -98,7 +98,7 @@ def backward_whole(
             later = ()
             for part in tl.static_range(PARTS):
                 i0 = part * ROWS + tl.minimum(j0, 0)  # of the loop: what belongs to these queries is not kept over it
-                total = to_queries[part]
+                total = to_queries[part]  # type: ignore[var-annotated]
                 # a loop instead of a branch, through which Triton carries sums in other layouts
                 for _ in range(tl.where((i0 + ROWS > first) & (i0 < stop), 1, 0) if EDGE else 1):
                     hi = key_ends(i0 + i, queries, keys, right, None, item, head)
