@@ -82,6 +82,19 @@ def row_statistics(dtype: torch.dtype, d: int, fields: str, with_output: bool = 
     return Workload(launches, "pairs")
 
 
+def backward_of_totals(dtype: torch.dtype, d: int, **options: Any) -> Workload:
+    """dq, dk and dv of the output and of the sums of its weights."""
+
+    def launches(items: int) -> list[Launch]:
+        q = inputs(dtype, d, 1024, items)
+        total = torch.empty(q.shape[:-1])
+        totals = (total.to(torch.int32), total, *(None,) * 5)
+        call = launch.call_of(q, q, q, **options)
+        return launch.backward_launches(q, q, q, q, gradients_of(q=q, k=q, v=q), call, totals)
+
+    return Workload(launches, "pairs")
+
+
 def normalised(dtype: torch.dtype, d: int, op: Callable[..., Any], tokens: int = 1024, **options: Any) -> Workload:
     """Softmax or entmax."""
 
@@ -200,6 +213,7 @@ WORKLOADS: dict[str, Workload] = {
     "statistics: with entropy": row_statistics(BF16, 64, ENTROPY),
     "statistics: all": row_statistics(BF16, 64, ALL),
     "statistics: all, beside o": row_statistics(BF16, 64, ALL, True),
+    "gelu: with sums, gradients": backward_of_totals(BF16, 64, activation="gelu"),
     "softmax: all statistics": statistics_of_rows(BF16, 64, ALL, softmax_attention),
     "softmax: all statistics, d = 128": statistics_of_rows(BF16, 128, ALL, softmax_attention),
     "softmax: all statistics, beside o": statistics_of_rows(BF16, 64, ALL, softmax_attention, with_output=True),

@@ -20,7 +20,10 @@ CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("relu", "sigmoid, float16", "gelu", "relu, gradients", "gelu, gradients"),
         ("relu, float32", "sigmoid, float32", "relu, gradients, float32", "gelu, gradients, float32"),
     ),
-    "statistics": (("statistics: all, beside o", "gelu, gradients"), ("sigmoid, float32", "gelu, gradients, float32")),
+    "statistics": (
+        ("statistics: all, beside o", "gelu: with sums, gradients"),
+        ("sigmoid, float32", "gelu, gradients, float32"),
+    ),
     "softmax": (("softmax", "softmax, gradients"), ("softmax, float32", "softmax, gradients, float32")),
     "entmax": (
         ("entmax, α = 1.3, a pass", "entmax, α = 1.3, gradients"),

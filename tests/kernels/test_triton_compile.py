@@ -130,6 +130,36 @@ def test_one_kernel_for_all_gradients_spills_nothing(
     assert "red" in kernel.ptx
 
 
+@pytest.mark.parametrize(
+    ("tokens", "options"),
+    [
+        (197, {"activation": "gelu"}),
+        later(256, {"activation": "sigmoid"}),
+        later(256, {"activation": "sigmoid", "causal": True}),
+    ],
+    ids=str,
+)
+def test_whole_heads_keep_their_gradients_in_registers(compile_for: Any, tokens: int, options: dict[str, Any]) -> None:
+    """What is spilled is a few addresses, once for all queries: sums would take thirty times as many instructions."""
+    q = torch.empty(2, 8, tokens, 64, dtype=torch.bfloat16)
+    kernel = compile_for(lambda: launches(q, **options), 90)["backward_whole"]
+    assert_memory("backward_whole", kernel, 90)
+    assert "wgmma.mma_async" in kernel.ptx
+    if TUNED:
+        (loop,) = counted(kernel, 90).loops
+        assert loop.kinds["spill"] < 0.02 * loop.instructions
+        assert counted(kernel, 90).programs == 2
+
+
+def test_whole_heads_are_of_one_class_of_gpus(compile_for: Any) -> None:
+    """Others read operands of products from registers, which dq needs."""
+    q = torch.empty(2, 8, 64, 64, dtype=torch.bfloat16)
+    with device_of(80):
+        assert {*launches(q)} == {*HEAVY}
+    with device_of(90):
+        assert {*launches(q)} == {"forward", "backward_whole"}
+
+
 def launches_with_statistics(
     q: torch.Tensor, fields: str = ALL_FIELDS, with_output: bool = True, **options: Any
 ) -> dict[str, triton_launch.Launch]:

@@ -217,9 +217,9 @@ OF_DISTANCES = {"exp": (exponential, exponential)}
 """The same with distances instead of products: Gaussian attention. No score function of products has these names."""
 
 # ---------------------------------------------------------------------------------------------- for half types
-# Weights and gradients of scores that are rounded to float16 or bfloat16 are computed to 2^-12 at least, tails included.
-# Most functions take s·log2(e), which costs nothing where scores are scaled. h and dh have their exponential in common,
-# which the compiler computes once. A reciprocal shared by four numbers of a row carries NaN from one to the others.
+# Weights and gradients of scores that are rounded to half types are computed to 2^-12 at least, tails included. Most
+# functions take s·log2(e), which costs nothing where scores are scaled. h and dh have their exponential in common, and
+# the compiler computes it once. A reciprocal shared by four numbers of a row carries NaN from one to the others.
 
 
 @triton.jit

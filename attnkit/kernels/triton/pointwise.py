@@ -31,7 +31,8 @@ types only the tokens that a program owns are centred, queries or, in `backward_
 
 Gradients need no maximum, no sum and no saved values. Every program owns its results, so sums have a fixed order: dq by
 queries, dk and dv by keys, dbias by tiles. On request the programs that own keys add their parts of dq to float32
-memory, in any order: five products per tile instead of seven.
+memory, in any order: five products per tile instead of seven. Heads of few queries have one program for all of it, in
+a fixed order (`attnkit.kernels.triton.whole_head`).
 
 Statistics of the weights w_ij = gain·keep·f_i·h(x), before dropout with keep probability `keep`, are computed beside o
 by `attnkit.kernels.triton.statistics` and written to its tuple `outputs`; without it none of this is compiled, and

@@ -31,6 +31,12 @@ from attnkit.kernels.triton.tiles import (
 
 
 @triton.jit
+def and_one(tiles, x):
+    """A tuple and one more."""
+    return tiles + (x,)  # noqa: RUF005 - Triton unpacks none
+
+
+@triton.jit
 def member_of(shared, member, groups):
     """The query head of a member of a group."""
     return shared * groups + member
@@ -80,9 +86,9 @@ def backward_whole(
             live = rows_of_part < queries
             if EDGE:
                 live = key_ends(rows_of_part, queries, keys, right, None, item, head) > key_starts(rows_of_part, left)
-            q_tiles = q_tiles + (load_rows(q, item, head, part * ROWS, i, live, d, D),)
-            do_tiles = do_tiles + (load_rows(do, item, head, part * ROWS, i, live, e, E),)
-            to_queries = to_queries + (tl.zeros((D, ROWS), tl.float32),)
+            q_tiles = and_one(q_tiles, load_rows(q, item, head, part * ROWS, i, live, d, D))
+            do_tiles = and_one(do_tiles, load_rows(do, item, head, part * ROWS, i, live, e, E))
+            to_queries = and_one(to_queries, tl.zeros((D, ROWS), tl.float32))
         for j0 in tl.range(0, stored, KEYS, disable_licm=True):
             seen = seen_keys(j0 + j, queries, keys, left, right)
             k_tile = load_rows(k, item, shared, j0, j, seen, d, D)
@@ -91,8 +97,9 @@ def backward_whole(
             first, _, _, stop = query_blocks(j0, queries, keys, left, right, ROWS, KEYS)
             later = ()
             for part in tl.static_range(PARTS):
-                i0 = part * ROWS + tl.minimum(j0, 0)
-                total = to_queries[part]
+                i0 = part * ROWS + tl.minimum(j0, 0)  # of the loop: what belongs to these queries is not kept over it
+                total = to_queries[part]  # type: ignore[var-annotated]
+                # a loop instead of a branch, through which Triton carries sums in other layouts
                 for _ in range(tl.where((i0 + ROWS > first) & (i0 < stop), 1, 0) if EDGE else 1):
                     hi = key_ends(i0 + i, queries, keys, right, None, item, head)
                     inside = (j0 + j < keys)[:, None]
@@ -106,7 +113,7 @@ def backward_whole(
                     to_values = tl.dot(u, do_tiles[part], to_values)
                     to_keys = tl.dot(ds, q_tiles[part], to_keys)
                     total = gathered(total, ds, k_tile)
-                later = later + (total,)
+                later = and_one(later, total)
             to_queries = later
             in_range = j0 + j < stored
             to_keys *= numbers[0] * numbers[2]
