@@ -1,11 +1,15 @@
 """bfloat16 in Triton's interpreter, from the adapter. Run by test_triton_interpreted.py with TRITON_INTERPRET=1."""
 
+from typing import Any
+
+import pytest
 import torch
 import triton
 import triton.language as tl
 
 import attnkit
 from attnkit.backends.torch.triton import linear
+from attnkit.kernels import linear_calls
 from attnkit_conformance.adapters import triton_bfloat16
 
 triton_bfloat16.install()
@@ -71,3 +75,23 @@ def test_linear_attention_keeps_its_digits_over_chunks() -> None:
     wide = q.double(), k.double(), v.double()
     truth, size = (attnkit.linear_attention(*wide[:2], x, causal=True) for x in (wide[2], wide[2].abs()))
     assert ((o - truth).abs() <= 0.75 * torch.finfo(torch.bfloat16).eps * (truth.abs() + size)).all()
+
+
+def gradients(dtype: torch.dtype, offset: float, members: int, impl: Any = None) -> dict[str, torch.Tensor]:
+    """Of linear attention in several chunks and segments, with a number added to all values."""
+    q, do = (draw(n, 2 * members, 150, 32).bfloat16().to(dtype) for n in (7, 8))
+    k = draw(9, 2, 150, 32).bfloat16().to(dtype)
+    v = (draw(10, 2, 150, 24) + offset).bfloat16().to(dtype)
+    options = {"causal": True, "enable_gqa": members > 1}
+    pull = attnkit.linear_attention_vjp if impl is None else impl
+    return pull(q, k, v, do[..., :24], **options)
+
+
+@pytest.mark.parametrize(("offset", "members"), [(0.0, 3), (100.0, 1)])
+def test_gradients_of_sweeps_keep_their_digits(offset: float, members: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that is added to all values leaves them through δ, though it is a hundred times the values."""
+    monkeypatch.setattr(linear_calls, "FEWEST", 1)
+    truth = gradients(torch.float64, offset, members)
+    for name, grad in gradients(torch.bfloat16, offset, members, linear.pull).items():
+        error = (grad.double() - truth[name]).norm() / truth[name].norm()
+        assert error < torch.finfo(torch.bfloat16).eps, name

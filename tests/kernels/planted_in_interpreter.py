@@ -13,6 +13,7 @@ from attnkit.kernels.triton import (
     distances,
     linear,
     linear_step,
+    linear_sweeps,
     linear_tokens,
     newton,
     pointwise,
@@ -28,8 +29,8 @@ from attnkit_conformance.adapters.triton_interpreted import Interpreted, Split
 MODULES = {
     module.__name__.rpartition(".")[2]: module
     for module in (
-        decoding, distances, linear, linear_features, linear_step, linear_tokens, newton, pointwise, rows,
-        rows_gradients, rows_statistics, statistics, tiles, whole_head,
+        decoding, distances, linear, linear_features, linear_step, linear_sweeps, linear_tokens, newton, pointwise,
+        rows, rows_gradients, rows_statistics, statistics, tiles, whole_head,
     )
 }  # fmt: skip
 
@@ -224,6 +225,17 @@ def null_without_keys(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr
 @triton.jit
 def nothing(x, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     return x * 0.0
+
+
+@triton.jit
+def without_delta(rows, item, head, i, live):
+    inverse, delta = linear_tokens.load_rows(rows, item, head, i, live)
+    return inverse, delta * 0.0
+
+
+@triton.jit
+def of_the_first_member(view, item, head, first, keep, column, width, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
+    return linear_tokens.load_tokens(view, item, head // 2 * 2, first, keep, column, width, COLUMNS, CHUNK)
 
 
 @triton.jit

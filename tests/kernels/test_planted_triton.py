@@ -73,6 +73,14 @@ WILD = {"bound", "nonfinite"}
             SEGMENTED, "linear.live_queries", "null_without_keys", "linear_attention", "float32", "causal-padded",
             {"bound"},
         ),
+        (
+            SEGMENTED, "linear_sweeps.load_rows", "without_delta", "linear_attention", "bfloat16", "blocks-causal",
+            {"bound"},
+        ),
+        (
+            SEGMENTED, "linear_sweeps.load_tokens", "of_the_first_member", "linear_attention", "bfloat16", "mqa-causal",
+            {"bound"},
+        ),
         (WRONG, "linear_step.place", "of_the_first_head", "linear_attention_step", "float32", "state", WILD),
         (WRONG, "linear_features._faded", "never_faded", "performer_attention", "float32", "blocks-causal", {"bound"}),
         (WRONG, "linear_features._faded", "of_all_keys", "performer_attention", "float32", "blocks-causal", {"bound"}),

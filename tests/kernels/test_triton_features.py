@@ -91,4 +91,4 @@ def test_no_spills_and_enough_memory(dtype: torch.dtype, d: int, capability: int
     options |= {"levels": torch.empty(2, 8, 2048)} if own == "levels" else {"floor": True}
     with device_of(capability):
         made = launches(q, q, v, **options)
-    gate({name: one for name, one in made.items() if name != "running"}, capability)
+    gate({name: one for name, one in made.items() if name != "running"}, capability, d)

@@ -292,10 +292,10 @@ LINEAR = {
     ("columns", "float32", 64): (Chunk(16, 32, 4, 2), Chunk(16, 32, 4, 2)),
     ("columns", "float32", 128): (Chunk(16, 32, 4, 1), Chunk(16, 32, 8, 1)),
     ("columns", "float32", 256): (Chunk(16, 32, 8, 1), Chunk(16, 32, 8, 1)),
-    ("sweep_queries", "bfloat16", 64): (Chunk(64, 64, 4, 2), Chunk(64, 64, 4, 2)),
-    ("sweep_queries", "bfloat16", 128): (Chunk(64, 128, 8, 1), Chunk(64, 128, 8, 1)),
-    ("sweep_keys", "bfloat16", 64): (Chunk(64, 64, 4, 1), Chunk(64, 64, 4, 1)),
-    ("sweep_keys", "bfloat16", 128): (Chunk(64, 128, 8, 1), Chunk(64, 128, 8, 1)),
+    ("sweep_queries", "bfloat16", 64): (Chunk(32, 64, 4, 1), Chunk(64, 64, 4, 2)),
+    ("sweep_queries", "bfloat16", 128): (Chunk(32, 128, 8, 1), Chunk(64, 128, 8, 1)),
+    ("sweep_keys", "bfloat16", 64): (Chunk(32, 64, 4, 1), Chunk(64, 64, 4, 1)),
+    ("sweep_keys", "bfloat16", 128): (Chunk(32, 128, 8, 1), Chunk(64, 128, 8, 1)),
 }
 """By sums of segments, sweeps over them for some columns or for a whole state, dtype, and head size rounded up: for
 compute capability 8 and from 9 on. A second stage of `sweep_keys` would compute its features twice."""
