@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attnkit._core.dispatch import with_gradients
-from attnkit.backends.torch.custom import Arguments, Outputs, only_o, register
+from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.triton import launch, pointwise, recorded
 from attnkit.backends.torch.triton.linear_launch import Call, State, setting
 from attnkit.kernels import predicted
@@ -107,7 +107,7 @@ def _reduced(grad: Tensor, s: Setting, name: str, like: Tensor) -> Tensor:
     return launch.reduced_to(grad, s.a, like)
 
 
-CUSTOM = register("triton_linear", _forward, _backward, ("q", "k", "v", *INITIAL), _outputs)
+CUSTOM = recorded.register("triton_linear", _forward, _backward, ("q", "k", "v", *INITIAL), _outputs)
 
 
 # ---------------------------------------------------------------------------------------------- what the library calls
@@ -134,10 +134,12 @@ def pull(
 
 
 def prepared(arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """o of calls with the same signature, without states."""
-    if options.get("initial_state") is not None or options.get("return_state"):
-        return None
-    return recorded.prepared(CUSTOM, OP, dict(zip("qkv", arrays, strict=True)) | options)
+    """o, and a state if requested, of calls with the same signature."""
+    arguments = states.with_parts(OP, *arrays, **options)
+    if not options.get("return_state"):
+        return recorded.prepared(CUSTOM, OP, arguments)
+    names = tuple(states.widths_of(*arrays[1:]))
+    return recorded.prepared(CUSTOM, OP, arguments, names, lambda outputs: (outputs[0], tuple(outputs[1:3])))
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnkit._core.activations import lacking
 from attnkit._core.dispatch import Kernel, with_gradients
-from attnkit.backends.torch.custom import Arguments, register
+from attnkit.backends.torch.custom import Arguments
 from attnkit.backends.torch.triton import decoding, launch, recorded
 from attnkit.backends.torch.watchers import PLAIN, watched
 from attnkit.kernels import predicted, verdicts
@@ -54,7 +54,7 @@ def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...])
     return launch.backward(q, k, v, do, launch.call_of(q, k, v, **arguments), names)
 
 
-CUSTOM = register("triton_pointwise", _forward, _backward, DIFFERENTIABLE)
+CUSTOM = recorded.register("triton_pointwise", _forward, _backward, DIFFERENTIABLE)
 
 
 # ---------------------------------------------------------------------------------------------- what the library calls
