@@ -19,6 +19,7 @@ from attnkit._core import quadratic
 from attnkit._core.special import without_autocast
 from attnkit.backends.torch import watchers
 from attnkit.backends.torch.alignment import in_aligned_memory
+from attnkit.backends.torch.layout import in_layout_of
 
 SCHEMA = "(str op, Tensor[] arrays, str names, str text) -> Tensor[]"  # torch reads it from annotations after 2.6 only
 VJP_SCHEMA = "(str op, Tensor[] arrays, str names, str text, Tensor? do, str targets) -> Tensor[]"
@@ -137,22 +138,34 @@ def register(
     outputs: Callable[[str, Arguments], Outputs] = only_o,
     needs_do: bool = True,
     runner: Runner = at_once,
+    laid_out: bool = False,
 ) -> Custom:
     """Register both ops for functions of (op, arguments) and (op, arguments, do, names of gradients).
 
     `forward` returns tensors with the shapes and dtypes of `outputs`: a single tensor, or a list whose first has the
     cotangent do. do is zeros if autograd has none, or None unless the gradients need it. Autocast is off in both,
     because gradients may be computed while it is on. `runner` calls the functions, whose answer depends on their
-    tensors and a key.
+    tensors and a key. What the ops return is contiguous, or if `laid_out`, o is laid out like q, and gradients like
+    their arguments (`attnkit.backends.torch.layout`).
     """
 
+    def like_o(op: str, arguments: Arguments) -> Tensor | None:
+        """The argument whose layout the first output has, if any."""
+        return arguments["q"] if laid_out and next(iter(outputs(op, arguments))) == "o" else None
+
     def computed(op: str, arguments: Arguments) -> list[Tensor]:
+        q = like_o(op, arguments)
         results = forward(op, arguments)
-        return [x.contiguous() for x in ([results] if isinstance(results, Tensor) else results)]
+        made = [results] if isinstance(results, Tensor) else results
+        o = made[0].contiguous() if q is None else in_layout_of(q, made[0])
+        return [o, *[x.contiguous() for x in made[1:]]]
 
     def pulled(op: str, arguments: Arguments, do: Any, asked: tuple[str, ...]) -> dict[str, Tensor]:
+        like = [arguments[name] for name in asked]
         grads = backward(op, arguments, do, asked)
-        return {name: grads[name].contiguous() for name in asked}
+        if not laid_out:
+            return {name: grads[name].contiguous() for name in asked}
+        return {name: in_layout_of(x, grads[name]) for name, x in zip(asked, like, strict=True)}
 
     @torch.library.custom_op(f"attnkit::{name}", mutates_args=(), schema=SCHEMA)
     def run(op: str, arrays: list[Tensor], names: str, text: str) -> list[Tensor]:
@@ -180,12 +193,15 @@ def register(
         return at_once if "dropout" in _options(text) else runner
 
     def like_outputs(op: str, arrays: list[Tensor], names: str, text: str) -> list[Tensor]:
-        specs = outputs(op, decoded(arrays, names, text))
-        return [arrays[0].new_empty(shape, dtype=dtype) for shape, dtype in specs.values()]
+        arguments = decoded(arrays, names, text)
+        specs, q = [*outputs(op, arguments).values()], like_o(op, arguments)
+        made = [arrays[0].new_empty(shape, dtype=dtype) for shape, dtype in specs]
+        return made if q is None else [in_layout_of(q, made[0]), *made[1:]]
 
     def like_arguments(op: str, arrays: list[Tensor], names: str, text: str, do: Any, targets: str) -> list[Tensor]:
         like = dict(zip(names.split(","), arrays, strict=True))
-        return [like[name].new_empty(like[name].shape) for name in targets.split(",")]
+        made = [(like[name], like[name].new_empty(like[name].shape)) for name in targets.split(",")]
+        return [in_layout_of(x, grad) if laid_out else grad for x, grad in made]
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
         op, arrays, names, text = inputs

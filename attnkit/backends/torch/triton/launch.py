@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from attnkit._core.activations import ACTIVATIONS, is_in_pieces
+from attnkit.backends.torch import layout
 from attnkit.kernels.plan import Layout, Plan, blocks_of, cached_plan, signature, summed_axes
 
 NEWEST = 9
@@ -447,8 +448,9 @@ def room_for(plan: Plan, name: str, like: Tensor, summed: bool = False) -> Tenso
 
 def room_like(like: Tensor, shape: tuple[int, ...], summed: bool = False) -> Tensor:
     """Memory of a shape for the gradient of an argument: float32 if it is summed afterwards."""
-    summed = summed or tuple(like.shape) != shape
-    return torch.empty(shape, dtype=torch.float32 if summed else like.dtype, device=like.device)
+    if summed or tuple(like.shape) != shape:
+        return torch.empty(shape, dtype=torch.float32, device=like.device)
+    return layout.room_like(like, shape, like.dtype)
 
 
 def reduced_to(grad: Tensor, a: Layout, like: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from attnkit._core.dispatch import with_gradients
+from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.triton import launch, pointwise, recorded
 from attnkit.backends.torch.triton.linear_launch import Call, State, setting
@@ -57,7 +58,7 @@ def _outputs(op: str, arguments: Arguments) -> Outputs:
 def _forward(op: str, arguments: Arguments) -> list[Tensor]:
     q, k, v = (arguments[name] for name in "qkv")
     s, initial = setting(**arguments), initial_of(arguments)
-    o, *final = (q.new_empty(shape, dtype=dtype) for shape, dtype in _outputs(op, arguments).values())
+    o, *final = layout.rooms(q, _outputs(op, arguments)).values()
     launches = []
     if not s.a.keys and initial is None:
         o.zero_()

@@ -292,7 +292,7 @@ def repeatedly(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tens
     return function(*tensors) if recording is None else recording(tensors)
 
 
-register = partial(custom.register, runner=repeatedly)
+register = partial(custom.register, runner=repeatedly, laid_out=True)
 """`attnkit.backends.torch.custom.register`, for functions that only allocate, launch and compute."""
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.softmax import sdpa_unsupported
 from attnkit.backends.torch.triton import decoding, launch, pointwise, recorded
@@ -220,7 +221,7 @@ def _outputs(op: str, arguments: Arguments) -> Outputs:
 def _forward(op: str, arguments: Arguments) -> list[Tensor]:
     q, k, v = (arguments[name] for name in "qkv")
     call = call_of(op, arguments)
-    outputs = {name: q.new_empty(shape, dtype=dtype) for name, (shape, dtype) in _outputs(op, arguments).items()}
+    outputs = layout.rooms(q, _outputs(op, arguments))
     if not call.a.keys:
         return [x.fill_(-math.inf if name == "lse" else 0.0) for name, x in outputs.items()]
     of_call = q, k, v, outputs["o"], outputs.get("lse"), outputs["rows"], call
