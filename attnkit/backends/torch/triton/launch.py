@@ -86,7 +86,7 @@ def call_of(
 def _keys_of_sequences(q: Tensor, edges_q: Tensor, edges_k: Tensor) -> Tensor:
     """How many keys the sequence of each query has (L,), 1 if it has none."""
     sequence = torch.searchsorted(edges_q[1:], torch.arange(q.shape[-2], device=q.device), right=True)
-    return edges_k.diff()[sequence].clamp(min=1)
+    return edges_k.diff().index_select(0, sequence).clamp(min=1)
 
 
 def word_of(like: Tensor, seed: Tensor | int) -> Tensor:
