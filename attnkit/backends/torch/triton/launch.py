@@ -94,6 +94,8 @@ def word_of(like: Tensor, seed: Tensor | int) -> Tensor:
     if not isinstance(seed, Tensor):
         seed = int(seed)
         return torch.full((), seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64, device=like.device)
+    if seed.dtype is torch.int64:
+        return seed
     word = seed.to(torch.int64)
     return word if seed.dtype.itemsize == 8 else word & 0xFFFFFFFF
 
