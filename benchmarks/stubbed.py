@@ -7,6 +7,7 @@ its memory's allocator nor Triton's code in C that packs arguments is part of it
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -16,7 +17,7 @@ from triton.runtime import driver
 
 import attnkit
 from attnkit._core import dispatch
-from attnkit.backends.torch.triton import pointwise
+from attnkit.backends.torch.triton import pointwise, recorded
 from attnkit.kernels import verdicts
 from benchmarks.timing import Timing, interleave
 
@@ -77,6 +78,8 @@ def stubbed() -> Iterator[Driver]:
             (pointwise, "capability", lambda device: CAPABILITY),
             (verdicts, "_warned", {".".join(map(str, CAPABILITY))}),
             (dispatch, "_choices", {}),
+            (recorded, "_recordings", {}),
+            (recorded, "_met", set()),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         before = driver._active
@@ -90,13 +93,27 @@ def stubbed() -> Iterator[Driver]:
 # ---------------------------------------------------------------------------------------------- seconds
 
 
-CALLS: dict[str, tuple[Callable[..., torch.Tensor], dict[str, Any]]] = {
+LENGTHS = torch.tensor([[200], [100]])
+EDGES = torch.tensor([0, 100, 256], dtype=torch.int32)
+CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "relu": (attnkit.pointwise_attention, {}),
     "relu, causal": (attnkit.pointwise_attention, {"causal": True}),
+    "relu, lengths": (attnkit.pointwise_attention, {"key_lengths": LENGTHS, "length": "all"}),
+    "relu, dropout": (attnkit.pointwise_attention, {"dropout": (0.1, 7)}),
+    "relu, dropout by a tensor": (attnkit.pointwise_attention, {"dropout": (0.1, torch.tensor(7))}),
     "softmax, causal": (attnkit.softmax_attention, {"causal": True}),
+    "softmax, lengths": (attnkit.softmax_attention, {"key_lengths": LENGTHS}),
+    "softmax, lse": (attnkit.softmax_attention, {"return_lse": True}),
     "entmax": (attnkit.entmax_attention, {}),
     "linear": (attnkit.linear_attention, {}),
+    "linear, states": (attnkit.linear_attention, {"return_state": True}),
 }
+PACKED: dict[str, Callable[..., torch.Tensor]] = {
+    "relu, packed": attnkit.pointwise_attention_packed,
+    "softmax, packed": attnkit.softmax_attention_packed,
+}
+AUTOCAST = ("relu", "softmax, causal", "linear")
+COMPILED = ("relu", "relu, dropout by a tensor")
 
 
 class Nothing(torch.autograd.Function):
@@ -112,19 +129,64 @@ class Nothing(torch.autograd.Function):
         return tuple(torch.empty(x.shape, dtype=x.dtype) for x in ctx.saved_tensors)
 
 
+@torch.library.custom_op("benchmarks::nothing", mutates_args=(), schema="(Tensor[] arrays) -> Tensor[]")
+def nothing(arrays: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What torch takes for a custom op, whose gradients are the same op."""
+    return [torch.empty_like(x) for x in arrays]
+
+
+nothing.register_fake(lambda arrays: [torch.empty_like(x) for x in arrays])
+nothing.register_autograd(
+    lambda ctx, grads: nothing([*ctx.saved_tensors]),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[0]),
+)
+
+
+def under_autocast(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Forward under autocast, as models are trained."""
+
+    def cast(*arrays: torch.Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return call(*arrays)
+
+    return cast
+
+
+def compiled(call: Callable[..., Any]) -> Callable[..., Any]:
+    """One graph, run as torch.compile runs it without a generator of code."""
+    answer: Callable[..., Any] = torch.compile(call, fullgraph=True, backend="aot_eager")
+    return answer
+
+
 def calls() -> dict[str, Callable[[], Any]]:
-    """Forward, and with all gradients, in bfloat16 on (2, 8, 256, 64) arrays."""
+    """Forward, and with all gradients, in bfloat16 on (2, 8, 256, 64) arrays, or (256, 16, 64) packed ones."""
     inputs = [torch.zeros(2, 8, 256, 64, dtype=torch.bfloat16) for _ in range(3)]
-    leaves = [x.clone().requires_grad_() for x in inputs]
+    table: dict[str, Callable[[], Any]] = {}
 
-    def step(call: Callable[..., torch.Tensor], **options: Any) -> Callable[[], Any]:
-        return lambda: torch.autograd.grad(call(*leaves, **options), leaves, inputs[0])
+    def add(name: str, call: Callable[..., Any], arrays: list[torch.Tensor]) -> None:
+        leaves = [x.clone().requires_grad_() for x in arrays]
 
-    table: dict[str, Callable[[], Any]] = {"torch alone, gradients": step(Nothing.apply)}
-    for name, (op, options) in CALLS.items():
-        options = options | {"impl": "triton"}
-        table[name] = lambda op=op, options=options: op(*inputs, **options)  # type: ignore[misc]
-        table[f"{name}, gradients"] = step(op, **options)
+        def step() -> Any:
+            answer = call(*leaves)
+            o = answer[0] if isinstance(answer, tuple | list) else answer
+            return torch.autograd.grad(o, leaves, arrays[0])
+
+        table[name] = lambda: call(*arrays)
+        table[f"{name}, gradients"] = step
+
+    add("torch alone", Nothing.apply, inputs)
+    add("torch alone, custom op", lambda *arrays: nothing([*arrays])[0], inputs)
+    add("torch alone, compiled", compiled(lambda *arrays: nothing([*arrays])[0]), inputs)
+    functions = {name: partial(op, **options, impl="triton") for name, (op, options) in CALLS.items()}
+    for name, call in functions.items():
+        add(name, call, inputs)
+    for name, attend in PACKED.items():
+        packed: Callable[..., Any] = partial(attend, cu_seqlens_q=EDGES, cu_seqlens_k=EDGES, impl="triton")
+        add(name, packed, [x.reshape(256, 16, 64) for x in inputs])
+    for name in AUTOCAST:
+        add(f"{name}, autocast", under_autocast(functions[name]), inputs)
+    for name in COMPILED:
+        add(f"{name}, compiled", compiled(functions[name]), inputs)
     return table
 
 
@@ -139,6 +201,6 @@ def measure(*, rounds: int = 15, repeats: int = 100) -> dict[str, Timing]:
 
 def lines(measured: dict[str, Timing]) -> list[str]:
     """A table: microseconds per call, median, lowest and highest round."""
-    head = f"{'call':28}{'median':>9}{'lowest':>9}{'highest':>9}   microseconds until a stub for the driver is called"
+    head = f"{'call':44}{'median':>9}{'lowest':>9}{'highest':>9}   microseconds until a stub for the driver is called"
     rows = [(name, *(1e6 * x for x in (t.median, t.lowest, t.highest))) for name, t in measured.items()]
-    return [head, *(f"{name:28}{a:9.1f}{b:9.1f}{c:9.1f}" for name, a, b, c in rows)]
+    return [head, *(f"{name:44}{a:9.1f}{b:9.1f}{c:9.1f}" for name, a, b, c in rows)]

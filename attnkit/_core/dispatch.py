@@ -18,7 +18,7 @@ from attnkit._core import check
 from attnkit._core.autograd import keep_autocast_out, with_exact_gradients
 from attnkit._core.library import is_traced, library
 from attnkit._core.library import namespace as namespace
-from attnkit._core.special import promoting, refusing_symbols, without_autocast
+from attnkit._core.special import is_autocast, promoting, refusing_symbols, without_autocast
 from attnkit._core.typing import DEFAULTS, Array
 
 P = ParamSpec("P")
@@ -202,14 +202,18 @@ def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, A
 
 def _remember(
     key: Any, op: str, arrays: tuple[Any, ...], options: dict[str, Any], kernel: Kernel
-) -> Callable[..., Any]:
+) -> Callable[..., Any] | None:
     """What serves calls with this signature, the current one included: a cache of keys that grows by a token meets a
-    new one in every call."""
+    new one in every call. Under autocast only what a kernel prepared does, which knows of none."""
     name = library(arrays[0])
     table = {} if name is None else _tables(name)
     if len(_choices) >= MOST_CHOICES:
         _choices.clear()
-    call = kernel.prepared(arrays, options) or with_exact_gradients(kernel.call, arrays, options)
+    call = kernel.prepared(arrays, options)
+    if call is None:
+        if name == "torch" and is_autocast(arrays[0].device.type):
+            return None
+        call = with_exact_gradients(kernel.call, arrays, options)
     _choices[key] = _Choice(table, table.get(op), call)
     return call
 
@@ -388,9 +392,10 @@ def _wrap(
         with refusing_symbols(op, arrays):
             checked = check.call(op, names, arrays, options, accepted, context_of, own, optional).options
             kernel = resolve(op, impl, arrays, checked)
-            remembers = key is not None and checked is options  # which reach the kernel of later calls as they are
-            if remembers:
-                return _remember(key, op, arrays, options, kernel)(*arrays, **options)
+            if key is not None and checked is options:  # which reach the kernel of later calls as they are
+                serves = _remember(key, op, arrays, options, kernel)
+                if serves is not None:
+                    return serves(*arrays, **options)
             with without_autocast(arrays[0]), promoting(arrays[0]):
                 results = kernel.call(*arrays, **checked)
             keep_autocast_out(results, arrays, checked)

@@ -8,7 +8,7 @@ import torch
 import attnkit
 from attnkit.backends.torch.triton import pointwise, recorded
 
-from .opchecks import draw
+from .opchecks import draw, tensors_of
 
 CASES = (
     ("pointwise_attention", {"activation": "gelu", "causal": True, "alpha": 0.5, "bias": draw(3, 2, 5, 6)}),
@@ -16,28 +16,38 @@ CASES = (
     ("softmax_attention", {"key_lengths": torch.tensor([[4], [6]])}),
     ("entmax_attention", {"mask": draw(4, 5, 6) > -1}),
     ("linear_attention", {}),
+    ("pointwise_attention", {"dropout": (0.3, torch.tensor(5)), "length": torch.linspace(1, 5, 5).double()}),
+    ("softmax_attention", {"return_lse": True, "enable_gqa": True}),
+    ("linear_attention", {"return_state": True, "initial_state": (draw(5, 2, 16, 16), draw(6, 2, 16))}),
 )
+EDGES = {"cu_seqlens_q": torch.tensor([0, 2, 5]), "cu_seqlens_k": torch.tensor([0, 3, 6])}
+PACKED = (("softmax_attention_packed", EDGES), ("pointwise_attention_packed", EDGES | {"length": "all"}))
 
 
-def bits(op: str, seed: int, options: dict[str, object]) -> list[torch.Tensor]:
-    """o and its gradients."""
+def bits(op: str, seed: int, options: dict[str, object], autocast: bool) -> list[torch.Tensor]:
+    """The outputs and the gradients of all of them, for heads inside of tokens in memory."""
     given = dict(options)
-    inputs = [draw(seed + n, 2, 2, tokens, 16).requires_grad_() for n, tokens in enumerate((5, 6, 6))]
+    inputs = [draw(seed + n, 2, tokens, 2, 16).transpose(1, 2) for n, tokens in enumerate((5, 6, 6))]
+    if op.endswith("_packed"):
+        inputs = [x[0].transpose(0, 1) for x in inputs]
+    inputs = [x.requires_grad_() for x in inputs]
     if "bias" in given:
         given["bias"] = draw(seed + 3, 2, 5, 6).requires_grad_()
         inputs.append(given["bias"])
-    o = getattr(attnkit, op)(*inputs[:3], **given, impl="triton")
-    return [o.detach(), *torch.autograd.grad(o, inputs, draw(seed + 4, *o.shape))]
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        outputs = tensors_of(getattr(attnkit, op)(*inputs[:3], **given, impl="triton"))
+        cotangents = [draw(seed + 4 + n, *x.shape) for n, x in enumerate(outputs)]
+        return [*(x.detach() for x in outputs), *torch.autograd.grad(outputs, inputs, cotangents)]
 
 
 if __name__ == "__main__":
     pointwise.unsupported_device = lambda q: None
-    for op, options in CASES:
+    for op, options in (*CASES, *PACKED):
         with attnkit.implementations():
-            expected = [bits(op, seed, options) for seed in (0, 10)]
+            expected = [bits(op, seed, options, False) for seed in (0, 10)]
         with mock.patch.object(recorded.Again, "__call__", autospec=True, side_effect=recorded.Again.__call__) as ran:
-            found = [bits(op, seed, options) for seed in (0, 10, 0, 10)]
-        assert ran.call_count >= 4, ran.call_count
+            found = [bits(op, seed, options, autocast) for autocast in (False, True) for seed in (0, 10)]
+        assert ran.call_count >= 8, ran.call_count
         for one, other in zip(expected + expected, found, strict=True):
             assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
         print(op)

@@ -1,8 +1,10 @@
 """A repeated call launches what a call that is checked and planned anew launches; stubs stand for GPU and driver."""
 
+import ctypes
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -27,6 +29,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sparsemax": ("sparsemax_attention", {"mask": torch.ones(40, 40, dtype=torch.bool)}),
     "reluformer": ("reluformer_attention", {"gamma": 2.0}),
     "linear": ("linear_attention", {}),
+    "dropout": ("pointwise_attention", {"dropout": (0.2, 5)}),
+    "dropout by a tensor": ("pointwise_attention", {"dropout": (0.2, torch.tensor(5, dtype=torch.int32))}),
+    "rows of lengths": ("pointwise_attention", {"length": torch.ones(40, dtype=torch.float64)}),
+    "lse": ("softmax_attention", {"return_lse": True}),
+    "states": ("linear_attention", {"return_state": True, "initial_state": (torch.zeros(16, 16), torch.zeros(16))}),
 }
 
 
@@ -34,10 +41,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def driver() -> Iterator[Driver]:
     with stubbed() as driver:
         yield driver
+        driver.launches = None
 
 
 def call_of(op: str, **options: Any) -> Call:
-    return lambda *arrays, **more: getattr(attnkit, op)(*arrays, **options, **more, impl="triton")
+    """o of an op, also if it returns more."""
+
+    def call(*arrays: Tensor, **more: Any) -> Any:
+        answer = getattr(attnkit, op)(*arrays, **options, **more, impl="triton")
+        return answer[0] if isinstance(answer, tuple) else answer
+
+    return call
 
 
 def tensors(*shape: int, dtype: torch.dtype = torch.float16) -> list[Tensor]:
@@ -48,7 +62,11 @@ def launched(driver: Driver, call: Callable[[], Any], anew: bool = False) -> lis
     """What a call launches, as if it were the first one of its kind if `anew`."""
     driver.launches = []
     if anew:
-        with attnkit.implementations():
+        with (
+            attnkit.implementations(),
+            mock.patch.object(recorded, "_met", set()),
+            mock.patch.dict(recorded._recordings, clear=True),
+        ):
             call()
     else:
         call()
@@ -61,7 +79,7 @@ def steps(
     """What a call launches, and what its gradients do."""
     o: list[Tensor] = []
     forward = launched(driver, lambda: o.append(call(*inputs)), anew)
-    return [forward, launched(driver, lambda: torch.autograd.grad(o[0], wanted, do))]
+    return [forward, launched(driver, lambda: torch.autograd.grad(o[0], wanted, do), anew)]
 
 
 def address(x: Any) -> Any:
@@ -222,20 +240,31 @@ def test_launches_go_to_the_current_stream(driver: Driver) -> None:
     assert straight(found)
 
 
-def test_a_repeated_call_only_allocates_and_launches(driver: Driver) -> None:
+ONLY = {"aten::empty", "aten::empty_strided", "aten::view", "aten::as_strided", "aten::transpose", "aten::detach"}
+CAPTURED: dict[str, dict[str, Any]] = {
+    "plain": {"causal": True},
+    "lengths": {"key_lengths": torch.tensor([[30], [40]])},
+    "dropout": {"dropout": (0.2, torch.tensor(5))},
+}
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_repeated_call_only_allocates_and_launches(name: str, autocast: bool, driver: Driver) -> None:
     """Nothing waits for the device or computes with torch, so that a CUDA graph can capture it."""
-    call, inputs = call_of("softmax_attention", causal=True), [x.requires_grad_() for x in tensors()]
+    call, inputs = call_of("pointwise_attention", **CAPTURED[name]), [x.requires_grad_() for x in tensors()]
     do = torch.zeros_like(inputs[0])
 
     def step() -> None:
-        torch.autograd.grad(call(*inputs), inputs, do)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            torch.autograd.grad(call(*inputs), inputs, do)
 
     for _ in range(3):
         step()
     with torch.autograd.profiler.profile() as noted:
         step()
     asked = {event.name for event in noted.function_events}
-    assert {name for name in asked if name.startswith("aten::")} <= {"aten::empty", "aten::view"}
+    assert {name for name in asked if name.startswith("aten::")} <= ONLY, asked
 
 
 def test_compiled_calls_launch_the_same(driver: Driver) -> None:
@@ -284,28 +313,80 @@ def _numbers(x: Any) -> Iterator[Any]:
         yield x
 
 
-def test_what_computes_is_not_recorded() -> None:
-    x = torch.zeros(4)
+def computing(x: Tensor, y: Tensor) -> list[Tensor]:
+    """Operations that allocate, write to memory and to views, and read views; results that are views."""
+    z = torch.empty_like(x).zero_()
+    z[1:].copy_(x[:-1])
+    z.add_(y.to(torch.float32)[None, :])
+    return [z, z.mT, (x + 1).sum(0), x.new_full((2,), 3.0), torch.full((), 7, device=x.device), z[1:, ::2]]
+
+
+def test_what_computes_is_computed_again() -> None:
+    given = [(torch.randn(3, 4), torch.arange(n, n + 4)) for n in (1, 2, 3)]
+    recording = recorded.recorded(computing, given[0])
+    assert recording is not None
+    for tensors in given:
+        for found, expected in zip(recording(tensors), computing(*tensors), strict=True):
+            assert torch.equal(found, expected)
+            assert found.stride() == expected.stride()
+            assert found.dtype == expected.dtype
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (product,) = recorded.recorded(lambda x: [x @ x.mT], given[0][:1])(given[0][:1])  # type: ignore[misc]
+    assert product.dtype == torch.float32
+
+
+def test_what_reads_values_or_other_tensors_is_not_recorded() -> None:
+    x, other = torch.zeros(4), torch.zeros(4)
     assert recorded.recorded(lambda x: [torch.empty_like(x)], [x]) is not None
-    for function in (lambda x: [x + 1], lambda x: [x.new_zeros(4)], lambda x: [torch.empty_like(x).zero_()]):
-        assert recorded.recorded(function, [x]) is None
-    assert recorded.recorded(lambda x: [torch.empty(int(x[0]))], [x]) is None
-    assert recorded.recorded(lambda x: [torch.empty_like(x)[1:]], [x]) is None
+    for function in (
+        lambda x: [torch.empty(int(x[0]))],
+        lambda x: [x.nonzero()],
+        lambda x: [torch.rand_like(x)],
+        lambda x: [x + other],
+        lambda x: [x.cpu() if bool(x.any()) else x],
+        lambda x: [torch.tensor([1.0], device=x.device) + x],
+    ):
+        assert recorded.recorded(function, [x]) is None, function
 
 
-@pytest.mark.emulated
-def test_dropout_and_states_are_planned_each_time(driver: Driver) -> None:
+class Seeds(list[Launched]):
+    """Launches of the forward kernel with the seeds that they find in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[int] = []
+
+    def append(self, made: Launched) -> None:
+        super().append(made)
+        pairs = made.arguments[5]
+        address = pairs[3].data_ptr() if isinstance(pairs[3], Tensor) else pairs[3]
+        self.words.append(ctypes.c_uint64.from_address(address).value)
+
+
+def test_every_call_has_its_own_seed(driver: Driver) -> None:
+    """A seed is read on the device, where a graph of launches finds the next one."""
     q, k, v = tensors()
-    for op, options in (("pointwise_attention", {"dropout": (0.2, 5)}), ("linear_attention", {"return_state": True})):
-        call = call_of(op, **options)
+    seeds: list[Any] = [3, 4, 2**64 - 1, torch.tensor(5), torch.tensor(6), torch.tensor(-1, dtype=torch.int32)]
+    for seed in seeds:
+        call, word = call_of("pointwise_attention", dropout=(0.2, seed)), int(seed) % 2**64
         for _ in range(3):
-            assert not straight(launched(driver, lambda call=call: call(q, k, v)))
+            driver.launches = found = Seeds()
+            call(q, k, v)
+            assert found.words == [word % 2**32 if isinstance(seed, Tensor) and seed.itemsize == 4 else word]
+    assert straight(found)
+    held = seeds[3]
+    held.fill_(9)
+    driver.launches = found = Seeds()
+    call_of("pointwise_attention", dropout=(0.2, held))(q, k, v)
+    assert found.words == [9]
 
 
 @pytest.mark.emulated
 def test_repeated_calls_give_the_same_bits() -> None:
     assert interpreted("tests.kernels.recorded_in_interpreter").split() == [
         "pointwise_attention", "gaussian_attention", "softmax_attention", "entmax_attention", "linear_attention",
+        "pointwise_attention", "softmax_attention", "linear_attention",
+        "softmax_attention_packed", "pointwise_attention_packed",
     ]  # fmt: skip
 
 

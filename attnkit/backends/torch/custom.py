@@ -19,6 +19,7 @@ from attnkit._core import quadratic
 from attnkit._core.special import without_autocast
 from attnkit.backends.torch import watchers
 from attnkit.backends.torch.alignment import in_aligned_memory
+from attnkit.backends.torch.layout import in_layout_of
 
 SCHEMA = "(str op, Tensor[] arrays, str names, str text) -> Tensor[]"  # torch reads it from annotations after 2.6 only
 VJP_SCHEMA = "(str op, Tensor[] arrays, str names, str text, Tensor? do, str targets) -> Tensor[]"
@@ -26,6 +27,7 @@ SEED, RATE = "dropout_seed", "dropout_rate"
 Arguments = dict[str, Any]  # the arguments of a call by name
 Outputs = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shapes and dtypes by name
 Forward = Callable[[str, Arguments], Tensor | list[Tensor]]
+Runner = Callable[[Callable[..., Sequence[Tensor]], Sequence[Tensor], Any], Sequence[Tensor]]
 Backward = Callable[[str, Arguments, Any, tuple[str, ...]], dict[str, Tensor]]
 
 
@@ -36,7 +38,7 @@ class Custom(NamedTuple):
     forward: Any
     vjp: Any
     differentiable: tuple[str, ...]
-    computed: Forward
+    computed: Callable[[str, Arguments], list[Tensor]]
     pulled: Backward
     specs: Callable[[str, Arguments], Outputs]
 
@@ -123,6 +125,11 @@ def only_o(op: str, arguments: Arguments) -> Outputs:
     return {"o": ((*leading, q.shape[-2], v.shape[-1]), q.dtype)}
 
 
+def at_once(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor], key: Any) -> Sequence[Tensor]:
+    """The results of a function of tensors, which depends on them and on `key` alone."""
+    return function(*tensors)
+
+
 def register(
     name: str,
     forward: Forward,
@@ -130,35 +137,71 @@ def register(
     differentiable: tuple[str, ...],
     outputs: Callable[[str, Arguments], Outputs] = only_o,
     needs_do: bool = True,
+    runner: Runner = at_once,
+    laid_out: bool = False,
 ) -> Custom:
     """Register both ops for functions of (op, arguments) and (op, arguments, do, names of gradients).
 
     `forward` returns tensors with the shapes and dtypes of `outputs`: a single tensor, or a list whose first has the
     cotangent do. do is zeros if autograd has none, or None unless the gradients need it. Autocast is off in both,
-    because gradients may be computed while it is on.
+    because gradients may be computed while it is on. `runner` calls the functions, whose answer depends on their
+    tensors and a key. What the ops return is contiguous, or if `laid_out`, o is laid out like q, and gradients like
+    their arguments (`attnkit.backends.torch.layout`).
     """
+
+    def like_o(op: str, arguments: Arguments) -> Tensor | None:
+        """The argument whose layout the first output has, if any."""
+        return arguments["q"] if laid_out and next(iter(outputs(op, arguments))) == "o" else None
+
+    def computed(op: str, arguments: Arguments) -> list[Tensor]:
+        q = like_o(op, arguments)
+        results = forward(op, arguments)
+        made = [results] if isinstance(results, Tensor) else results
+        o = made[0].contiguous() if q is None else in_layout_of(q, made[0])
+        return [o, *[x.contiguous() for x in made[1:]]]
+
+    def pulled(op: str, arguments: Arguments, do: Any, asked: tuple[str, ...]) -> dict[str, Tensor]:
+        like = [arguments[name] for name in asked]
+        grads = backward(op, arguments, do, asked)
+        if not laid_out:
+            return {name: grads[name].contiguous() for name in asked}
+        return {name: in_layout_of(x, grads[name]) for name, x in zip(asked, like, strict=True)}
 
     @torch.library.custom_op(f"attnkit::{name}", mutates_args=(), schema=SCHEMA)
     def run(op: str, arrays: list[Tensor], names: str, text: str) -> list[Tensor]:
+        def function(*tensors: Tensor) -> list[Tensor]:
+            return computed(op, decoded(tensors, names, text))
+
         with without_autocast(arrays[0]):
-            results = forward(op, decoded(arrays, names, text))
-        return [x.contiguous() for x in ([results] if isinstance(results, Tensor) else results)]
+            return list(_runner(text)(function, arrays, (name, op, names, text)))
 
     @torch.library.custom_op(f"attnkit::{name}_vjp", mutates_args=(), schema=VJP_SCHEMA)
     def vjp(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor | None, targets: str) -> list[Tensor]:
         asked = tuple(targets.split(","))
         arrays, do = [in_aligned_memory(x) for x in arrays], None if do is None else in_aligned_memory(do)
+
+        def function(*tensors: Tensor) -> list[Tensor]:
+            given = decoded(tensors[: len(arrays)], names, text)
+            return [*pulled(op, given, None if do is None else tensors[-1], asked).values()]
+
+        tensors = arrays if do is None else [*arrays, do]
         with without_autocast(arrays[0]):
-            grads = backward(op, decoded(arrays, names, text), do, asked)
-        return [grads[name].contiguous() for name in asked]
+            return list(_runner(text)(function, tensors, (f"{name}_vjp", op, names, text, targets, do is None)))
+
+    def _runner(text: str) -> Runner:
+        """That of a call; a seed in the text is another one in each."""
+        return at_once if "dropout" in _options(text) else runner
 
     def like_outputs(op: str, arrays: list[Tensor], names: str, text: str) -> list[Tensor]:
-        specs = outputs(op, decoded(arrays, names, text))
-        return [arrays[0].new_empty(shape, dtype=dtype) for shape, dtype in specs.values()]
+        arguments = decoded(arrays, names, text)
+        specs, q = [*outputs(op, arguments).values()], like_o(op, arguments)
+        made = [arrays[0].new_empty(shape, dtype=dtype) for shape, dtype in specs]
+        return made if q is None else [in_layout_of(q, made[0]), *made[1:]]
 
     def like_arguments(op: str, arrays: list[Tensor], names: str, text: str, do: Any, targets: str) -> list[Tensor]:
         like = dict(zip(names.split(","), arrays, strict=True))
-        return [like[name].new_empty(like[name].shape) for name in targets.split(",")]
+        made = [(like[name], like[name].new_empty(like[name].shape)) for name in targets.split(",")]
+        return [in_layout_of(x, grad) if laid_out else grad for x, grad in made]
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
         op, arrays, names, text = inputs
@@ -190,7 +233,7 @@ def register(
     refuse_second_derivatives(vjp, name)
     map_one_by_one(run)
     map_one_by_one(vjp)
-    return Custom(run, vjp, differentiable, forward, backward, outputs)
+    return Custom(run, vjp, differentiable, computed, pulled, outputs)
 
 
 def refuse_second_derivatives(vjp: Any, name: str) -> None:

@@ -25,9 +25,9 @@ def _of(x: Any) -> tuple[Any, ...] | None:
 
 def signature(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...] | None:
     """None if the call must be checked every time. Nothing is compiled: that was asked before."""
-    if intercepted() or torch._C._is_any_autocast_enabled():
+    if intercepted():
         return None
-    parts: list[Any] = [torch.is_grad_enabled()]
+    parts: list[Any] = [torch.is_grad_enabled(), torch._C._is_any_autocast_enabled()]
     for x in arrays:
         own = _of(x)
         if own is None:
@@ -55,6 +55,11 @@ def signature(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ..
                 parts.append((name, p))
             else:
                 return None
+        elif name == "initial_state" and kind is tuple:
+            own = tuple([_of(x) for x in value])
+            if None in own:
+                return None
+            parts.append((name, own))
         else:
             return None
     return tuple(parts)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from attnkit._core.activations import ACTIVATIONS, is_in_pieces
+from attnkit.backends.torch import layout
 from attnkit.kernels.plan import Layout, Plan, blocks_of, cached_plan, signature, summed_axes
 
 NEWEST = 9
@@ -76,8 +77,7 @@ def call_of(
     )
     seed = None
     if plan.numbers.drops:
-        seed = options["dropout"][1]
-        seed = _word_of(seed) if isinstance(seed, Tensor) else _word(q, int(seed))
+        seed = word_of(q, options["dropout"][1])
     return Call(
         bias, mask, dropout_mask, key_lengths, query_mask, length, seed, *edges, activation, atomic, plan
     )  # fmt: skip
@@ -86,18 +86,18 @@ def call_of(
 def _keys_of_sequences(q: Tensor, edges_q: Tensor, edges_k: Tensor) -> Tensor:
     """How many keys the sequence of each query has (L,), 1 if it has none."""
     sequence = torch.searchsorted(edges_q[1:], torch.arange(q.shape[-2], device=q.device), right=True)
-    return edges_k.diff()[sequence].clamp(min=1)
+    return edges_k.diff().index_select(0, sequence).clamp(min=1)
 
 
-def _word_of(seed: Tensor) -> Tensor:
-    """A seed of any integer dtype as the 64 bits that the kernels read: those of less are 32."""
+def word_of(like: Tensor, seed: Tensor | int) -> Tensor:
+    """A seed as the 64 bits that the kernels read in the memory of the device: of an integer dtype of less, 32."""
+    if not isinstance(seed, Tensor):
+        seed = int(seed)
+        return torch.full((), seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64, device=like.device)
+    if seed.dtype is torch.int64:
+        return seed
     word = seed.to(torch.int64)
     return word if seed.dtype.itemsize == 8 else word & 0xFFFFFFFF
-
-
-def _word(like: Tensor, seed: int) -> Tensor:
-    """A seed as a 64-bit word in the memory of the device."""
-    return torch.full((), seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64, device=like.device)
 
 
 # ---------------------------------------------------------------------------------------------- views
@@ -429,17 +429,17 @@ def adds_to_queries(c: Call, grads: Iterable[str]) -> bool:
 
 
 class Noted(NamedTuple):
-    """Launches that are noted instead of run, and the device that they are for."""
+    """Launches that are noted instead of run, among operations of torch, and the device that they are for."""
 
     device: torch.device
-    launches: list[Launch]
+    launches: list[Any]
 
 
 _recording: ContextVar[Noted | None] = ContextVar("recording", default=None)
 
 
 @contextmanager
-def recording(device: torch.device) -> Iterator[list[Launch]]:
+def recording(device: torch.device) -> Iterator[list[Any]]:
     """What `run` is asked to run on stand-ins for tensors of a device goes to the list that is yielded."""
     noted = Noted(device, [])
     token = _recording.set(noted)
@@ -501,8 +501,9 @@ def room_for(plan: Plan, name: str, like: Tensor, summed: bool = False) -> Tenso
 
 def room_like(like: Tensor, shape: tuple[int, ...], summed: bool = False) -> Tensor:
     """Memory of a shape for the gradient of an argument: float32 if it is summed afterwards."""
-    summed = summed or tuple(like.shape) != shape
-    return torch.empty(shape, dtype=torch.float32 if summed else like.dtype, device=like.device)
+    if summed or tuple(like.shape) != shape:
+        return torch.empty(shape, dtype=torch.float32, device=like.device)
+    return layout.room_like(like, shape, like.dtype)
 
 
 def reduced_to(grad: Tensor, a: Layout, like: Tensor) -> Tensor:

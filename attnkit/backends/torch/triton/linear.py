@@ -7,7 +7,8 @@ from torch import Tensor
 
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import with_gradients
-from attnkit.backends.torch.custom import Arguments, Outputs, only_o, register
+from attnkit.backends.torch import layout
+from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.triton import launch, pointwise, recorded
 from attnkit.backends.torch.triton.linear_launch import Call, State, setting
 from attnkit.kernels import predicted
@@ -58,7 +59,7 @@ def _outputs(op: str, arguments: Arguments) -> Outputs:
 def _forward(op: str, arguments: Arguments) -> list[Tensor]:
     q, k, v = (arguments[name] for name in "qkv")
     s, initial = setting(**arguments), initial_of(arguments)
-    o, *final = (q.new_empty(shape, dtype=dtype) for shape, dtype in _outputs(op, arguments).values())
+    o, *final = layout.rooms(q, _outputs(op, arguments)).values()
     launches = []
     if not s.a.keys and initial is None:
         o.zero_()
@@ -108,7 +109,7 @@ def _reduced(grad: Tensor, s: Setting, name: str, like: Tensor) -> Tensor:
     return launch.reduced_to(grad, s.a, like)
 
 
-CUSTOM = register("triton_linear", _forward, _backward, ("q", "k", "v", *INITIAL), _outputs)
+CUSTOM = recorded.register("triton_linear", _forward, _backward, ("q", "k", "v", *INITIAL), _outputs)
 
 
 # ---------------------------------------------------------------------------------------------- what the library calls
@@ -135,10 +136,12 @@ def pull(
 
 
 def prepared(arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """o of calls with the same signature, without states."""
-    if options.get("initial_state") is not None or options.get("return_state"):
-        return None
-    return recorded.prepared(CUSTOM, OP, dict(zip("qkv", arrays, strict=True)) | options)
+    """o, and a state if requested, of calls with the same signature."""
+    arguments = states.with_parts(OP, *arrays, **options)
+    if not options.get("return_state"):
+        return recorded.prepared(CUSTOM, OP, arguments)
+    names = tuple(states.widths_of(*arrays[1:]))
+    return recorded.prepared(CUSTOM, OP, arguments, names, lambda outputs: (outputs[0], tuple(outputs[1:3])))
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:

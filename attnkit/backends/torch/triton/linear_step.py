@@ -11,8 +11,8 @@ from torch import Tensor
 
 from attnkit._core.check import broadcast
 from attnkit._core.dispatch import Kernel
-from attnkit.backends.torch.custom import Arguments, Outputs, register
-from attnkit.backends.torch.triton import launch, pointwise
+from attnkit.backends.torch.custom import Arguments, Outputs
+from attnkit.backends.torch.triton import launch, pointwise, recorded
 from attnkit.backends.torch.triton.launch import Launch, view_of
 from attnkit.backends.torch.triton.linear import initial_of
 from attnkit.kernels import linear_calls, predicted
@@ -89,7 +89,7 @@ def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...])
     return {name: of[name] for name in names}
 
 
-CUSTOM = register("triton_linear_step", _forward, _backward, ("q", "k", "v", *INITIAL), _outputs)
+CUSTOM = recorded.register("triton_linear_step", _forward, _backward, ("q", "k", "v", *INITIAL), _outputs)
 
 
 # ---------------------------------------------------------------------------------------------- what the library calls

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
-from attnkit.backends.torch.custom import Arguments, Outputs, register
-from attnkit.backends.torch.triton import launch, pointwise
+from attnkit.backends.torch.custom import Arguments, Outputs
+from attnkit.backends.torch.triton import launch, pointwise, recorded
 from attnkit.backends.torch.triton.launch import Launch, View
 from attnkit.kernels import predicted
 from attnkit.kernels.triton import sizes
@@ -142,7 +142,7 @@ def _backward(op: str, arguments: Arguments, dx: Tensor, names: tuple[str, ...])
 
 
 OP = lowrank_newton.newton_inverse.__name__
-CUSTOM = register("triton_newton", _forward, _backward, ("a", "init_scale"), _outputs)
+CUSTOM = recorded.register("triton_newton", _forward, _backward, ("a", "init_scale"), _outputs)
 
 
 # ---------------------------------------------------------------------------------------------- what the library calls

@@ -17,6 +17,7 @@ from attnkit.ops.softmax import SOFTMAX
 Edges: TypeAlias = tuple[int, ...] | Tensor
 Attend = Callable[..., Any]
 Pull = Callable[..., dict[str, Tensor]]
+Prepare = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
 def _edges(q: Tensor, edges: Edges) -> Tensor:
@@ -43,6 +44,20 @@ def pull(
     arrays = _heads_first(q, k, v, *cotangents)
     grads = op(*arrays, edges_q=_edges(q, cu_q), edges_k=_edges(q, cu_k), **options)
     return {name: x.transpose(0, 1) for name, x in grads.items()}
+
+
+def prepared(op: Prepare, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """The answers to calls with the same signature whose edges are on the device."""
+    *of_heads, cu_q, cu_k = arrays
+    edges = {"edges_q": cu_q, "edges_k": cu_k}
+    if not all(isinstance(x, Tensor) and x.is_contiguous() for x in edges.values()):
+        return None
+    of_sequences = op(tuple(_heads_first(*of_heads)), edges | options)
+
+    def call(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **options: Any) -> Any:
+        return attend(of_sequences, q, k, v, cu_q, cu_k, **options)
+
+    return call
 
 
 def unsupported_options(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> str | None:
@@ -74,12 +89,18 @@ def is_faster(
     return predicted.takes(kind, q.dtype.itemsize, kept, width, units, max(calls, 1), major=major)
 
 
-OPS: dict[Callable[..., Any], tuple[str, Attend, Pull]] = {
-    softmax_attention_packed: ("softmax", partial(rows.attend, SOFTMAX.name), partial(rows.pull, SOFTMAX.name)),
-    pointwise_attention_packed: ("pointwise", pointwise.attend, pointwise.pull),
-    linear_attention_packed: ("linear", linear.attend, linear.pull),
+OPS: dict[Callable[..., Any], tuple[str, Attend, Pull, Prepare]] = {
+    softmax_attention_packed: (
+        "softmax",
+        partial(rows.attend, SOFTMAX.name),
+        partial(rows.pull, SOFTMAX.name),
+        partial(rows.prepared, SOFTMAX.name),
+    ),
+    pointwise_attention_packed: ("pointwise", pointwise.attend, pointwise.pull, partial(pointwise.prepared, {})),
+    linear_attention_packed: ("linear", linear.attend, linear.pull, linear.prepared),
 }
 KERNELS: dict[str, Kernel] = {}
-for op, (kind, forward, backward) in OPS.items():
+for op, (kind, forward, backward, prepare) in OPS.items():
     kernel = pointwise.kernel("", partial(attend, forward), unsupported)
     KERNELS |= with_gradients(op, kernel._replace(is_faster=partial(is_faster, kind)), partial(pull, backward))
+    KERNELS[op.__name__] = KERNELS[op.__name__]._replace(prepared=partial(prepared, prepare))

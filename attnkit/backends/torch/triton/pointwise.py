@@ -10,7 +10,8 @@ from torch import Tensor
 
 from attnkit._core.activations import lacking
 from attnkit._core.dispatch import Kernel, with_gradients
-from attnkit.backends.torch.custom import Arguments, register
+from attnkit.backends.torch import layout
+from attnkit.backends.torch.custom import Arguments
 from attnkit.backends.torch.triton import decoding, launch, recorded
 from attnkit.backends.torch.watchers import PLAIN, watched
 from attnkit.kernels import predicted, verdicts
@@ -43,7 +44,7 @@ TRITON = _triton_version()
 def _forward(op: str, arguments: Arguments) -> Tensor:
     q, k, v = (arguments.pop(name) for name in "qkv")
     c = launch.call_of(q, k, v, **arguments)
-    o = q.new_empty(c.plan.layout.shape_of("o"))
+    o = layout.room_like(q, c.plan.layout.shape_of("o"), q.dtype)
     if o.numel():
         launch.run(q, decoding.pointwise_launches(q, k, v, o, c) or launch.forward_launches(q, k, v, o, c))
     return o
@@ -54,7 +55,7 @@ def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...])
     return launch.backward(q, k, v, do, launch.call_of(q, k, v, **arguments), names)
 
 
-CUSTOM = register("triton_pointwise", _forward, _backward, DIFFERENTIABLE)
+CUSTOM = recorded.register("triton_pointwise", _forward, _backward, DIFFERENTIABLE)
 
 
 # ---------------------------------------------------------------------------------------------- what the library calls

@@ -1,15 +1,16 @@
 """Repeated calls: the launches of a call are recorded once for all tensors like its own, and get addresses each time.
 
 When a call with a signature is made for the first time, what its custom op does is recorded on stand-ins, tensors
-without memory: what it allocates is allocated for each call, and what it launches is launched. A function that also
-computes with torch is not recorded, and calls are made as usual.
+without memory: what it allocates is allocated for each call, what it launches is launched, and what it computes with
+torch is computed, in the same order. A function that reads a value, which has to wait for the device, or meets a tensor
+that is not among its arguments is not recorded, and calls are made as usual.
 
-A kernel is compiled for addresses that are multiples of 16 or not. Where all of them are, a launch goes straight to
-what Triton compiled for the first such call; all other launches are Triton's own.
+A kernel is compiled for addresses that are multiples of 16 or not. The first launch with such addresses is Triton's
+own, and later ones go straight to what it compiled.
 """
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import Any, NamedTuple
 
@@ -17,14 +18,21 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attnkit._core.special import without_autocast
+from attnkit.backends.torch import custom
 from attnkit.backends.torch.alignment import are_aligned
-from attnkit.backends.torch.custom import Arguments, Custom, encoded
+from attnkit.backends.torch.custom import RATE, SEED, Arguments, Custom, encoded
 from attnkit.backends.torch.signature import signature
 from attnkit.backends.torch.triton import launch
 from attnkit.backends.torch.triton.launch import Launch
+from attnkit.ops.linear.states import INITIAL
 
 ALIGNED = 16
 EMPTY = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
+UNKNOWN = frozenset(
+    (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
+)
+"""What operations have whose results depend on values, or on more than their arguments."""
 
 
 class Place(NamedTuple):
@@ -37,30 +45,97 @@ class Place(NamedTuple):
     rest: tuple[int, ...] | None = None
 
 
-class Computes(Exception):
-    """Something else than memory and launches was asked for."""
+class View(NamedTuple):
+    """A tensor of torch's operations or a result: its place, shape and strides."""
+
+    place: Place
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def of(self, memory: Sequence[Tensor]) -> Tensor:
+        base = memory[self.place.slot]
+        if base.shape == self.shape and base.stride() == self.strides and not self.place.offset:
+            return base if base.dtype is self.place.dtype else base.view(self.place.dtype)
+        base = base.view(self.place.dtype)
+        start = base.storage_offset() + self.place.offset // base.itemsize
+        return base.as_strided(self.shape, self.strides, start)
+
+
+class Unrecordable(Exception):
+    """Something else was asked for than memory, launches, and operations on tensors of the call."""
+
+
+class Operation(NamedTuple):
+    """An operation of torch on tensors that are given each time; `made` is the view of what it allocates."""
+
+    function: Any
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    made: View | None
+
+    def __call__(self, memory: list[Any], addresses: list[int]) -> None:
+        result = self.function(*_with_views(self.arguments, memory), **self.options)
+        if self.made is not None:
+            if result.stride() != self.made.strides:
+                raise RuntimeError(f"{self.function}: strides {result.stride()}, without memory {self.made.strides}")
+            memory[self.made.place.slot], addresses[self.made.place.slot] = result, result.data_ptr()
 
 
 class Recorder(TorchDispatchMode):
-    """Gives every tensor that is allocated a slot, and refuses all else but views."""
+    """Gives every tensor that is allocated a slot, and notes operations among the launches in `steps`."""
 
-    def __init__(self, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, inputs: Sequence[Tensor], device: torch.device, steps: list[Any]) -> None:
         super().__init__()
-        self.memory = [*inputs]
+        self.memory, self.device, self.steps = [*inputs], device, steps
         self.slots = {x.untyped_storage()._cdata: slot for slot, x in enumerate(inputs)}
+        self.computed: set[int] = set()  # slots that operations fill
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        allocates, aliases = func.overloadpacket.__name__ in EMPTY, [x.alias_info for x in func._schema.returns]
-        if not allocates and not all(alias is not None and not alias.is_write for alias in aliases):
-            raise Computes(func)
-        result = func(*args, **(kwargs or {}))
-        if allocates:
-            self.slots[result.untyped_storage()._cdata] = len(self.memory)
-            self.memory.append(result)
+        options, aliases = kwargs or {}, [x.alias_info for x in func._schema.returns]
+        if func.overloadpacket.__name__ in EMPTY:
+            result = func(*args, **options)
+            self._give_slot(result)
+            return result
+        if aliases and all(alias is not None and not alias.is_write for alias in aliases):
+            return func(*args, **options)
+        if UNKNOWN & {*func.tags} or len(aliases) != 1 or any(isinstance(x, Tensor) for x in options.values()):
+            raise Unrecordable(func)
+        arguments, result = self._with_places(args), func(*args, **options)
+        if not isinstance(result, Tensor):
+            raise Unrecordable(func)
+        made = None
+        if result.untyped_storage()._cdata not in self.slots:
+            self.computed.add(self._give_slot(result))
+            made = self.view(result)
+        device = {"device": self.device} if options.get("device") is not None else {}
+        self.steps.append(Operation(func, arguments, options | device, made))
         return result
 
+    def _give_slot(self, x: Tensor) -> int:
+        self.slots[x.untyped_storage()._cdata] = len(self.memory)
+        self.memory.append(x)
+        return len(self.memory) - 1
+
+    def _with_places(self, x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return self.view(x)
+        return tuple(self._with_places(part) for part in x) if isinstance(x, (tuple, list)) else x
+
     def place(self, x: Tensor) -> Place:
-        return Place(self.slots[x.untyped_storage()._cdata], int(x.storage_offset()) * x.element_size(), x.dtype)
+        slot = self.slots.get(x.untyped_storage()._cdata)
+        if slot is None:
+            raise Unrecordable("a tensor that is not among the arguments")
+        return Place(slot, int(x.storage_offset()) * x.element_size(), x.dtype)
+
+    def view(self, x: Tensor) -> View:
+        return View(self.place(x), tuple(x.shape), tuple(x.stride()))
+
+
+def _with_views(x: Any, memory: Sequence[Tensor]) -> Any:
+    """Arguments of an operation with tensors instead of views."""
+    if type(x) is View:
+        return x.of(memory)
+    return tuple([_with_views(part, memory) for part in x]) if type(x) is tuple else x
 
 
 def _with_places(x: Any, recorder: Recorder) -> Any:
@@ -103,149 +178,258 @@ class Again:
 
     def __init__(self, made: Launch, recorder: Recorder) -> None:
         self.launch = made._replace(arguments=_with_places(made.arguments, recorder))
-        self.places = _places(self.launch.arguments)
         arguments = self.launch.arguments
         self.moving = [(n, x) for n, x in enumerate(arguments) if _places(x)]
         rest = [made.constants[name] for name in made.kernel.arg_names[len(arguments) :]]
         self.bound = [*arguments, *rest]
-        self.run: Any = None  # what Triton compiled for aligned addresses
+        self.runs: dict[Any, Any] = {}  # what Triton compiled, by alignment
 
-    def __call__(self, memory: Sequence[Tensor], addresses: Sequence[int], aligned: bool) -> None:
-        if aligned and self.run is not None:
+    def __call__(self, memory: Sequence[Tensor], addresses: Sequence[int], alignment: Any) -> None:
+        run = self.runs.get(alignment)
+        if run is not None:
             bound = self.bound.copy()
             for n, x in self.moving:
                 bound[n] = _with_addresses(x, addresses)
-            self.run(*bound)
+            run(*bound)
             return
         compiled = self.launch._replace(arguments=_with_tensors(self.launch.arguments, memory))()
-        if aligned and compiled is not None:
-            self.run = compiled[self.launch.programs, 1, 1]
+        if compiled is not None:
+            self.runs[alignment] = compiled[self.launch.programs, 1, 1]
+
+
+def _alignment(addresses: Sequence[int]) -> Any:
+    """What is left of the addresses beyond multiples of 16."""
+    return tuple([x % ALIGNED for x in addresses]) if reduce(or_, addresses) % ALIGNED else None
 
 
 class Recording:
-    """The memory, the launches and the results of a function of tensors."""
+    """The memory, the launches and operations, and the results of a function of tensors."""
 
-    def __init__(self, recorder: Recorder, inputs: int, launches: Sequence[Launch], results: Sequence[Tensor]) -> None:
-        self.made = [(x.shape, x.dtype) for x in recorder.memory[inputs:]]
-        self.launches = [Again(each, recorder) for each in launches if each.programs]
-        slots = [recorder.place(x).slot for x in results]
-        shapes = [None if x.shape == recorder.memory[n].shape else x.shape for n, x in zip(slots, results, strict=True)]
-        self.results = list(zip(slots, shapes, strict=True))
-        self.even = all(place.offset % ALIGNED == 0 for each in self.launches for place in each.places)
+    def __init__(self, recorder: Recorder, inputs: int, results: Sequence[Tensor]) -> None:
+        self.made = [
+            None if slot in recorder.computed else (x.shape, None if x.is_contiguous() else x.stride(), x.dtype)
+            for slot, x in enumerate(recorder.memory[inputs:], inputs)
+        ]
+        steps: list[Any] = [x if isinstance(x, Operation) else Again(x, recorder) for x in recorder.steps]
+        self.steps: list[Any] = [x for x in steps if isinstance(x, Operation) or x.launch.programs]
+        self.results = [recorder.view(x) for x in results]
+        self.computes = any(isinstance(x, Operation) for x in self.steps)
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         device = tensors[0].device
-        memory = [*tensors, *[torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.made]]
-        addresses = [x.data_ptr() for x in memory]
-        aligned = self.even and not reduce(or_, addresses) % ALIGNED
+        memory: list[Any] = [*tensors]
+        for made in self.made:
+            memory.append(None if made is None else _room(*made, device))
+        addresses = [0 if x is None else x.data_ptr() for x in memory]
         with torch.cuda.device_of(tensors[0]):
-            for each in self.launches:
-                each(memory, addresses, aligned)
-        return [memory[slot] if shape is None else memory[slot].view(shape) for slot, shape in self.results]
+            if self.computes:
+                self._compute(memory, addresses)
+            else:
+                alignment = _alignment(addresses)
+                for each in self.steps:
+                    each(memory, addresses, alignment)
+        return [view.of(memory) for view in self.results]
+
+    def _compute(self, memory: list[Any], addresses: list[int]) -> None:
+        """Launches among operations, which autocast would give other dtypes."""
+        with without_autocast(memory[0]):
+            for each in self.steps:
+                if isinstance(each, Operation):
+                    each(memory, addresses)
+                else:
+                    each(memory, addresses, _alignment(addresses))
+
+
+def _room(shape: Any, strides: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if strides is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def recorded(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) -> Recording | None:
     """The recording of `function(*tensors)`, for tensors with these shapes, strides, dtypes and devices.
 
-    None if it does more than allocate and launch.
+    None if it reads values or other tensors.
     """
     inputs = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in tensors]
+    device = tensors[0].device
     try:
-        with Recorder(inputs) as recorder, launch.recording(tensors[0].device) as launches:
+        with launch.recording(device) as steps, Recorder(inputs, device, steps) as recorder:
             results = function(*inputs)
-    except Computes:
+        return Recording(recorder, len(inputs), results)
+    except Unrecordable:
         return None
-    if not all(x.is_contiguous() for x in recorder.memory[len(inputs) :]):
-        return None
-    for x in results:
-        whole = recorder.memory[recorder.place(x).slot]
-        if not x.is_contiguous() or (x.dtype, x.numel()) != (whole.dtype, whole.numel()):
-            return None
-    return Recording(recorder, len(inputs), launches, results)
+
+
+# ---------------------------------------------------------------------------------------------- inside custom ops
+
+MOST = 1 << 12
+_recordings: dict[Any, Recording | None] = {}
+_met: set[Any] = set()
+
+
+def repeatedly(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor], key: Any) -> Sequence[Tensor]:
+    """`function(*tensors)`, a function that is named by `key`, as in a custom op that torch.compile calls.
+
+    It is recorded when it meets tensors with a signature for the second time: a cache of keys that grows by a token
+    meets every signature once in each layer.
+    """
+    own = signature(tuple(tensors), {})
+    if own is None:
+        return function(*tensors)
+    whole = (key, own, torch.are_deterministic_algorithms_enabled())  # which functions may refuse
+    recording = _recordings.get(whole)
+    if recording is not None:
+        return recording(tensors)
+    if whole in _recordings or whole not in _met:
+        if len(_met) >= MOST:
+            _met.clear()
+        _met.add(whole)
+        return function(*tensors)
+    if len(_recordings) >= MOST:
+        _recordings.clear()
+    recording = _recordings[whole] = recorded(function, tensors)
+    return function(*tensors) if recording is None else recording(tensors)
+
+
+register = partial(custom.register, runner=repeatedly, laid_out=True)
+"""`attnkit.backends.torch.custom.register`, for functions that only allocate, launch and compute."""
 
 
 # ---------------------------------------------------------------------------------------------- with gradients
 
+Given = tuple[str, int | None]
+"""The option that a tensor is, or is in at an index."""
+SPLIT = {SEED: ("dropout", 1), INITIAL[0]: ("initial_state", 0), INITIAL[1]: ("initial_state", 1)}
+
+
+def only_first(outputs: Sequence[Tensor]) -> Any:
+    return outputs[0]
+
 
 class Repeated:
-    """Calls of an op with tensors like those of `arguments`, and their gradients."""
+    """Calls of an op with tensors like those of `arguments`, and their gradients.
 
-    def __init__(self, custom: Custom, op: str, arguments: Arguments) -> None:
+    The call returns `answer` of o and the further outputs named `returned`, which have gradients.
+    """
+
+    def __init__(
+        self, custom: Custom, op: str, arguments: Arguments, returned: tuple[str, ...], answer: Callable[..., Any]
+    ) -> None:
         given = {name: x for name, x in arguments.items() if x is not None}
         tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
-        self.custom, self.op, self.names = custom, op, tuple(tensors)
+        self.custom, self.op, self.names, self.answer = custom, op, tuple(tensors), answer
         self.plain = {name: x for name, x in given.items() if name not in tensors}
-        self.saved = (*self.names, *tuple(custom.specs(op, given))[1:])
+        self.given: list[Given] = [SPLIT.get(name, (name, None)) for name in self.names]
+        others = tuple(custom.specs(op, _with_dropout(given)))[1:]
+        self.saved, self.others, self.returned = (*self.names, *others), others, len(returned)
+        assert others[: len(returned)] == returned, others
         self.differentiable = tuple(name in custom.differentiable for name in self.names)
         leaves = [has and x.requires_grad for x, has in zip(tensors.values(), self.differentiable, strict=True)]
         self.differentiated = torch.is_grad_enabled() and any(leaves)
         self.forward: list[Recording | None] = []  # once it is known
         self.backward: dict[Any, Recording | None] = {}
 
-    def __call__(self, *arrays: Tensor, **options: Any) -> Tensor:
-        """o, for arrays by position or by name."""
-        tensors = (*arrays, *[options[name] for name in self.names[len(arrays) :]])
+    def __call__(self, *arrays: Tensor, **options: Any) -> Any:
+        """The answer, for arrays by position or by name."""
+        tensors = list(arrays)
+        for name, index in self.given[len(arrays) :]:
+            x = options[name]
+            tensors.append(x if index is None else launch.word_of(arrays[0], x[1]) if name == "dropout" else x[index])
         if not self.forward:
             self.forward.append(recorded(self._forward, tensors))
         forward = self.forward[0]
         if forward is None:
-            return self.custom.attend(self.op, **self.plain, **dict(zip(self.names, tensors, strict=True)))
-        if not self.differentiated:
-            return forward(tensors)[0]
-        pairs = zip(tensors, self.differentiable, strict=True)
-        o: Tensor = _Attend.apply(self, forward, *[x if has_gradient else x.detach() for x, has_gradient in pairs])
-        return o
+            named = _with_dropout({**self.plain, **dict(zip(self.names, tensors, strict=True))})
+            outputs: Sequence[Tensor] = self.custom.outputs(self.op, **named)
+        elif not self.differentiated:
+            outputs = forward(tensors)
+        else:
+            pairs = zip(tensors, self.differentiable, strict=True)
+            outputs = _Attend.apply(self, forward, *[x if has_gradient else x.detach() for x, has_gradient in pairs])
+        return self.answer(outputs)
 
     def _forward(self, *tensors: Tensor) -> Sequence[Tensor]:
-        results = self.custom.computed(self.op, {**self.plain, **dict(zip(self.names, tensors, strict=True))})
-        return [results] if isinstance(results, Tensor) else results
+        arguments = _with_dropout({**self.plain, **dict(zip(self.names, tensors, strict=True))})
+        return self.custom.computed(self.op, arguments)
 
-    def gradients(self, saved: Sequence[Tensor], do: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
+    def gradients(
+        self, saved: Sequence[Tensor], do: Tensor, rest: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> list[Tensor | None]:
         """The gradients that are needed, None for the others."""
         pairs = zip(self.names, self.differentiable, needed, strict=True)
         names = tuple([name for name, has_gradient, need in pairs if has_gradient and need])
-        tensors = (*saved, do)
+        further = {f"d{name}": x for name, x in zip(self.others, rest, strict=False) if x is not None}
+        tensors = (*saved, *further.values(), do)
         key = None if torch.is_grad_enabled() else signature(tensors, {})
-        recording = None if key is None or not are_aligned([do]) else self._of(names, key, tensors)
-        results = self._by_the_op(names, saved, do) if recording is None else recording(tensors)
+        given = (*self.saved, *further)
+        recording = None if key is None or not are_aligned([do]) else self._of(names, given, key, tensors)
+        if recording is None:
+            results = self._by_the_op(names, dict(zip(given, tensors[:-1], strict=True)), do)
+        else:
+            results = recording(tensors)
         of = dict(zip(names, results, strict=True))
         return [of.get(name) for name in self.names]
 
-    def _of(self, names: tuple[str, ...], key: Any, tensors: Sequence[Tensor]) -> Recording | None:
-        """The recording of gradients for tensors with this signature."""
-        if (names, key) not in self.backward:
+    def _of(
+        self, names: tuple[str, ...], given: tuple[str, ...], key: Any, tensors: Sequence[Tensor]
+    ) -> Recording | None:
+        """The recording of gradients for tensors with these names and this signature."""
+        whole = (names, given, key)
+        if whole not in self.backward:
 
-            def pulled(*arrays: Tensor) -> list[Tensor]:
-                arguments = {**self.plain, **dict(zip(self.saved, arrays[:-1], strict=True))}
+            def pull(*arrays: Tensor) -> list[Tensor]:
+                arguments = _with_dropout({**self.plain, **dict(zip(given, arrays[:-1], strict=True))})
                 grads = self.custom.pulled(self.op, arguments, arrays[-1], names)
                 return [grads[name] for name in names]
 
-            self.backward[names, key] = recorded(pulled, tensors)
-        return self.backward[names, key]
+            self.backward[whole] = recorded(pull, tensors)
+        return self.backward[whole]
 
-    def _by_the_op(self, names: tuple[str, ...], saved: Sequence[Tensor], do: Tensor) -> list[Tensor]:
+    def _by_the_op(self, names: tuple[str, ...], saved: Arguments, do: Tensor) -> list[Tensor]:
         """The gradients by the custom op, which can be traced and mapped, and refuses second derivatives."""
-        inputs, tensors, text = encoded({**self.plain, **dict(zip(self.saved, saved, strict=True))})
+        inputs, tensors, text = encoded(_with_dropout({**self.plain, **saved}))
         return self.custom.gradients(self.op, tensors, inputs, text, do, ",".join(names))
 
 
+def _with_dropout(arguments: Arguments) -> Arguments:
+    """Arguments as ops take them: the seed of dropout beside its rate."""
+    if SEED not in arguments:
+        return arguments
+    rest = {name: x for name, x in arguments.items() if name not in (RATE, SEED)}
+    return rest | {"dropout": (arguments[RATE], arguments[SEED])}
+
+
 class _Attend(torch.autograd.Function):
-    """o of a repeated call."""
+    """o and further outputs of a repeated call."""
 
     @staticmethod
-    def forward(ctx: Any, call: Repeated, recording: Recording, *tensors: Tensor) -> Tensor:
-        o, *rest = recording(tensors)
-        ctx.save_for_backward(*tensors, *rest)
-        ctx.call = call
-        return o
+    def forward(ctx: Any, call: Repeated, recording: Recording, *tensors: Tensor) -> tuple[Tensor, ...]:
+        outputs = recording(tensors)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *outputs[1:])
+        ctx.call, ctx.like = call, outputs[0].shape
+        return tuple(outputs[: 1 + call.returned])
 
     @staticmethod
-    def backward(ctx: Any, do: Tensor) -> tuple[Any, ...]:
-        return None, None, *ctx.call.gradients(ctx.saved_tensors, do, ctx.needs_input_grad[2:])
+    def backward(ctx: Any, do: Tensor | None, *rest: Tensor | None) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors
+        if do is None:
+            do = saved[0].new_zeros(ctx.like)
+        return None, None, *ctx.call.gradients(saved, do, rest, ctx.needs_input_grad[2:])
 
 
-def prepared(custom: Custom, op: str, arguments: Arguments) -> Repeated | None:
-    """What serves calls of an op with arguments like these, if anything."""
-    if arguments.get("dropout") is not None:  # seeds are values
-        return None
-    return Repeated(custom, op, arguments)
+def prepared(
+    custom: Custom,
+    op: str,
+    arguments: Arguments,
+    returned: tuple[str, ...] = (),
+    answer: Callable[..., Any] = only_first,
+) -> Repeated:
+    """What serves calls of an op with arguments like these. Seeds of dropout are given each time."""
+    given = dict(arguments)
+    if given.get("dropout") is not None:
+        q = given["q"]
+        given[RATE], seed = given.pop("dropout")
+        given[SEED] = launch.word_of(q, seed)
+    return Repeated(custom, op, given, returned, answer)

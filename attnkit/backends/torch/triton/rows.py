@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnkit.backends.torch.custom import Arguments, Outputs, only_o, register
+from attnkit.backends.torch import layout
+from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.softmax import sdpa_unsupported
 from attnkit.backends.torch.triton import decoding, launch, pointwise, recorded
 from attnkit.backends.torch.triton.launch import Launch, View, by_sequence, view, view_of
@@ -220,7 +221,7 @@ def _outputs(op: str, arguments: Arguments) -> Outputs:
 def _forward(op: str, arguments: Arguments) -> list[Tensor]:
     q, k, v = (arguments[name] for name in "qkv")
     call = call_of(op, arguments)
-    outputs = {name: q.new_empty(shape, dtype=dtype) for name, (shape, dtype) in _outputs(op, arguments).items()}
+    outputs = layout.rooms(q, _outputs(op, arguments))
     if not call.a.keys:
         return [x.fill_(-math.inf if name == "lse" else 0.0) for name, x in outputs.items()]
     of_call = q, k, v, outputs["o"], outputs.get("lse"), outputs["rows"], call
@@ -263,7 +264,7 @@ def gradients(
     return {name: launch.reduced_to(grads[name], a, like[name]) for name in names}
 
 
-CUSTOM = register("triton_rows", _forward, _backward, DIFFERENTIABLE, _outputs)
+CUSTOM = recorded.register("triton_rows", _forward, _backward, DIFFERENTIABLE, _outputs)
 
 
 # ---------------------------------------------------------------------------------------------- what the library calls
@@ -283,10 +284,11 @@ def pull(
 
 
 def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """o of calls with the same signature."""
-    if options.get("return_lse"):
-        return None
-    return recorded.prepared(CUSTOM, op, dict(zip("qkv", arrays, strict=True)) | options)
+    """o, and lse if requested, of calls with the same signature."""
+    arguments = dict(zip("qkv", arrays, strict=True)) | options
+    if not options.get("return_lse"):
+        return recorded.prepared(CUSTOM, op, arguments)
+    return recorded.prepared(CUSTOM, op, arguments, ("lse",), lambda outputs: (outputs[0], outputs[1]))
 
 
 def unsupported_options(*arrays: Tensor | None, **options: Any) -> str | None:

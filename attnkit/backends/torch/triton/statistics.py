@@ -13,8 +13,8 @@ from torch import Tensor
 
 from attnkit._core import quadratic
 from attnkit._core.family import base_op
-from attnkit.backends.torch.custom import Arguments, Outputs, only_o, register
-from attnkit.backends.torch.triton import launch, pointwise, rows, rows_statistics
+from attnkit.backends.torch.custom import Arguments, Outputs, only_o
+from attnkit.backends.torch.triton import launch, pointwise, recorded, rows, rows_statistics
 from attnkit.backends.torch.triton.pointwise import DIFFERENTIABLE, GAUSSIAN
 from attnkit.kernels import predicted
 from attnkit.ops import gaussian, statistics
@@ -89,7 +89,7 @@ def _first_maximum(q: Tensor, k: Tensor, call: launch.Call, like: Tensor) -> Ten
     return first
 
 
-CUSTOM = register("triton_statistics", _forward, _backward, DIFFERENTIABLE, _outputs, needs_do=False)
+CUSTOM = recorded.register("triton_statistics", _forward, _backward, DIFFERENTIABLE, _outputs, needs_do=False)
 
 
 # ---------------------------------------------------------------------------------------------- what the library calls
