@@ -205,7 +205,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pointwise, "capability", lambda device: (9, 0))
     monkeypatch.setattr(pointwise.launch, "run", lambda q, launches: [*launches])
     monkeypatch.setattr(verdicts, "_warned", set())
-    monkeypatch.setattr(verdicts, "JUDGED", frozenset())
+    monkeypatch.setattr(verdicts, "record", dict)
     dispatch._choices.clear()
 
 
@@ -215,7 +215,7 @@ def test_a_class_counts_as_judged_by_verdicts_that_are_committed() -> None:
         verdict = json.loads(path.read_text())
         assert not any(row["fail"] for row in verdict["rows"])
         judged.add(verdict["environment"]["capability"])
-    assert judged == verdicts.JUDGED
+    assert judged == verdicts.judged()
 
 
 LONG = 1536
@@ -322,7 +322,7 @@ def on_a_gpu(shape: tuple[int, ...], dtype: str) -> Any:
 
 def test_cupy_warns_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdicts, "_warned", set())
-    monkeypatch.setattr(verdicts, "JUDGED", frozenset())
+    monkeypatch.setattr(verdicts, "record", dict)
     x = on_a_gpu((1, 8, 4096, 64), "float16")
     with pytest.warns(UserWarning, match=r"compute capability 9\.0 "):
         dispatch._automatic(CUPY["pointwise_attention"], (x, x, x), {})
