@@ -28,9 +28,8 @@ OF_TORCH = {
     **dict.fromkeys(("linear", "cosine", "performer", "efficient", "linear_packed"), LINEAR),
     "linear_step": ("triton/linear_step.py", "triton/features.py"),
     "soft": (*POINTWISE, "triton/newton.py"),
-    "newton_inverse": ("triton/newton.py",),
-    "row_statistics": STATISTICS,
-    "attention_with_statistics": STATISTICS,
+    "newton": ("triton/newton.py",),
+    "statistics": STATISTICS,
 }
 FLAT = ("triton/flat.py", "triton/activations.py")
 OF_JAX = {
@@ -48,22 +47,25 @@ OF_CUPY = {
     **dict.fromkeys(("softmax", "entmax", "sparsemax", "softmax_packed"), CUDA_ROWS),
     **dict.fromkeys(("linear", "linear_packed"), CUDA_LINEAR),
     "soft": (*CUDA, "cuda/newton.cuh"),
-    "newton_inverse": ("cuda/newton.cuh",),
-    "row_statistics": (*CUDA, *CUDA_ROWS, "cuda/statistics.cuh"),
-    "attention_with_statistics": (*CUDA, *CUDA_ROWS, "cuda/statistics.cuh"),
+    "newton": ("cuda/newton.cuh",),
+    "statistics": (*CUDA, *CUDA_ROWS, "cuda/statistics.cuh"),
 }
-SOURCES = {
+SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
     "torch triton": OF_TORCH,
     "jax triton": OF_JAX,
     "jax pallas": dict.fromkeys(("pointwise", "sigmoid", "reluformer"), ("pallas/pointwise.py",)),
     "cupy cuda": OF_CUPY,
 }
-"""By library and implementation, an op, without `_attention` in its name -> the files of its kernels."""
+"""By library and implementation, the short name of an op (`key_of`) -> the files of its kernels."""
 
 
 def key_of(kernels: str, op: str) -> str:
-    """The name of an op's kernels in `RECORD`: `torch triton, softmax`; of its gradients the same."""
-    return f"{kernels}, {op.removesuffix('_vjp').replace('_attention', '')}"
+    """The name of an op's kernels in `RECORD`: `torch triton, softmax`; of its gradients, and of all statistics, the
+    same.
+    """
+    name = op.removesuffix("_vjp")
+    short = "statistics" if name.endswith("_statistics") else name.replace("_attention", "").removesuffix("_inverse")
+    return f"{kernels}, {short}"
 
 
 def all_keys() -> list[str]:

@@ -72,12 +72,12 @@ OVERHEAD = ("overhead", "--device", "cuda", "--out", "{out}/overhead.json")
 CROSSOVER = ("crossover", "--seconds", f"{SECONDS:g}", "--out", "{out}/crossover.json")
 STUDY = ("000-fig2", "--preset", "smoke", "--device", "cuda", "--out", "{out}/study", "--overwrite")
 TORCH, JAX, CUPY = ("torch triton",), ("jax triton", "jax pallas"), ("cupy cuda",)
-OF_OPS = {"statistics": ("row_statistics", "attention_with_statistics"), "relu": ("pointwise",), "gelu": ("pointwise",)}
-"""The ops of `attnkit.kernels.verdicts` whose kernels are timed; where it is not said, that of the name."""
+OF_OPS = {"relu": "pointwise", "gelu": "pointwise", "entmax15": "entmax"}
+"""The op of `attnkit.kernels.verdicts` whose kernels are timed; where it is not said, that of the name."""
 
 
 def times_of(op: str) -> Job:
-    about = tuple(f"torch triton, {name}" for name in OF_OPS.get(op, (op.removesuffix("15"),)))
+    about = (f"torch triton, {OF_OPS.get(op, op)}",)
     return Job(f"times-{op}", f"how fast is {op}?", timed(f"{op} and n="), worth=TIMES, about=about, minutes=1.5)
 
 
