@@ -71,7 +71,7 @@ HALF = {
     "softmax": Step((10_900, 5_700), PAIRS, 72, 6, 36, 22),
     "entmax": Step((PASSES * 4_470 + 17_900, PASSES * 3_190 + 14_300), PAIRS, 337, 6, 105, 25),
     "gaussian": Step((12_900, 7_050), PAIRS, 110, 6, 53),
-    "linear": Step((54_200, 35_900), TOKENS, 24_000, 0, 74),
+    "linear": Step((26_300, 18_100), TOKENS, 24_000, 0, 74),
     "linear, causal": Step((54_200, 35_900), TOKENS, 58_000, 0, 128, 28),
 }
 SINGLE = {
@@ -80,7 +80,7 @@ SINGLE = {
     "softmax": Step((58_600, 29_900), PAIRS, 72, 6, 28, 19),
     "entmax": Step((PASSES * 12_750 + 45_000, PASSES * 3_290 + 23_400), PAIRS, 337, 6, 97, 22),
     "gaussian": Step((59_000, 30_300), PAIRS, 110, 6, 45, 25),
-    "linear": Step((63_300, 40_500), TOKENS, 24_000, 0, 68),
+    "linear": Step((29_300, 20_700), TOKENS, 24_000, 0, 68),
     "linear, causal": Step((63_300, 40_500), TOKENS, 58_000, 0, 122, 28),
 }
 STEPS = {2: HALF, 4: SINGLE}
