@@ -209,7 +209,7 @@ def count(options: argparse.Namespace) -> int:
 
     known = report.committed() if report.RESULTS.exists() else {"capabilities": {}}
     if options.fit:
-        print("\n".join("  ".join(row) for row in fitted.lines(known["capabilities"]["90"])))
+        print("\n".join("  ".join(row) for row in fitted.lines()))
         return 0
     record: dict[str, Any] = {"triton": triton.__version__, "capabilities": {}}
     if options.changed:

@@ -277,7 +277,7 @@ def fitted() -> str:
     """What an H100 took beside what was counted, and the model of both constants that is off least."""
     from benchmarks.sass import fitted
 
-    return choosing.table(fitted.lines(json.loads((RESULTS / "predicted.json").read_text())["capabilities"]["90"]))
+    return choosing.table(fitted.lines())
 
 
 def plan() -> str:

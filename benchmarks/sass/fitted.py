@@ -19,6 +19,8 @@ from benchmarks.sass.workloads import PAIRS, TOKENS
 
 RESULTS = Path(__file__).parents[1] / "results"
 TIMED = RESULTS / "nvidia-h100-80gb-hbm3.json"
+COUNTED = RESULTS / "predicted-when-timed.json"
+"""The counts of these calls as they were next to the times, by call: kernels that change leave the fit alone."""
 OPS, LENGTHS, TRITON = ("softmax", "relu", "sigmoid", "gelu", "gaussian", "linear"), (4096, 16384), "attnkit triton"
 TIMES, WAITS = [n / 100 for n in range(80, 160, 2)], range(0, 1000, 25)  # that are tried
 
@@ -78,8 +80,15 @@ def fit(calls: dict[str, dict[str, Record]]) -> Fit:
     return min(tried, key=lambda each: off_by(rows, lambda call: each.clocks(calls[call]))[0])
 
 
-def lines(calls: dict[str, dict[str, Record]]) -> list[list[str]]:
+def counted() -> dict[str, dict[str, Record]]:
+    """The calls that were timed: counts of their kernels."""
+    calls: dict[str, dict[str, Record]] = json.loads(COUNTED.read_text())
+    return calls
+
+
+def lines() -> list[list[str]]:
     """A table: every row that was timed, what was counted and what the fit says, and by how much both are off."""
+    calls = counted()
     rows, found, plain = timed(), fit(calls), Fit(1.0, 0.0)
     table = [["call", "tokens", "clocks, timed", "counted", f"{found.times:g} of them, or {found.wait:g} a step"]]
     models = [lambda call, each=each: each.clocks(calls[call]) for each in (plain, found)]

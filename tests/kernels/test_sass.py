@@ -118,7 +118,7 @@ def test_the_longest_chain_of_products_and_barriers() -> None:
 
 
 def test_the_fit_is_better_than_the_counts() -> None:
-    calls, rows = report.committed()["capabilities"]["90"], fitted.timed()
+    calls, rows = fitted.counted(), fitted.timed()
     plain, found = fitted.Fit(1.0, 0.0), fitted.fit(calls)
     typical, most = fitted.off_by(rows, lambda call: found.clocks(calls[call]))
     assert typical < 1.35 < fitted.off_by(rows, lambda call: plain.clocks(calls[call]))[0]
