@@ -207,8 +207,9 @@ benchmarks: library
 	OMP_NUM_THREADS=$$(nproc) $(BIN)/python -m benchmarks arrays --profile full
 	OMP_NUM_THREADS=$$(nproc) $(BIN)/python -m benchmarks variants
 
-# On a machine with a GPU and its own torch, JAX or CuPy: installs nothing and needs no .venv. Jobs of eight minutes at most,
-# those that are done are not run again, and one archive of what they say: JOBS="verify first", `--list` shows them all.
+# On a machine with a GPU and its own torch, JAX or CuPy: installs nothing and needs no .venv. What this commit lacks, by
+# worth, in jobs of eight minutes and 25 in all, or JOBS="verify first"; what was done is not run again. One archive of
+# what they say, which `python -m benchmarks gpu --read out/gpu.tar.gz` writes into results and docs.
 gpu:
 	$(PYTHON) -m benchmarks.gpu $(JOBS) --out $(OUT)/gpu --wheels $(OUT)/wheels
 

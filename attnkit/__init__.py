@@ -6,8 +6,9 @@ Layouts, masks, lengths, dropout and null rows mean the same in every op: see do
 
 from attnkit import analysis, backends, landmarks
 from attnkit._core.activations import NAMES as ACTIVATIONS
-from attnkit._core.dispatch import explain, hand_tables, implementations
+from attnkit._core.dispatch import explain, hand_judgement, hand_tables, implementations
 from attnkit.backends.native import NativeStatus, native_status
+from attnkit.kernels import verdicts
 from attnkit.ops.entmax import (
     entmax_attention,
     entmax_attention_vjp,
@@ -89,6 +90,7 @@ from attnkit.ops.statistics import (
 __version__ = "0.1.0"
 
 hand_tables(backends.kernels)
+hand_judgement(verdicts.unjudged)
 backends.register()
 
 __all__ = [

@@ -205,35 +205,39 @@ def count(options: argparse.Namespace) -> int:
     """Counts of the compiled Triton kernels; status 1 if one spills more or costs more than what is committed."""
     import triton
 
-    from benchmarks.sass import report
+    from benchmarks.sass import fitted, report
 
-    calls = [call for call in report.WORKLOADS if matcher(options.k)(call)]
-    if not calls:
-        raise ValueError(f"-k {options.k!r} matches no call; one is called 'sigmoid, d = 128'")
     known = report.committed() if report.RESULTS.exists() else {"capabilities": {}}
+    if options.fit:
+        print("\n".join("  ".join(row) for row in fitted.lines()))
+        return 0
     record: dict[str, Any] = {"triton": triton.__version__, "capabilities": {}}
+    if options.changed:
+        record = report.still_true(known, triton.__version__)
     worse = 0
     for capability in options.capability:
-        counts: dict[str, Any] = {}
-        record["capabilities"][str(capability)] = counts
+        chosen = report.changed(record, capability) if options.changed else report.WORKLOADS
+        calls = [call for call in chosen if matcher(options.k)(call)]
+        if not calls and not options.changed:
+            raise ValueError(f"-k {options.k!r} matches no call; one is called 'sigmoid, d = 128'")
+        counts = record["capabilities"].setdefault(str(capability), {})
         for call in calls:
             print(f"{call}, compute capability {capability / 10}", flush=True)
-            counts[call] = {}
-            for name, kernel, units in report.kernels_of(call, capability):
-                print("\n".join(report.lines_of(name, kernel, units, capability)), flush=True)
-                counts[call][name] = report.record_of(kernel, units, capability)
+            counts[call], lines = report.counts_of(call, capability)
+            print("\n".join(lines), flush=True)
             old = known["capabilities"].get(str(capability), {}).get(call)
             for text in report.more_than(old, counts[call]) if old else []:
                 print(f"  MORE THAN COMMITTED: {text}")
                 worse = 1
+            if options.changed:
+                report.write(record)
     for budget, cost in report.beyond(record["capabilities"].get("90", {})):
         print(f"{budget.call}: {budget.unit} {cost}, budget {budget.aim} {budget.missed}")
     record["calibration"] = report.calibrated()
     for name, row in record["calibration"].items():
         print(f"published flash attention, {name}: {row['published']} % of peak, predicted {row['predicted']} %")
-    if options.out is not None:
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"written to {options.out}")
+    if options.changed or options.out is not None:
+        print(f"written to {report.write(record, options.out or report.RESULTS)}")
     return worse
 
 
@@ -303,6 +307,16 @@ def written(path: Path, device: str, content: dict[str, Any]) -> int:
     return 0
 
 
+def results_of_gpu(options: argparse.Namespace) -> int:
+    """What `make gpu` found, into results, tables and documentation."""
+    from benchmarks.gpu import reading
+
+    for line in reading.read(options.read, RESULTS):
+        print(line)
+    reading.written_docs(RESULTS, reading.slug(reading.opened(options.read).device))
+    return 0
+
+
 def make_page(options: argparse.Namespace) -> int:
     """Write the page of a JSON file beside it."""
     print(f"written to {page.write(options.file)}")
@@ -355,6 +369,12 @@ def parser() -> argparse.ArgumentParser:
     sass = commands.add_parser("sass", help="what the compiled Triton kernels ask of a GPU, counted without one")
     sass.add_argument("-k", metavar="EXPR", help="calls whose name matches, e.g. 'relu and gradients'")
     sass.add_argument("--capability", type=int, nargs="+", choices=(80, 90), default=[80, 90], help="(80 90)")
+    sass.add_argument(
+        "--changed", action="store_true", help="only kernels that are not those counted; written into the results"
+    )
+    sass.add_argument(
+        "--fit", action="store_true", help="fit what is committed to the times of an H100, and say how well"
+    )
     sass.set_defaults(function=count)
     stub = commands.add_parser("stubbed-launches", help="a call until its launches are with a stub for the driver")
     stub.set_defaults(function=stubbed_launches)
@@ -384,6 +404,9 @@ def parser() -> argparse.ArgumentParser:
     for command in (run_, all_, each, step, tiny, long, sass, stub, over):
         command.add_argument("--out", type=Path, metavar="FILE", help="JSON file (in benchmarks/results, by device)")
 
+    back = commands.add_parser("gpu", help="write what `make gpu` found into results, tables and docs")
+    back.add_argument("--read", type=Path, required=True, metavar="ARCHIVE", help="out/gpu.tar.gz of that machine")
+    back.set_defaults(function=results_of_gpu)
     show = commands.add_parser("page", help="make the page of a file that run has written")
     show.add_argument("file", type=Path, metavar="FILE.json")
     show.set_defaults(function=make_page)

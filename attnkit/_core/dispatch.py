@@ -128,6 +128,38 @@ def hand_tables(tables: Tables) -> None:
     _tables = tables
 
 
+Judgement = Callable[[str, str], str | None]
+
+
+def _trusted(kernels: str, op: str) -> str | None:
+    return None
+
+
+_unjudged: Judgement = _trusted
+
+
+def hand_judgement(unjudged: Judgement) -> None:
+    """Register who knows what no GPU has judged: `unjudged("torch triton", op)` is a sentence or None."""
+    global _unjudged
+    _unjudged = unjudged
+
+
+class Explanation(dict[str, str | None]):
+    """What `explain` returns; `unjudged` says of kernels without a reason which of them no GPU has found right as they
+    are, and is printed behind the rest."""
+
+    unjudged: dict[str, str]
+
+    def __init__(self, reasons: Mapping[str, str | None], library: str | None, op: str) -> None:
+        super().__init__(reasons)
+        found = {name: _unjudged(f"{library} {name}", op) for name, reason in reasons.items() if reason is None}
+        self.unjudged = {name: text for name, text in found.items() if text is not None}
+
+    def __repr__(self) -> str:
+        said = "; ".join(f"{name}: {text}" for name, text in self.unjudged.items())
+        return super().__repr__() + (f"  # {said}" if said else "")
+
+
 Signature = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _signatures: dict[type, Signature] = {}
 
@@ -477,7 +509,8 @@ def explain(op: str | Callable[..., Any], *arrays: Array, **options: Any) -> dic
     Names are in the order in which `impl="auto"` tries them, so it takes the first one without a reason. `"generic"`
     supports every call; the kernels listed after it support the call but would not be faster (on GPUs by a model that
     is held to times of an H100). Arguments are checked as in the call itself. A JAX tracer has no device yet: the
-    answer is for JAX's default device.
+    answer is for JAX's default device. What no GPU has judged as it is now, among the kernels that support the call, is
+    said behind the answer, and in its `unjudged` by name.
 
     >>> import numpy as np, attnkit
     >>> q = np.zeros((2, 8, 4))
@@ -488,4 +521,5 @@ def explain(op: str | Callable[..., Any], *arrays: Array, **options: Any) -> dic
         if op not in _operations:
             check.refuse_name("explain", "op", op, _operations)
         op = _operations[op]
-    return op(*arrays, impl=_Explain, **options)
+    reasons: dict[str, str | None] = op(*arrays, impl=_Explain, **options)
+    return Explanation(reasons, library(arrays[0]) if arrays else None, op.__name__)

@@ -1,69 +1,98 @@
-"""`python -m benchmarks.gpu [JOB …]`: run the jobs that are not done yet, and write one archive of their results."""
+"""`python -m benchmarks.gpu [JOB …]`: run what this commit lacks, or the jobs that are named, and write one archive."""
 
 import argparse
 import json
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.gpu import box
-from benchmarks.gpu.jobs import JOBS, LIMIT, Job
+from benchmarks.gpu import box, queue
+from benchmarks.gpu.jobs import JOBS, LIMIT
+
+MINUTES = 25.0
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    top.add_argument("jobs", nargs="*", metavar="JOB", help="all by default; see --list")
-    top.add_argument("--list", action="store_true", help="show the jobs and what this machine lacks for them")
+    top.add_argument("jobs", nargs="*", metavar="JOB", help="what the commit lacks by default, by worth; see --list")
+    top.add_argument("--list", action="store_true", help="show the jobs, why they are due, and what this machine lacks")
+    top.add_argument("--dry-run", action="store_true", help="say what would run and for how long, and run nothing")
     top.add_argument("--out", type=Path, default=Path("out/gpu"), metavar="DIR", help="folder of the results (out/gpu)")
     top.add_argument(
         "--wheels", type=Path, default=Path("out/wheels"), metavar="DIR", help="what is carried (out/wheels)"
     )
-    top.add_argument("--minutes", type=float, metavar="M", help="start no job that may not end within M minutes")
+    top.add_argument(
+        "--minutes",
+        type=float,
+        default=MINUTES,
+        metavar="M",
+        help=f"all jobs together ({MINUTES:g}); each ends in eight",
+    )
     top.add_argument("--again", action="store_true", help="also the jobs that are done")
     return top
 
 
-def chosen(names: Sequence[str]) -> list[Job]:
-    """The jobs of these names, all if there are none; ValueError for an unknown one."""
+def chosen(names: Sequence[str]) -> list[queue.Due]:
+    """The jobs of these names; those that are due if there are none. ValueError for an unknown name."""
     unknown = [name for name in names if name not in [job.name for job in JOBS]]
     if unknown:
         raise ValueError(f"unknown job {unknown[0]!r}; known are {', '.join(job.name for job in JOBS)}")
-    return [job for job in JOBS if job.name in names or not names]
+    return [queue.Due(job, "asked for") for job in JOBS if job.name in names] if names else queue.due()
 
 
-def show(jobs: Sequence[Job], site: Path) -> None:
-    for job in jobs:
+def show(listed: Sequence[queue.Due], site: Path) -> None:
+    """A line for each job, those that are due first."""
+    names = [each.job.name for each in listed]
+    rest = [queue.Due(job, "not due: the commit has it") for job in JOBS if job.name not in names]
+    for job, reason in [*listed, *rest]:
         lack = box.missing(job, site)
-        print(f"{job.name:16} {job.question}" + (f"  (not here: {lack})" if lack else ""))
+        print(
+            f"{job.name:16} {job.minutes:3g} min  {job.question} {reason}" + (f"  (not here: {lack})" if lack else "")
+        )
 
 
-def is_done(folder: Path) -> bool:
-    return (folder / "done.json").exists()
+def rehearse(listed: Sequence[queue.Due], options: argparse.Namespace, site: Path) -> None:
+    """What would run, if every job took as long as expected."""
+    left = options.minutes
+    for job, reason in listed:
+        if box.missing(job, site) or (box.was_done(job, options.out / job.name) and not options.again):
+            continue
+        if job.minutes <= left:
+            left -= job.minutes
+            print(f"{job.name:16} {job.minutes:3g} min  {reason}")
+    print(f"{options.minutes - left:g} of {options.minutes:g} minutes")
 
 
-def run(jobs: Sequence[Job], options: argparse.Namespace, site: Path) -> int:
+def run(listed: Sequence[queue.Due], options: argparse.Namespace, site: Path) -> int:
     """One line per job; the number of those that failed or had to be ended."""
-    start, failed = time.monotonic(), 0
-    for job in jobs:
-        folder = options.out / job.name
+    end, failed = time.monotonic() + 60 * options.minutes, 0
+    for job, _ in listed:
+        folder, left = options.out / job.name, end - time.monotonic()
         if lack := box.missing(job, site):
             print(f"{job.name:16} left out: {lack} is not on this machine", flush=True)
             continue
-        if is_done(folder) and not options.again:
+        if box.was_done(job, folder) and not options.again:
             print(f"{job.name:16} done before: {(folder / 'done.json').read_text().strip()}", flush=True)
             continue
-        if options.minutes and time.monotonic() - start + LIMIT > 60 * options.minutes:
-            print(f"{job.name:16} not started: {options.minutes:g} minutes would not suffice", flush=True)
+        if left < 60 * job.minutes:
+            print(f"{job.name:16} not started: {left / 60:.0f} minutes would not suffice", flush=True)
             continue
-        record = box.run(job, folder, site)
+        shutil.rmtree(folder, ignore_errors=True)  # of one that was cut short, or of other kernels
+        record = box.run(job, folder, site, min(LIMIT, left))
         failed += record["late"] or record["status"] != 0
         state = "ended after its time" if record["late"] else "ok" if record["status"] == 0 else "FAILED"
         print(f"{job.name:16} {state}, {record['seconds']} s: {box.last_line(folder)}", flush=True)
         box.archive(options.out)
     return failed
+
+
+def ended(number: int, frame: object) -> None:
+    """Who is asked to end takes the job along."""
+    raise SystemExit(128 + number)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,9 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if options.list:
-        show(jobs, site)
+    if options.list or options.dry_run:
+        show(jobs, site) if options.list else rehearse(jobs, options, site)
         return 0
+    signal.signal(signal.SIGTERM, ended)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "about.json").write_text(json.dumps(box.about(wheels), indent=1) + "\n")
     failed = run(jobs, options, site)

@@ -20,11 +20,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from attnkit.kernels import verdicts
+from benchmarks.gpu import queue
 from benchmarks.gpu.jobs import LIMIT, Job
 
 ROOT = Path(__file__).parents[2]
 PATHS = (".", "reference", "conformance", "experiments")
 VERSIONS = ("torch", "triton", "jax", "jaxlib", "jax-triton", "cupy-cuda13x", "numpy", "array-api-compat")
+LARGEST = 16 << 20  # bytes of an archive
 PATIENCE = 20.0  # seconds to write what there is, once a job's time is up
 
 
@@ -64,13 +67,22 @@ def missing(job: Job, site: Path) -> str | None:
 
 def about(wheels: Sequence[str]) -> dict[str, Any]:
     """The device, its driver, and the versions of what runs on it."""
-    query = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm", "--format=csv,noheader")
-    asked = subprocess.run(query, capture_output=True, text=True, check=False) if shutil.which(query[0]) else None
+    query = "name,driver_version,memory.total,clocks.max.sm"
+    asked, capability = nvidia_smi(query), nvidia_smi("compute_cap")
     versions = {name: metadata.version(name) for name in VERSIONS if _is_installed(name)}
     return {
-        "device": "no nvidia-smi" if asked is None else asked.stdout.strip(),
+        "device": "no nvidia-smi" if asked is None else asked, "capability": capability,
         "python": platform.python_version(), "cores": os.cpu_count(), "versions": versions, "wheels": list(wheels),
+        "commit": queue.commit(), "kernels": {key: verdicts.digest(key) for key in verdicts.all_keys()},
     }  # fmt: skip
+
+
+def nvidia_smi(query: str) -> str | None:
+    """What it says of the first device; None where there is none to ask."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "--id=0")
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _is_installed(name: str) -> bool:
@@ -95,16 +107,37 @@ def run(job: Job, folder: Path, site: Path, limit: float = LIMIT) -> dict[str, A
                 command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=environment(site), start_new_session=True
             )
         late = False
-        for sent, seconds in ((signal.SIGINT, limit), (signal.SIGKILL, PATIENCE), (None, None)):
-            try:
-                process.wait(seconds)
-                break
-            except subprocess.TimeoutExpired:
-                late = True
-                os.killpg(process.pid, sent or signal.SIGKILL)
-    record = {"job": job.name, "status": process.returncode, "late": late, "seconds": round(time.monotonic() - start)}
-    (folder / "done.json").write_text(json.dumps(record) + "\n")
+        try:
+            for sent, seconds in ((signal.SIGINT, limit), (signal.SIGKILL, PATIENCE), (None, None)):
+                try:
+                    process.wait(seconds)
+                    break
+                except subprocess.TimeoutExpired:
+                    late = True
+                    os.killpg(process.pid, sent or signal.SIGKILL)
+        finally:
+            if process.returncode is None:  # whoever runs the jobs is being ended
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    record = {
+        "job": job.name, "status": process.returncode, "late": late, "seconds": round(time.monotonic() - start),
+        "sources": queue.sources_of(job),
+    }  # fmt: skip
+    written(folder / "done.json", json.dumps(record) + "\n")
     return record
+
+
+def written(path: Path, text: str) -> None:
+    """A file that is whole or not there."""
+    aside = path.with_name(path.name + ".part")
+    aside.write_text(text)
+    aside.replace(path)
+
+
+def was_done(job: Job, folder: Path) -> bool:
+    """Whether a job came to its end here, with the kernels as they are."""
+    done = folder / "done.json"
+    return done.exists() and json.loads(done.read_text()).get("sources") == queue.sources_of(job)
 
 
 @contextmanager
@@ -117,17 +150,28 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def archive(folder: Path) -> Path:
-    """All results of a folder, but not what was unpacked there."""
-    path = folder.with_suffix(".tar.gz")
-    with tarfile.open(path, "w:gz") as file:
-        for each in results(folder):
-            file.add(each, Path(folder.name) / each.relative_to(folder))
-    return path
+def archive(folder: Path, largest: int | None = None) -> Path:
+    """All results of a folder, but not what was unpacked there, in one file of limited size: while it is too large, the
+    largest of them is left out and named in `left-out.json`.
+    """
+    path, most = folder.with_suffix(".tar.gz"), LARGEST if largest is None else largest
+    aside, kept, left = path.with_name(path.name + ".part"), [*results(folder)], list[str]()
+    while True:
+        written(folder / "left-out.json", json.dumps(left) + "\n")
+        with tarfile.open(aside, "w:gz") as file:
+            for each in [*kept, folder / "left-out.json"]:
+                file.add(each, Path(folder.name) / each.relative_to(folder))
+        if aside.stat().st_size <= most or not kept:
+            aside.replace(path)
+            return path
+        dropped = max(kept, key=lambda each: each.stat().st_size)
+        kept.remove(dropped)
+        left.append(dropped.relative_to(folder).as_posix())
 
 
 def results(folder: Path) -> Iterator[Path]:
-    return (x for x in sorted(folder.rglob("*")) if x.is_file() and x.relative_to(folder).parts[0] != "site")
+    files = (x for x in sorted(folder.rglob("*")) if x.is_file() and x.relative_to(folder).parts[0] != "site")
+    return (x for x in files if x.name != "left-out.json" and x.suffix != ".part")
 
 
 def last_line(folder: Path) -> str:

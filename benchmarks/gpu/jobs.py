@@ -13,9 +13,14 @@ OPS = ("softmax", "relu", "sigmoid", "gelu", "sparsemax", "entmax15", "gaussian"
 COUNTED = "relu and full and n=4096 and d=64 and bfloat16"
 
 
+VERDICTS, TILES, TIMES, TRAINING, REST = range(5)
+"""What a job is worth: the least first."""
+
+
 class Job(NamedTuple):
     """Arguments of Python, or of the program that runs it; "{out}" is the job's folder and "{workers}" the number of
-    processes. `needs` are modules and programs without which there is nothing to ask.
+    processes. `needs` are modules and programs without which there is nothing to ask. What it says holds for the
+    kernels whose keys in `attnkit.kernels.verdicts` begin with one of `about`, as they were.
     """
 
     name: str
@@ -23,6 +28,9 @@ class Job(NamedTuple):
     arguments: tuple[str, ...]
     needs: tuple[str, ...] = ("torch",)
     under: tuple[str, ...] = ()
+    worth: int = REST
+    about: tuple[str, ...] = ("",)
+    minutes: float = 8.0  # expected, compiling included
 
 
 def judged(*adapters: str, **options: str) -> tuple[str, ...]:
@@ -53,7 +61,8 @@ def sanitized(tool: str, *adapters: str, needs: tuple[str, ...] = ("torch",), **
 def swept(name: str, expression: str) -> Job:
     """Kernels with other tiles; `python -m benchmarks tiles --write` reads the answer back."""
     arguments = (*MEASURE, "tiles", "-k", expression, "--seconds", f"{SECONDS:g}", "--out", "{out}/tiles.json")
-    return Job(f"tiles-{name}", f"which tiles are fastest, {name}?", arguments, ("torch", "triton"))
+    question, about = f"which tiles are fastest, {name}?", ("torch triton",)
+    return Job(f"tiles-{name}", question, arguments, ("torch", "triton"), worth=TILES, about=about)
 
 
 TRITON = "torch_cuda-triton"
@@ -62,19 +71,34 @@ PROFILER = ("ncu", "--target-processes", "all", "--launch-skip", "20", "--launch
 OVERHEAD = ("overhead", "--device", "cuda", "--out", "{out}/overhead.json")
 CROSSOVER = ("crossover", "--seconds", f"{SECONDS:g}", "--out", "{out}/crossover.json")
 STUDY = ("000-fig2", "--preset", "smoke", "--device", "cuda", "--out", "{out}/study", "--overwrite")
+TORCH, JAX, CUPY = ("torch triton",), ("jax triton", "jax pallas"), ("cupy cuda",)
+OF_OPS = {"relu": "pointwise", "gelu": "pointwise", "entmax15": "entmax"}
+"""The op of `attnkit.kernels.verdicts` whose kernels are timed; where it is not said, that of the name."""
+
+
+def times_of(op: str) -> Job:
+    about = (f"torch triton, {OF_OPS.get(op, op)}",)
+    return Job(f"times-{op}", f"how fast is {op}?", timed(f"{op} and n="), worth=TIMES, about=about, minutes=1.5)
+
+
 JOBS = (
-    Job("verify", "which kernels are to be trusted?", (*KIT, "verify", "--json", "{out}/verdicts.json")),
-    Job("first", "are plain calls of torch right?", quick(TRITON, dtype="bfloat16", k=FIRST)),
-    Job("cupy", "is CuPy right?", quick("cupy-cuda"), ("cupy",)),
-    Job("jax", "is JAX right?", quick("jax-triton", "jax-pallas", k=FIRST), ("jax",)),
-    Job("ops", "do custom ops and CuPy's launches do what torch asks?", ("-m", "pytest", "-q", "-rs", *TESTS)),
+    Job("verify", "which kernels are to be trusted?", (*KIT, "verify", "--json", "{out}/verdicts.json"),
+        worth=VERDICTS, minutes=4),
+    Job("first", "are plain calls of torch right?", quick(TRITON, dtype="bfloat16", k=FIRST),
+        worth=VERDICTS, about=TORCH),
+    Job("cupy", "is CuPy right?", quick("cupy-cuda"), ("cupy",), worth=VERDICTS, about=CUPY),
+    Job("jax", "is JAX right?", quick("jax-triton", "jax-pallas", k=FIRST), ("jax",), worth=VERDICTS, about=JAX),
+    Job("ops", "do custom ops and CuPy's launches do what torch asks?", ("-m", "pytest", "-q", "-rs", *TESTS),
+        worth=VERDICTS, minutes=2),
     swept("forward", "not gradients and not linear and not features"),
     swept("gradients", "gradients and not linear and not features"),
     swept("linear", "linear or features"),
-    *(Job(f"times-{op}", f"how fast is {op}?", timed(f"{op} and n=")) for op in OPS),
-    Job("crossover", "from which size on are kernels not slower?", (*MEASURE, *CROSSOVER), ("torch", "triton")),
-    Job("overhead", "what does a call cost?", (*MEASURE, *OVERHEAD)),
-    Job("train", "does a study train?", ("-m", "experiments", "run", *STUDY), ("torch", "tyro", "matplotlib")),
+    *map(times_of, OPS),
+    Job("crossover", "from which size on are kernels not slower?", (*MEASURE, *CROSSOVER), ("torch", "triton"),
+        worth=TIMES, about=TORCH),
+    Job("overhead", "what does a call cost?", (*MEASURE, *OVERHEAD), worth=TIMES, about=TORCH, minutes=1),
+    Job("train", "does a study train?", ("-m", "experiments", "run", *STUDY), ("torch", "tyro", "matplotlib"),
+        worth=TRAINING, about=TORCH, minutes=3),
     sanitized("memcheck", TRITON, dtype="float16"),
     sanitized("racecheck", TRITON, dtype="float32", k="causal"),
     sanitized("memcheck", "cupy-cuda", needs=("cupy",)),

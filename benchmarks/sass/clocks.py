@@ -11,7 +11,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from benchmarks.sass.compiling import Compiled
-from benchmarks.sass.instructions import Instruction, inner_loops
+from benchmarks.sass.instructions import Instruction, inner_loops, longest_chain
 
 
 class Machine(NamedTuple):
@@ -47,6 +47,7 @@ class Loop(NamedTuple):
     clocks: dict[str, float]  # of `UNITS`
     products: float  # multiplications and additions of tensor cores
     predicted: float  # clocks
+    chain: tuple[int, int] = (0, 0)  # products and barriers that wait for one another
     repeated: bool = False  # it is in another loop
 
     @property
@@ -127,7 +128,7 @@ def loop_of(code: list[Instruction], kernel: Compiled, machine: Machine, program
         "access": lanes(machine.access, "shared load", "shared store", "shuffle") + matrices / 128 * warps,
         "l2": moved / L2_BYTES,
     }
-    return Loop(kinds, clocks, products, predicted(clocks, kinds, kernel, programs))
+    return Loop(kinds, clocks, products, predicted(clocks, kinds, kernel, programs), longest_chain(code))
 
 
 def predicted(clocks: dict[str, float], kinds: Counter[str], kernel: Compiled, programs: int) -> float:
@@ -141,7 +142,10 @@ def predicted(clocks: dict[str, float], kinds: Counter[str], kernel: Compiled, p
 
 
 def counted(kernel: Compiled, capability: int) -> Kernel:
-    """The counts of every inner loop of a kernel; partitions of warps run their loops beside one another."""
+    """The counts of every inner loop of a kernel; partitions of warps run their loops beside one another.
+
+    AssertionError if it multiplies and no loop that was found does.
+    """
     machine, warps = MACHINES[capability], kernel.threads // 32
     by_registers = machine.registers // (-(-kernel.registers // 8) * 8 * kernel.threads)
     by_memory = machine.shared // (kernel.shared + SYSTEM)
@@ -152,6 +156,8 @@ def counted(kernel: Compiled, capability: int) -> Kernel:
     ]
     if kernel.threads > 32 * kernel.warps:
         loops = [together(loops, kernel, programs)]
+    multiplies = any(loop.products for loop in loops)
+    assert multiplies or not kernel.tensor_core_instructions(), "products are in the code, and none were counted"
     return Kernel(kernel.registers, kernel.shared, kernel.stack, programs, loops)
 
 
@@ -160,7 +166,8 @@ def together(loops: list[Loop], kernel: Compiled, programs: int) -> Loop:
     busy = [loop for loop in loops if loop.products or loop.kinds["bulk copy"] or loop.kinds["arrival"]]
     kinds = sum((loop.kinds for loop in busy), Counter[str]())
     clocks = {unit: sum(loop.clocks[unit] for loop in busy) for unit in UNITS}
-    return Loop(kinds, clocks, sum(loop.products for loop in busy), predicted(clocks, kinds, kernel, programs))
+    chain = max((loop.chain for loop in busy), key=sum)
+    return Loop(kinds, clocks, sum(loop.products for loop in busy), predicted(clocks, kinds, kernel, programs), chain)
 
 
 def of_peak(products: float, clocks: float, machine: Machine) -> float:

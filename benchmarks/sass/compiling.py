@@ -1,11 +1,15 @@
 """Launches of Triton kernels, compiled for GPUs that are not here: Triton comes with the assembler."""
 
+import ast
 import contextlib
+import functools
+import hashlib
 import importlib.util
 import math
 import re
 import subprocess
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +23,7 @@ from triton.compiler.compiler import make_backend
 
 from attnkit.backends.torch.triton import launch as triton_launch
 from attnkit.backends.torch.triton.launch import Launch
+from attnkit.kernels import verdicts
 
 TYPES = {
     torch.float16: "fp16",
@@ -87,6 +92,43 @@ def source_of(launch: Launch) -> tuple[ASTSource, dict[str, Any]]:
         signature[names[n]] = type_of(x, (n,), constants, aligned)
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=aligned)
     return source, {**options, "enable_fp_fusion": True}
+
+
+parsed, essence = functools.cache(ast.parse), functools.cache(verdicts.essence)
+
+
+def functions_of(function: Any, found: dict[str, str] | None = None) -> dict[str, str]:
+    """The code of a kernel, of all that it calls, and the constants that they name, without comments or places."""
+    found = {} if found is None else found
+    name = f"{function.fn.__module__}.{function.fn.__name__}"
+    if name in found:
+        return found
+    code = textwrap.dedent(function.src)
+    found[name], tree = essence(code), parsed(code)
+    for node in ast.walk(tree):
+        known: Any = None
+        if isinstance(node, ast.Name):
+            known = function.fn.__globals__.get(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            known = getattr(function.fn.__globals__.get(node.value.id), node.attr, None)
+        if isinstance(known, triton.JITFunction) and known.fn.__module__.partition(".")[0] != "triton":
+            functions_of(known, found)
+        elif isinstance(node, ast.Name) and isinstance(known, bool | int | float | str | triton.language.constexpr):
+            found[f"{name}: {node.id}"] = repr(getattr(known, "value", known))
+    return found
+
+
+def digest_of(launch: Launch) -> str:
+    """Of what a launch is compiled from: functions, types, constants and tile; nothing is compiled."""
+    source, options = source_of(launch)
+    parts = functions_of(launch.kernel)
+    for path, value in source.constants.items():
+        if isinstance(value, triton.JITFunction):
+            functions_of(value, parts)
+            value = value.fn.__name__
+        parts[str(path)] = str(value)
+    text = [*sorted(parts.items()), *map(str, source.signature.items()), *sorted(map(str, options.items()))]
+    return hashlib.sha256(repr(text).encode()).hexdigest()[:16]
 
 
 def lowered(launch: Launch, capability: int) -> str:

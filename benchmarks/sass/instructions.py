@@ -107,16 +107,14 @@ def dominators(followers: list[list[int]]) -> list[set[int]]:
     return passed
 
 
-def inner_loops(cubin: bytes) -> list[tuple[list[Instruction], bool]]:
-    """The instructions of loops that compute and have no such loop within, and whether they are in one.
+def loops_of(followers: list[list[int]]) -> dict[int, set[int]]:
+    """The first block of every loop -> its blocks.
 
     A loop is a branch to a block that every way to the branch passes, with all that lies between: code that waits for
     a copy stands elsewhere and branches back too.
     """
-    code, labels = instructions(cubin)
-    blocks, followers = blocks_of(code, labels)
     passed = dominators(followers)
-    before = {n: [other for other, after in enumerate(followers) if n in after] for n in range(len(blocks))}
+    before = {n: [other for other, after in enumerate(followers) if n in after] for n in range(len(followers))}
     loops: dict[int, set[int]] = {}
     for n, after in enumerate(followers):
         for head in after:
@@ -126,13 +124,75 @@ def inner_loops(cubin: bytes) -> list[tuple[list[Instruction], bool]]:
                     if (block := open_.pop()) not in body:
                         body.add(block)
                         open_ += before[block]
-    sizes = {head: sum(blocks[n][1] - blocks[n][0] for n in body) for head, body in loops.items()}
-    computing = {head: body for head, body in loops.items() if sizes[head] >= SHORTEST}
-    inner = [body for body in computing.values() if not any(other < body for other in computing.values())]
+    return loops
+
+
+def counted_loops(bodies: list[set[int]], multiply: set[int]) -> list[set[int]]:
+    """The loops that are counted: those with products in which no other loop has products, with what they repeat
+    beside them, and innermost loops outside of these. `multiply`: the blocks with products.
+    """
+    products = [body for body in bodies if body & multiply]
+    innermost = [body for body in products if not any(other < body for other in products)]
+    rest = [body for body in bodies if not any(body <= other for other in innermost)]
+    return innermost + [body for body in rest if not any(other < body for other in bodies)]
+
+
+def inner_loops(cubin: bytes) -> list[tuple[list[Instruction], bool]]:
+    """The instructions of the loops that are counted, and whether they are in another one.
+
+    If products are in none of them, the whole kernel is one: a program multiplies once.
+    """
+    code, labels = instructions(cubin)
+    blocks, followers = blocks_of(code, labels)
+    multiply = {n for n, block in enumerate(blocks) if any(step.kind == "tensor" for step in code[slice(*block)])}
+    loops = loops_of(followers).values()
+    computing = [body for body in loops if sum(blocks[n][1] - blocks[n][0] for n in body) >= SHORTEST]
+    if multiply and not any(body & multiply for body in computing):
+        return [(code, False)]
     return [
         (
-            [step for n in sorted(body) for step in code[blocks[n][0] : blocks[n][1]]],
-            any(body < other for other in computing.values()),
+            [step for n in sorted(body) for step in code[slice(*blocks[n])]],
+            any(body < other for other in computing),
         )
-        for body in inner
+        for body in sorted(counted_loops(computing, multiply), key=min)
     ]
+
+
+STORES = ("shared store", "matrix store", "global store", "atomic", "control", "spill")  # no register changes
+
+
+def made_by(step: Instruction) -> tuple[list[str], list[str]]:
+    """The registers that an instruction writes, those of a product all, and those that it reads."""
+    operands = re.sub(r"^(@\S+\s+)?\S+\s*", "", step.text)
+    names = re.findall(r"\bU?R\d+\b", operands)
+    if step.kind in STORES or not re.match(r"U?R\d", operands):
+        return [], names
+    to, *sources = names
+    shape = re.match(r"[HQ]GMMA\.64x(\d+)x", step.opcode)
+    wide = int(shape[1]) // 2 if shape else 4 if step.kind == "tensor" else 1
+    first = int(to.lstrip("UR"))
+    return [to, *(f"R{first + n}" for n in range(1, wide))], sources
+
+
+def longest_chain(code: list[Instruction]) -> tuple[int, int]:
+    """The products and the barriers on the longest way of results that wait for one another in an iteration.
+
+    A barrier waits for all before it. A product that adds to what the one before it made does not wait: tensor cores
+    take both in a row. Memory is followed through barriers alone. Longest is the way with the most of both together.
+    """
+    depth: dict[str, tuple[int, int]] = {}
+    floor = deepest = (0, 0)
+    for step in code:
+        if step.kind == "barrier":
+            floor = deepest = (deepest[0], deepest[1] + 1)
+            continue
+        written, read = made_by(step)
+        if not written:
+            continue
+        now = max((depth.get(name, floor) for name in read if name not in written), key=sum, default=floor)
+        now = max(now, floor, key=sum)
+        if step.kind == "tensor":
+            now = max((now[0] + 1, now[1]), depth.get(written[0], floor), key=sum)
+        depth |= dict.fromkeys(written, now)
+        deepest = max(deepest, now, key=sum)
+    return deepest

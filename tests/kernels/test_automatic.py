@@ -205,7 +205,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pointwise, "capability", lambda device: (9, 0))
     monkeypatch.setattr(pointwise.launch, "run", lambda q, launches: [*launches])
     monkeypatch.setattr(verdicts, "_warned", set())
-    monkeypatch.setattr(verdicts, "JUDGED", frozenset())
+    monkeypatch.setattr(verdicts, "judged", frozenset)
     dispatch._choices.clear()
 
 
@@ -215,7 +215,7 @@ def test_a_class_counts_as_judged_by_verdicts_that_are_committed() -> None:
         verdict = json.loads(path.read_text())
         assert not any(row["fail"] for row in verdict["rows"])
         judged.add(verdict["environment"]["capability"])
-    assert judged == verdicts.JUDGED
+    assert judged == verdicts.judged()
 
 
 LONG = 1536
@@ -245,7 +245,7 @@ def test_a_kernel_by_name_or_of_a_judged_class_does_not_warn(monkeypatch: pytest
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         call(impl="triton")
-        monkeypatch.setattr(verdicts, "JUDGED", frozenset({"9.0"}))
+        monkeypatch.setattr(verdicts, "judged", lambda: frozenset({"9.0"}))
         call()
 
 
@@ -301,7 +301,7 @@ def test_cupy_takes_kernels_for_the_memory_of_weights(
     tokens: int, dtypes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their clocks are not counted, and linear attention has no weights in memory."""
-    monkeypatch.setattr(verdicts, "JUDGED", frozenset({"9.0"}))
+    monkeypatch.setattr(verdicts, "judged", lambda: frozenset({"9.0"}))
     for op in ("pointwise_attention", "sigmoid_attention", "softmax_attention", "entmax_attention", "linear_attention"):
         (row,) = CUPY[op]
         for dtype in ("float16", "float64"):
@@ -322,7 +322,7 @@ def on_a_gpu(shape: tuple[int, ...], dtype: str) -> Any:
 
 def test_cupy_warns_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdicts, "_warned", set())
-    monkeypatch.setattr(verdicts, "JUDGED", frozenset())
+    monkeypatch.setattr(verdicts, "judged", frozenset)
     x = on_a_gpu((1, 8, 4096, 64), "float16")
     with pytest.warns(UserWarning, match=r"compute capability 9\.0 "):
         dispatch._automatic(CUPY["pointwise_attention"], (x, x, x), {})

@@ -31,7 +31,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "capability", lambda: "9.0")
     monkeypatch.setattr(launch, "missing", lambda: None)
     monkeypatch.setattr(verdicts, "_warned", set())
-    monkeypatch.setattr(verdicts, "JUDGED", frozenset())
+    monkeypatch.setattr(verdicts, "judged", frozenset)
 
 
 def explained(

@@ -30,7 +30,8 @@ CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("entmax, float32, a pass", "entmax, gradients, float32"),
     ),
     "gaussian": (("gaussian", "gaussian, gradients"), ("gaussian, float32", "gaussian, gradients, float32")),
-    "linear": (
+    "linear": (("linear", "linear, gradients"), ("linear, float32", "linear, gradients, float32")),
+    "linear, causal": (
         ("linear, causal", "linear, causal, gradients"),
         ("linear, causal, float32", "linear, causal, gradients, float32"),
     ),

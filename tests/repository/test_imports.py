@@ -33,7 +33,9 @@ FLOORS = {
     "attnkit/backends/torch": f"torch array_api_compat attnkit._core attnkit.ops attnkit.kernels {NATIVE}",
     "attnkit/backends/jax": f"jax numpy jax_triton attnkit._core attnkit.ops attnkit.kernels {NATIVE}",
     "attnkit/backends/cupy": "cupy numpy array_api_compat attnkit._core attnkit.ops attnkit.kernels",
-    "attnkit/__init__.py": "attnkit._core attnkit.ops attnkit.analysis attnkit.landmarks attnkit.backends",
+    "attnkit/__init__.py": (
+        "attnkit._core attnkit.ops attnkit.analysis attnkit.landmarks attnkit.backends attnkit.kernels.verdicts"
+    ),
     "attnkit/nn": "torch attnkit",
     "attnkit/integrations": "torch jax transformers flax attnkit",
 }

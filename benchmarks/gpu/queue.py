@@ -1,0 +1,73 @@
+"""What a commit lacks of what a GPU can say, by worth: a job is due where the kernels that it is about have changed
+since it ran, or were never judged.
+"""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attnkit.kernels import verdicts
+from benchmarks.gpu.jobs import JOBS, VERDICTS, Job
+
+ROOT = Path(__file__).parents[2]
+RECORD = ROOT / "benchmarks" / "results" / "gpu-jobs.json"
+"""{job: {"sources": digest, "commit", "device"}} of the jobs that were read back."""
+
+
+class Due(NamedTuple):
+    job: Job
+    reason: str
+
+
+def keys_of(job: Job) -> list[str]:
+    """The kernels that a job is about."""
+    return [key for key in verdicts.all_keys() if key.startswith(job.about)]
+
+
+def sources_of(job: Job) -> str:
+    """The digest of all that these kernels are compiled from."""
+    digests = [verdicts.digest(key) for key in keys_of(job)]
+    return sha256(" ".join(digests).encode()).hexdigest()[:16]
+
+
+def unjudged() -> list[str]:
+    """The kernels that no GPU has found right as they are."""
+    return [key for key in verdicts.all_keys() if verdicts.unjudged(*key.split(", ")) is not None]
+
+
+def record() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return found
+
+
+def reason_for(job: Job, known: dict[str, Any], missing: Sequence[str]) -> str | None:
+    """Why a job is due, or None: jobs without a record of the kernels as they are, and verdicts on what has none."""
+    if job.name in known and known[job.name]["sources"] == sources_of(job):
+        return None
+    own = [key for key in keys_of(job) if key in missing]
+    if job.worth == VERDICTS:
+        return f"{len(own)} of {len(keys_of(job))} kernels are not judged as they are" if own else None
+    return "its kernels changed since it ran" if job.name in known else "it never ran"
+
+
+def due() -> list[Due]:
+    """What the commit lacks, what is worth most first."""
+    known, missing = record(), unjudged()
+    reasons = [(job, reason_for(job, known, missing)) for job in JOBS]
+    found = [Due(job, reason) for job, reason in reasons if reason is not None]
+    return sorted(found, key=lambda each: each.job.worth)
+
+
+def commit() -> str:
+    """The commit of this checkout, marked where files were edited since; empty where git is not known."""
+    asked = [("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no")]
+    try:
+        said = [
+            subprocess.run(("git", *words), cwd=ROOT, capture_output=True, text=True, check=False) for words in asked
+        ]
+    except OSError:
+        return ""
+    return said[0].stdout.strip() + (", edited" if said[1].stdout.strip() else "")
