@@ -130,8 +130,8 @@ def statistics_of_rows(
     with_output: bool = False,
     **options: Any,
 ) -> Workload:
-    """Statistics of softmax, alone or beside the output, or those of entmax from the numbers of the rows; or the gradients
-    of statistics and of the output."""
+    """Statistics of softmax, alone or beside the output, or those of entmax from the numbers of the rows; or the
+    gradients of statistics and of the output."""
 
     def launches(items: int) -> list[Launch]:
         q = inputs(dtype, d, 1024, items)

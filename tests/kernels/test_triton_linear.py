@@ -58,8 +58,8 @@ def launches(
 ) -> dict[str, triton_launch.Launch]:
     """The launches of a call and of its gradients, by the names of their kernels.
 
-    `rows` prepares gradients that are no sweeps, whose sums of keys are `twice`. With a state those of the state that is
-    returned are `kept` and `final`.
+    `rows` prepares gradients that are no sweeps, whose sums of keys are `twice`. With a state those of the state that
+    is returned are `kept` and `final`.
     """
     k = q if k is None else k
     v = k if v is None else v

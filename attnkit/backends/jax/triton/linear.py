@@ -167,7 +167,7 @@ def rows_of(c: Call, sums: Sums) -> Rows:
     return rows_from(run(c, "outputs", c.s.a.queries, True, False, sums, Rows({}, parts), *ends), parts)
 
 
-def outputs_of_rows(c: Call, parts: int) -> Outputs:
+def outputs_of_rows(c: Call, parts: int) -> tuple[Output, ...]:
     """Those of 1/den and of δ in parts."""
     a = c.s.a
     shapes = [(a.items, n, a.queries, 1) for n in (a.heads, parts * a.heads)]

@@ -1,5 +1,5 @@
-"""Statistics of the rows of softmax, sparsemax and entmax on torch tensors: those of softmax come with the numbers of the
-rows, and with the output; for the others the kernels of `rows` leave these, and a sweep over the keys follows."""
+"""Statistics of the rows of softmax, sparsemax and entmax on torch tensors: those of softmax come with the numbers of
+the rows, and with the output; for the others the kernels of `rows` leave these, and a sweep over the keys follows."""
 
 from typing import Any
 
