@@ -71,8 +71,8 @@ HALF = {
     "softmax": Step((10_900, 5_700), PAIRS, 72, 6, 36, 22),
     "entmax": Step((PASSES * 4_470 + 17_900, PASSES * 3_190 + 14_300), PAIRS, 337, 6, 105, 25),
     "gaussian": Step((12_450, 5_300), PAIRS, 110, 6, 53),
-    "linear": Step((26_300, 18_100), TOKENS, 24_000, 0, 74),
-    "linear, causal": Step((54_200, 35_900), TOKENS, 58_000, 0, 128, 28),
+    "linear": Step((8_750, 5_750), TOKENS, 24_000, 0, 74),
+    "linear, causal": Step((16_650, 10_100), TOKENS, 58_000, 0, 128, 28),
 }
 SINGLE = {
     "pointwise": Step((62_300, 33_800), PAIRS, 44, 6, 15, 9),
