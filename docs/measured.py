@@ -280,6 +280,13 @@ def fitted() -> str:
     return choosing.table(fitted.lines())
 
 
+def goals() -> str:
+    """Calls beside cuDNN's softmax: aimed at, timed before they changed, and predicted."""
+    from benchmarks.sass import goals
+
+    return choosing.table(goals.lines(json.loads((RESULTS / "predicted.json").read_text())["capabilities"]["90"]))
+
+
 def plan() -> str:
     """What preset `cpu` of every recipe is expected to take, and the reports of its runs, with changed settings too."""
     items: dict[str, Callable[[Any], Sequence[Any]]] = {each.id: partial(cells_of, each) for each in RECIPES.values()}
@@ -309,5 +316,5 @@ TABLES = {
     "gpu": gpu, "verdicts": verdicts, "unjudged": unjudged,
     "speed": speed, "variants": variants, "forms": forms, "long_sequences": long_sequences, "trained": trained,
     "predicted": predicted, "predicted_and_measured": predicted_and_measured, "kept": kept, "taken": taken_at,
-    "budgets": budgets, "calibration": calibration, "fitted": fitted,
+    "budgets": budgets, "calibration": calibration, "fitted": fitted, "goals": goals,
 }  # fmt: skip
