@@ -18,9 +18,15 @@ FOLDER = Path(__file__).parent
 RECORD = FOLDER / "judged.json"
 """{compute capability: {key: digest}}, written by `python -m benchmarks gpu --read`."""
 
-POINTWISE = ("triton/pointwise.py", "triton/activations.py", "triton/distances.py", "triton/decoding.py")
+POINTWISE = (
+    "triton/pointwise.py",
+    "triton/activations.py",
+    "triton/distances.py",
+    "triton/decoding.py",
+    "triton/whole_head.py",
+)
 ROWS = ("triton/rows.py", "triton/rows_gradients.py", "triton/normalisers.py", "triton/decoding.py")
-LINEAR = ("triton/linear.py", "triton/features.py")
+LINEAR = ("triton/linear.py", "triton/linear_sweeps.py", "triton/features.py")
 STATISTICS = (*POINTWISE, *ROWS, "triton/rows_statistics.py")
 OF_TORCH = {
     **dict.fromkeys(("pointwise", "sigmoid", "reluformer", "rela", "gaussian", "pointwise_packed"), POINTWISE),
@@ -35,7 +41,7 @@ FLAT = ("triton/flat.py", "triton/activations.py")
 OF_JAX = {
     **dict.fromkeys(("pointwise", "sigmoid", "reluformer", "gaussian"), (*FLAT, "triton/distances.py")),
     **dict.fromkeys(("softmax", "entmax", "sparsemax"), ("triton/flat_rows.py", "triton/normalisers.py")),
-    "linear": ("triton/flat_linear.py", "triton/features.py"),
+    "linear": ("triton/flat_linear.py", "triton/linear_sweeps.py", "triton/features.py"),
 }
 CUDA, CUDA_ROWS, CUDA_LINEAR = (
     ("cuda/pointwise_gradients.cuh",),

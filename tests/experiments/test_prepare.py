@@ -349,4 +349,5 @@ def test_every_preparation_is_in_the_table():
         "wmt14": "wmt14",
         "europarl7": "europarl7",
         "imagenet-shards": "imagenet",
+        "imagenet21k": "imagenet",
     }

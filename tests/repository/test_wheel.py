@@ -116,7 +116,7 @@ def test_console_scripts_are_the_command_lines(clean, tmp_path):
     assert (kit.returncode, "numpy-generic" in kit.stdout) == (0, True), kit.stderr
     study = run(clean.parent / "attnkit-experiments", tmp_path, "list")
     assert study.returncode == 2
-    assert study.stderr == "error: experiments need tyro, which is not installed: pip install 'attnkit[experiments]'\n"
+    assert study.stderr == "error: experiments need torch, which is not installed: pip install 'attnkit[experiments]'\n"
 
 
 def test_the_wheel_is_imported_from_where_it_was_installed(clean, tmp_path):

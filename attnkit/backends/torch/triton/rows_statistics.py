@@ -51,8 +51,8 @@ def softmax_launch(
     from attnkit.kernels.triton.statistics import kind
 
     a, kernel = call.a, kernels.statistics_of_softmax
-    e, name = (a.d, "alone") if o is None else (a.e, "beside")
-    tile = sizes.rows(f"softmax_{name}", q.dtype.itemsize * 8, a.d, e, launch.capability(q.device))
+    e, name = (a.d, "softmax_alone") if o is None else (a.e, "softmax_beside")
+    tile = sizes.rows(name, q.dtype.itemsize * 8, a.d, e, launch.capability(q.device))
     constants = _constants(kernel, q, call, tile) | {"KIND": kind(outputs, False, False, False)}
     constants |= {"e": e, "E": sizes.padded(e)}
     programs = a.blocks(a.queries, tile.ROWS) * a.heads * a.items
