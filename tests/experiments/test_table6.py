@@ -243,7 +243,7 @@ def test_data_is_what_the_task_needs(tmp_path, monkeypatch):
     (tmp_path / "imdb-subset.zip").touch()
     assert place_of("text") == place_of("imdb-halves") == str(tmp_path / "imdb-subset.zip")
     assert place_of("image") == str(tmp_path)
-    with pytest.raises(UserError, match="expected one file \\*_train.tsv"):
+    with pytest.raises(UserError, match=r"expected one file \*_train.tsv"):
         DOMAIN.load(Source(str(tmp_path), study_of("smoke"), tmp_path))
 
 

@@ -268,7 +268,7 @@ def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Calla
     """o of quadratic attention for calls with the same signature: only pointers change."""
     if options.get("return_lse") or options.get("dropout") is not None or len(arrays) != 3:
         return None
-    if options.get("initial_state") is not None:  # two arrays under one name
+    if not {"initial_state", "state"}.isdisjoint(options):  # arrays under one name
         return None
     return _again(op, dict(zip("qkv", arrays, strict=True)) | options)
 
