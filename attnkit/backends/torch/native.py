@@ -268,8 +268,6 @@ def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Calla
     """o of quadratic attention for calls with the same signature: only pointers change."""
     if options.get("return_lse") or options.get("dropout") is not None or len(arrays) != 3:
         return None
-    if not {"initial_state", "state"}.isdisjoint(options):  # arrays under one name
-        return None
     return _again(op, dict(zip("qkv", arrays, strict=True)) | options)
 
 
@@ -345,7 +343,8 @@ def is_faster(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> bool:
 def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Tensor] | None:
     """The same for linear attention."""
     arguments, outputs = linear.call(op, arrays, **options)
-    return _again(op, arguments) if outputs == ("o",) else None
+    plain = outputs == ("o",) and "state" not in arguments  # whose arrays come under one name
+    return _again(op, arguments) if plain else None
 
 
 CALLS = (evaluate, pulled, unsupported)
