@@ -35,7 +35,7 @@ BUDGETS = (
     Budget("relu, gradients, 256 tokens", "predicted", 2586, 2050),
     Budget("sigmoid, gradients, 256 tokens", "predicted", 5998, 2350),
     Budget("gelu, gradients, 256 tokens", "predicted", 9810, 3250),
-    Budget("linear, causal, gradients", "predicted", 156_000, 7900),
+    Budget("linear, causal, gradients", "predicted", 16_736, 7900),
 )
 
 

@@ -20,9 +20,9 @@ def run(
     q, k, v, do, inverses, deltas, states, key_mask, firsts, stops, query_mask, result, more, last,
     KERNEL: tl.constexpr, STRIDES: tl.constexpr, SEGMENTS: tl.constexpr, PARTS: tl.constexpr, STATEFUL: tl.constexpr,
     LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr, BLOCKS: tl.constexpr,
-    PHI: tl.constexpr, SLOPE: tl.constexpr, SLOPE_OF: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr,
-    FLOOR: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    PHI: tl.constexpr, SLOPE: tl.constexpr, SLOPE_OF: tl.constexpr, CAUSAL: tl.constexpr, TWICE: tl.constexpr,
+    NORMALIZE: tl.constexpr, FLOOR: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The kernel of that name, which writes `result` and, if it has more outputs, `more` and `last`."""
     q = None if STRIDES[0] is None else matrix(q, STRIDES[0])
@@ -50,7 +50,7 @@ def run(
     if KERNEL == "key_sums":
         linear.key_sums(
             k, v, (result, SEGMENTS), masks, limits, heads, span, BLOCKS,
-            PHI, CAUSAL, d, e, D, BLOCK, CHUNK, OPERAND, PRECISION,
+            PHI, CAUSAL, TWICE, d, e, D, BLOCK, CHUNK, OPERAND, PRECISION,
         )  # fmt: skip
     if KERNEL == "query_sums":
         linear.query_sums(
@@ -99,15 +99,15 @@ def one(
     q, k, v, do, inverses, deltas, states, key_mask, firsts, stops, query_mask, result,
     KERNEL: tl.constexpr, STRIDES: tl.constexpr, SEGMENTS: tl.constexpr, PARTS: tl.constexpr, STATEFUL: tl.constexpr,
     LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr, BLOCKS: tl.constexpr,
-    PHI: tl.constexpr, SLOPE: tl.constexpr, SLOPE_OF: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr,
-    FLOOR: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    PHI: tl.constexpr, SLOPE: tl.constexpr, SLOPE_OF: tl.constexpr, CAUSAL: tl.constexpr, TWICE: tl.constexpr,
+    NORMALIZE: tl.constexpr, FLOOR: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A kernel with one output."""
     run(
         q, k, v, do, inverses, deltas, states, key_mask, firsts, stops, query_mask, result, None, None,
         KERNEL, STRIDES, SEGMENTS, PARTS, STATEFUL, LIMITS, NUMBERS, HEADS, SPAN, BLOCKS, PHI, SLOPE, SLOPE_OF, CAUSAL,
-        NORMALIZE, FLOOR, d, e, D, E, BLOCK, CHUNK, OPERAND, PRECISION,
+        TWICE, NORMALIZE, FLOOR, d, e, D, E, BLOCK, CHUNK, OPERAND, PRECISION,
     )  # fmt: skip
 
 
@@ -116,15 +116,15 @@ def two(
     q, k, v, do, inverses, deltas, states, key_mask, firsts, stops, query_mask, result, more,
     KERNEL: tl.constexpr, STRIDES: tl.constexpr, SEGMENTS: tl.constexpr, PARTS: tl.constexpr, STATEFUL: tl.constexpr,
     LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr, BLOCKS: tl.constexpr,
-    PHI: tl.constexpr, SLOPE: tl.constexpr, SLOPE_OF: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr,
-    FLOOR: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    PHI: tl.constexpr, SLOPE: tl.constexpr, SLOPE_OF: tl.constexpr, CAUSAL: tl.constexpr, TWICE: tl.constexpr,
+    NORMALIZE: tl.constexpr, FLOOR: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """1/den and δ, or dk and dv."""
     run(
         q, k, v, do, inverses, deltas, states, key_mask, firsts, stops, query_mask, result, more, None,
         KERNEL, STRIDES, SEGMENTS, PARTS, STATEFUL, LIMITS, NUMBERS, HEADS, SPAN, BLOCKS, PHI, SLOPE, SLOPE_OF, CAUSAL,
-        NORMALIZE, FLOOR, d, e, D, E, BLOCK, CHUNK, OPERAND, PRECISION,
+        TWICE, NORMALIZE, FLOOR, d, e, D, E, BLOCK, CHUNK, OPERAND, PRECISION,
     )  # fmt: skip
 
 
@@ -133,15 +133,15 @@ def three(
     q, k, v, do, inverses, deltas, states, key_mask, firsts, stops, query_mask, result, more, last,
     KERNEL: tl.constexpr, STRIDES: tl.constexpr, SEGMENTS: tl.constexpr, PARTS: tl.constexpr, STATEFUL: tl.constexpr,
     LIMITS: tl.constexpr, NUMBERS: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr, BLOCKS: tl.constexpr,
-    PHI: tl.constexpr, SLOPE: tl.constexpr, SLOPE_OF: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr,
-    FLOOR: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    PHI: tl.constexpr, SLOPE: tl.constexpr, SLOPE_OF: tl.constexpr, CAUSAL: tl.constexpr, TWICE: tl.constexpr,
+    NORMALIZE: tl.constexpr, FLOOR: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, 1/den and δ."""
     run(
         q, k, v, do, inverses, deltas, states, key_mask, firsts, stops, query_mask, result, more, last,
         KERNEL, STRIDES, SEGMENTS, PARTS, STATEFUL, LIMITS, NUMBERS, HEADS, SPAN, BLOCKS, PHI, SLOPE, SLOPE_OF, CAUSAL,
-        NORMALIZE, FLOOR, d, e, D, E, BLOCK, CHUNK, OPERAND, PRECISION,
+        TWICE, NORMALIZE, FLOOR, d, e, D, E, BLOCK, CHUNK, OPERAND, PRECISION,
     )  # fmt: skip
 
 

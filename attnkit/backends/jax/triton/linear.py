@@ -28,7 +28,7 @@ INPUTS = (
     "q", "k", "v", "do", "inverses", "deltas", "states", "key_mask", "firsts", "stops", "query_mask",
 )  # fmt: skip
 """The inputs of all kernels but `running`."""
-OPTIONAL = dict.fromkeys(("SLOPE", "SLOPE_OF", "NORMALIZE", "FLOOR", "D", "E", "BLOCK"))
+OPTIONAL = dict.fromkeys(("SLOPE", "SLOPE_OF", "TWICE", "NORMALIZE", "FLOOR", "D", "E", "BLOCK"))
 """Constants that only some kernels have."""
 State = tuple[Array, Array]
 Arguments = dict[str, Any]
