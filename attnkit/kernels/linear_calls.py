@@ -16,7 +16,9 @@ FEWEST = 4  # chunks per segment
 DEFAULT_MAP = "elu_plus_one"
 SUMS = ("key_sums", "query_sums")
 SWEEPS = ("sweep_queries", "sweep_keys")
-WIDEST_SWEEP = 128  # features: a program keeps a whole state in registers
+WIDEST_SWEEP = (64, 128)
+"""Features, for compute capability 8 and from 9 on: a program keeps a whole state in registers. With 128 on 8.0 one
+spills 5 kB, and is counted slower than the exact kernels; on 9.0 it spills 1 kB and takes a third of their clocks."""
 ELEMENTS = 1024  # of a state per program of `running`
 Packed = tuple[Any, Any, Any, int, int | None] | None
 """The tuple `packed` of `attnkit.kernels.triton.linear`."""
@@ -56,14 +58,14 @@ class Setting(NamedTuple):
         plan = alone.plan._replace(layout=a, causal=False, shift=0, members=1)
         return alone._replace(plan=plan, query_mask=None, stateful=False, products="float32")
 
-    def of_gradients(self, values: str) -> "Setting":
-        """The same for gradients, where v and do have the dtype `values`.
+    def of_gradients(self, values: str, capability: int) -> "Setting":
+        """The same for gradients, where v and do have the dtype `values`; `capability` is the major number.
 
         Products have bfloat16 operands where sweeps serve the call. In float16 features, 1/den and states leave the
         range, and products of TF32 with two digits take as long as those of float32. The gradients of an initial state
         are float32, and so is all that is summed for them. Where the sum of a row has a floor, its summands cancel.
         """
-        fits = max(self.a.d, self.a.e) <= WIDEST_SWEEP
+        fits = max(self.a.d, self.a.e) <= WIDEST_SWEEP[capability >= 9]
         served = values == "bfloat16" and fits and not self.stateful and not self.floor
         return self._replace(products=values if served else "float32")
 

@@ -27,7 +27,8 @@ PACKED, PACKED_TOKENS = 48, 125
 """The same for packed sequences, which are planned each time: of pairs, and of linear attention."""
 MEASURED = 1.7
 """Times the counted clocks that an H100 took, at most: 1.03 (relu) to 1.7 (softmax and its gradients). Gradients of
-linear attention, whose tiles wait, took 3.7 to 4.6 times: there the choice is held to calls that were timed."""
+linear attention took 3.7 to 4.6 times theirs, whose tiles waited; of those that no GPU has run yet, docs/predicted.md
+expects 1.7."""
 SUSTAINED = 0.86  # clock under load, of the nominal one: `benchmarks.sass.clocks`
 WIDER = 3.2
 """Clocks for twice the head size beyond 64, at most: relu and its gradients on an A100, d = 128 against d = 64."""

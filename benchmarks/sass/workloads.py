@@ -159,7 +159,7 @@ def features(dtype: torch.dtype, d: int, gradients: bool = False) -> Workload:
         options["levels"] = torch.empty(items, 8, 4096)
         setting = linear_launch.setting(q, q, v, **options)
         if gradients:
-            call = linear_launch.Call(q, q, v, setting.of_gradients(dtype_name(v)))
+            call = linear_launch.Call(q, q, v, setting.of_gradients(dtype_name(v), launch.capability(v.device)))
             return call.backward(v, gradients_of(q=q, k=q, v=v), None, None)
         return linear_launch.Call(q, q, v, setting).forward(torch.empty_like(v), None)
 
@@ -173,7 +173,7 @@ def linear(dtype: torch.dtype, d: int, gradients: bool = False, least: int = 2, 
         q = inputs(dtype, d, 4096, max(items, least))
         setting = linear_launch.setting(q, q, q, **options)
         if gradients:
-            call = linear_launch.Call(q, q, q, setting.of_gradients(dtype_name(q)))
+            call = linear_launch.Call(q, q, q, setting.of_gradients(dtype_name(q), launch.capability(q.device)))
             return call.backward(q, gradients_of(q=q, k=q, v=q), None, None)
         return linear_launch.Call(q, q, q, setting).forward(torch.empty_like(q), None)
 
@@ -247,6 +247,7 @@ WORKLOADS: dict[str, Workload] = {
     "linear, gradients": linear(BF16, 64, True),
     "linear, gradients, float32": linear(F32, 64, True),
     "linear, causal, gradients": linear(BF16, 64, True, causal=True),
+    "linear, causal, gradients, d = 128": linear(BF16, 128, True, causal=True),
     "linear, causal, gradients, float32": linear(F32, 64, True, causal=True),
     "features that fade": features(BF16, 64),
     "features that fade, gradients": features(BF16, 64, True),

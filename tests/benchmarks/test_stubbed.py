@@ -11,7 +11,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 # What imports triton stands behind the skip.
 from benchmarks import stubbed
 
-MOST = 1.4  # times the calls of functions of the plain path; 1.3 is the aim, which packed relu misses
+MOST = 1.3  # times the calls of functions of the plain path
+MISSED = {"relu, packed": 1.4}
+"""Paths over the aim: this one bounds its sequences in each launch, of which gradients of whole heads have fewer."""
 PATHS = {
     "relu": ("relu, dropout", "relu, dropout by a tensor", "relu, autocast"),
     "relu, causal": ("relu, packed",),  # which also count the keys of queries
@@ -55,7 +57,7 @@ def counts() -> dict[str, int]:
 
 @pytest.mark.parametrize(("plain", "path"), [(plain, path) for plain, paths in PATHS.items() for path in paths])
 def test_a_path_costs_little_more_than_the_plain_one(plain: str, path: str, counts: dict[str, int]) -> None:
-    assert counts[path] <= MOST * counts[plain], counts
+    assert counts[path] <= MISSED.get(path, MOST) * counts[plain], counts
 
 
 @pytest.mark.parametrize("name", stubbed.COMPILED)

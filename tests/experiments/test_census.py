@@ -25,6 +25,7 @@ from attnkit_experiments.data.text.pairs import FileChoice, PairRequest, load_pa
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.terms import Terms
 from tests.attacks.data import samples
+from tests.attacks.data.samples import fill
 
 
 def allowed(*dropped: str, one_class: bool = False, skip: bool = False):
@@ -37,14 +38,6 @@ def load(source, tmp_path, request=None, **options):
 
 def lazily(source, tmp_path, request=None, **options):
     return load_lazily(str(source), request or LazyRequest(8), cache=tmp_path / "cache", **options)
-
-
-def fill(root: Path, files) -> Path:
-    for name, content in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    return root
 
 
 def images(root: Path, names) -> Path:

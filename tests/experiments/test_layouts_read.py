@@ -16,18 +16,7 @@ from attnkit_experiments.data.sequences import listops
 from attnkit_experiments.data.sequences.lra import SequenceRequest, load_sequences
 from attnkit_experiments.engine.errors import UserError
 from tests.attacks.data import samples
-
-
-def write(path: Path, content: bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    return path
-
-
-def fill(root: Path, files) -> Path:
-    for name, content in files.items():
-        write(root / name, content)
-    return root
+from tests.attacks.data.samples import fill, write
 
 
 def coloured(names) -> dict[str, bytes]:

@@ -21,6 +21,7 @@ from attnkit_experiments.data.unpacking import Place, Unreadable, read_file
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.terms import LIMITS, Limits, Terms
 from tests.attacks.data import samples
+from tests.attacks.data.samples import fill
 
 WHOLE = samples.whole_files()
 SKIPPING = Terms(skip_unreadable=True, dropped=("unreadable", "mode"))
@@ -81,14 +82,6 @@ def test_every_prefix_and_200_flips_are_read_or_refused(name, tmp_path):
     content = WHOLE[name]
     require_whole_or_refused(name, [content[:length] for length in range(len(content))], tmp_path)
     require_whole_or_refused(name, flips(content, 200), tmp_path)
-
-
-def fill(root: Path, files) -> Path:
-    for name, content in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    return root
 
 
 def loads(source: Path, tmp_path: Path, terms: Terms = SKIPPING):

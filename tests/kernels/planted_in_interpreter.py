@@ -109,9 +109,23 @@ def output_alone(du, dstats, drows, w, share, j):
 
 
 @triton.jit
-def not_divided(stats, at, i, queries):
+def with_a_lower_threshold(stats, at, i, queries):
     top, tau, step, inverse = rows.load_stats(stats, at, i, queries)
-    return top, tau, step, inverse * 0.0 + 1.0
+    return top, tau - 0.125, step, inverse
+
+
+shrunk = rows_statistics.shrunk
+
+
+@triton.jit
+def squares_as_they_were(stats, fall, shrink, KIND: tl.constexpr):
+    total, size, _, largest, first, spread, alive, visible = shrunk(stats, fall, shrink, KIND)
+    return total, size, stats[2], largest, first, spread, alive, visible
+
+
+@triton.jit
+def spread_unmoved(stats, fall, shrink, KIND: tl.constexpr):
+    return shrunk(stats, fall * 0.0, shrink, KIND)
 
 
 @triton.jit

@@ -48,7 +48,15 @@ WILD = {"bound", "nonfinite"}
             {"bound"},
         ),
         (
-            WRONG, "rows_statistics.load_stats", "not_divided", STATISTICS, "float32", "cross.softmax_attention",
+            WRONG, "rows_statistics.load_stats", "with_a_lower_threshold", STATISTICS, "float32",
+            "cross.sparsemax_attention", {"bound"},
+        ),
+        (
+            WRONG, "rows_statistics.shrunk", "squares_as_they_were", STATISTICS, "float32", "cross.softmax_attention",
+            {"bound"},
+        ),
+        (
+            WRONG, "rows_statistics.shrunk", "spread_unmoved", STATISTICS, "float32", "cross.softmax_attention",
             {"bound"},
         ),
         (

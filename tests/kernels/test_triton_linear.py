@@ -39,13 +39,14 @@ def test_segments_conform() -> None:
 
 @pytest.mark.emulated
 def test_sums_that_nothing_divides_have_two_digits() -> None:
-    farthest, one = [], {"REPLACED": "linear.left_over", "PLANTED": "nothing"}
+    errors, one = [], {"REPLACED": "linear.left_over", "PLANTED": "nothing"}
     for adapter in (worker(f"{PLANTED}:Segmented"), worker(f"{PLANTED}:wrong_segmented", **one)):
         results = list(judge([adapter], "quick", "pair and normalize=False", ("bfloat16", "float16"), ops=(OP,)))
         adapter.close()
         assert {result.status for result in results} <= {"pass", "unsupported"}
-        farthest.append({dtype: max(r.ratio for r in results if r.dtype == dtype) for dtype in adapter.dtypes[-2:]})
-    two, one = farthest
+        of_o = [(r.dtype, x.rms) for r in results for x in r.measured if x.output == "o"]  # gradients have no such sums
+        errors.append({dtype: sum(x for of, x in of_o if of == dtype) for dtype in adapter.dtypes[-2:]})
+    two, one = errors
     assert all(two[dtype] < one[dtype] for dtype in one)
 
 
@@ -64,7 +65,8 @@ def launches(
     k = q if k is None else k
     v = k if v is None else v
     setting = linear_launch.setting(q, k, v, **options, initial_S=None if state is None else state[0])
-    call, gradients = (linear_launch.Call(q, k, v, s) for s in (setting, setting.of_gradients(dtype_name(v))))
+    of_gradients = setting.of_gradients(dtype_name(v), triton_launch.capability(v.device))
+    call, gradients = (linear_launch.Call(q, k, v, s) for s in (setting, of_gradients))
     o = q.new_empty((*setting.a.leading, setting.a.queries, setting.a.e))
     grads = {name: x.new_empty((*setting.plan.state_leading, *x.shape[-2:])) for name, x in (("k", k), ("v", v))} | {
         "q": q
@@ -83,18 +85,18 @@ def launches(
     return found
 
 
-# Bytes of the sweeps by head size and capability: numbers from before a loop, and registers at head size 128.
-SWEEPS = {
-    (64, 80): {"sweep_queries": 160, "sweep_keys": 32},
+# Bytes by head size and capability: numbers from before a loop, and of sweeps of head size 128 registers. Addresses of
+# 64 bits cost the kernels of 8.0 a few; with shorter ones the sweep over queries spills 232 bytes on 9.0 instead of 88.
+SPILLS = {
+    (64, 80): {"sweep_queries": 160, "sweep_keys": 32, "key_sums": 16, "rows": 8},
     (64, 90): {"sweep_queries": 344, "sweep_keys": 144},
-    (128, 80): {"sweep_queries": 896, "sweep_keys": 5416},
     (128, 90): {"sweep_queries": 1272, "sweep_keys": 552},
 }
 
 
 def gate(made: dict[str, triton_launch.Launch], capability: int, d: int = 0) -> None:
-    """No spilled registers but those of sweeps of head size d, enough memory, tensor cores used."""
-    for name, kernel in gated(made, capability, SWEEPS.get((d, capability))).items():
+    """No spilled registers but those of head size d that are known, enough memory, tensor cores used."""
+    for name, kernel in gated(made, capability, SPILLS.get((d, capability))).items():
         if name != "running":
             assert_tensor_cores(name, kernel)
 
@@ -117,7 +119,7 @@ def gate(made: dict[str, triton_launch.Launch], capability: int, d: int = 0) -> 
 def test_no_spills_enough_memory_and_tensor_cores(dtype: torch.dtype, d: int, capability: int, causal: bool) -> None:
     with device_of(capability):
         made = launches(torch.empty(2, 8, 2048, d, dtype=dtype), causal=causal)
-    assert len(made) == (7 if dtype == torch.bfloat16 else 8)
+    assert len(made) == (7 if dtype == torch.bfloat16 and (d, capability) != (128, 80) else 8)
     gate(made, capability, d)
 
 

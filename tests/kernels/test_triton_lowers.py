@@ -92,7 +92,8 @@ def of_linear(state: bool = False, features: torch.dtype = torch.float16, **opti
     if state:
         alone = linear_launch.Call(q[..., :0, :], q, v, s.of_keys_alone((2, 4)))
         made += alone.final_state(initial, (S, z))
-    return made + linear_launch.Call(q, q, v, s.of_gradients(dtype_name(v))).backward(q, grads, initial, initial)
+    of_gradients = s.of_gradients(dtype_name(v), launch.capability(v.device))
+    return made + linear_launch.Call(q, q, v, of_gradients).backward(q, grads, initial, initial)
 
 
 CALLS: dict[str, Callable[[], list[Launch]]] = {

@@ -7,6 +7,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -19,6 +20,20 @@ METHODS = {
     "stored": zipfile.ZIP_STORED, "deflated": zipfile.ZIP_DEFLATED, "bzip2": zipfile.ZIP_BZIP2,
     "lzma": zipfile.ZIP_LZMA,
 }  # fmt: skip
+
+
+def write(path: Path, content: bytes) -> Path:
+    """A file in folders that are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def fill(root: Path, files: Mapping[str, bytes]) -> Path:
+    """A folder with files of these names and contents."""
+    for name, content in files.items():
+        write(root / name, content)
+    return root
 
 
 def image(kind: str = "PNG", colour: tuple[int, int, int] = (200, 100, 50), side: int = 8) -> bytes:

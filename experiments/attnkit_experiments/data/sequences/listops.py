@@ -93,7 +93,8 @@ def read(path: Path, limits: Limits = LIMITS) -> SequenceData:
         files = [file for file in files if not file.name.startswith(".")]
         if len(files) != 1:
             there = ", ".join(file.name for file in files) or "none"
-            raise UserError(f"--data {path}: expected one file *_{name}.tsv, as basic_{name}.tsv, found {there}")
+            expected = f"expected one file *_{name}.tsv, as basic_{name}.tsv"
+            raise UserError(f"--data {path}: {expected}, found {there}; --data generated draws expressions")
         lines = read_lines(files[0], limits)
         rows = [_expression(line, f"{files[0]}, line {number}") for number, line in enumerate(lines[1:], 2)]
         if not rows:
