@@ -248,6 +248,12 @@ def without_delta(rows, item, head, i, live):
 
 
 @triton.jit
+def first_digits_alone(x, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    first, _ = linear_tokens.two_operands(x, OPERAND, PRECISION)
+    return first, first * 0.0
+
+
+@triton.jit
 def of_the_first_member(view, item, head, first, keep, column, width, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
     return linear_tokens.load_tokens(view, item, head // 2 * 2, first, keep, column, width, COLUMNS, CHUNK)
 

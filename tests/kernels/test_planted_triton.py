@@ -89,6 +89,10 @@ WILD = {"bound", "nonfinite"}
             SEGMENTED, "linear_sweeps.load_tokens", "of_the_first_member", "linear_attention", "bfloat16", "mqa-causal",
             {"bound"},
         ),
+        (
+            SEGMENTED, "linear_sweeps.two_operands", "first_digits_alone", "linear_attention", "bfloat16",
+            "far-values", {"bound"},
+        ),
         (WRONG, "linear_step.place", "of_the_first_head", "linear_attention_step", "float32", "state", WILD),
         (WRONG, "linear_features._faded", "never_faded", "performer_attention", "float32", "blocks-causal", {"bound"}),
         (WRONG, "linear_features._faded", "of_all_keys", "performer_attention", "float32", "blocks-causal", {"bound"}),

@@ -127,6 +127,8 @@ def draw(scene: Scene, rng: np.random.Generator) -> dict[str, np.ndarray]:
         k[..., 1::2, :], v[..., 1::2, :] = -k[..., ::2, :], -v[..., ::2, :]
     if "positive_values" in scene.options:  # sums over keys grow: low-precision accumulators stagnate
         v = 0.6 * (1 + np.abs(v))  # with means just above 1, where roundings are largest
+    if "far_values" in scene.options:  # states outweigh what gradients of q and k are made of
+        v = v + 10
     options = option_arrays(scene, rng)
     if "bias" in options:
         options["bias"] = options["bias"] * scene.bias

@@ -265,6 +265,7 @@ LINEAR_ATTENTION = row(
     extra=(
         *((scene, {}) for scene in linear_samples.OPPOSITE),
         (linear_samples.ONE_FEATURE, {"feature_map": "relu", "eps": 0.0}),
+        (linear_samples.FAR_VALUES, {}),
     ),
     variants=(
         {},
