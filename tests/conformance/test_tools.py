@@ -1,6 +1,7 @@
 """The tools around the judge: selection, expected failures, export and compare, the command line, the reports."""
 
 import contextlib
+import itertools
 import json
 import re
 import xml.etree.ElementTree as xml
@@ -285,6 +286,41 @@ def test_compare_notices_changed_vectors(exported: Path, tmp_path: Path, capsys:
     assert main(["compare", str(exported), str(tmp_path)]) == 2
     assert "checksum" in capsys.readouterr().err
     assert load_file(path)
+
+
+def sealed(folder: Path, content: Any) -> None:
+    """Another manifest, with the checksums that it has then."""
+    path, sums = folder / "manifest.json", folder / exchange.SUMS
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    lines = [line for line in sums.read_text().splitlines() if not line.endswith("manifest.json")]
+    sums.write_text("".join(f"{line}\n" for line in (*lines, f"{exchange.digest(path)}  manifest.json")))
+
+
+def test_an_edited_manifest_is_refused_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = list(itertools.islice(core.cases("sigmoid_attention", "quick", ("float32",)), 2))
+    exchange.write(tmp_path / "golden", few)
+    good = json.loads((tmp_path / "golden" / "manifest.json").read_text())
+    first = good["cases"][0]
+    (tmp_path / "theirs.safetensors").write_bytes(b"none")
+    edits = (
+        (good, "theirs.safetensors: no safetensors file"),
+        ("[" * 5000, "manifest.json: no JSON"),
+        ([], "format \\[\\]; expected"),
+        ({**good, "files": 3}, "expected files with their checksums"),
+        ({**good, "cases": None}, "and a list of cases"),
+        ({**good, "cases": [first, 3]}, "case 1 is none, but 3"),
+        ({**good, "cases": [{**first, "results": {"out.o": "float128"}}]}, "case 0 is none"),
+        ({**good, "cases": [{**first, "id": 7}]}, "case 0 is none"),
+    )
+    for content, text in edits:
+        sealed(tmp_path / "golden", content)
+        assert main(["compare", str(tmp_path / "golden"), str(tmp_path / "theirs.safetensors")]) == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        assert re.search(text, said), said
+    save_file({f"{first['id']}/out.o": np.zeros(3)}, tmp_path / "theirs.safetensors")
+    sealed(tmp_path / "golden", {**good, "cases": [{**first, "results": {"out.o": "float32", "out.gone": "float32"}}]})
+    assert main(["compare", str(tmp_path / "golden"), str(tmp_path / "theirs.safetensors")]) == 2
+    assert "the vectors lack" in capsys.readouterr().err
 
 
 class Page(HTMLParser):

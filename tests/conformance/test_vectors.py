@@ -14,6 +14,7 @@ from attnkit_conformance import exchange
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.exchange import vectors
 from attnkit_conformance.opdb import OPDB
+from tests.shared import made_once
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples" / "vectors"
@@ -28,9 +29,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("vectors") / "set"
-    vectors.write(made)
-    return made
+    return made_once(tmp_path_factory, "vectors", lambda folder: vectors.write(folder / "set")) / "set"
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:

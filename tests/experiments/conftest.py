@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from attnkit_experiments.commands import runner
+from attnkit_experiments.recipes import RECIPES
 
 TINY = ("image_size=8", "patch=4", "train_images=60", "test_images=30", "steps=6", "batch=12")
 
@@ -93,3 +94,23 @@ def corpus(tmp_path_factory) -> Path:
                 text = "".join(f"{line}\n" for line in lines(language, count, documents))
                 (folder / name / f"{split}.{language}.gz").write_bytes(gzip.compress(text.encode()))
     return folder
+
+
+DOCUMENTS = ("001-table6", "001-fig4")
+
+
+@pytest.fixture
+def places(corpus, tmp_path):
+    """Where the data of a recipe are."""
+    text = tmp_path / "text.txt"
+    text.write_text("all human beings are born free and equal in dignity and rights " * 300)
+    of_domain = {"translation": corpus / "pairs", "language": text, "sequences": "generated"}
+
+    def place(name: str) -> str:
+        if name in DOCUMENTS:
+            return str(corpus / "documents")
+        if name == "003-copying":
+            return "generated"
+        return str(of_domain.get(RECIPES[name].domain.name, "digits")) if name in RECIPES else ""
+
+    return place

@@ -6,54 +6,16 @@ import pytest
 import torch
 
 from attnkit_experiments.commands import runner
-from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
-from attnkit_experiments.report.results import read_study
 
 from .nondeterministic import THROWING, TORCH, documented, gated
-from .translation_cases import TINY
+from .smallest import run
 
-IMAGES = ("steps=1", "train_images=24", "test_images=12", "batch=4")
-SMALLEST = {
-    "images": IMAGES,
-    "soft images": (*IMAGES, "full_scale=false"),
-    "translation": (*TINY, "steps=1"),
-    "language": ("steps=1", "tested=2"),
-    "sequences": ("steps=1", "train_samples=8", "valid_samples=4", "test_samples=4"),
-}
-DOCUMENTS = ("001-table6", "001-fig4")
-SOON = ("000-causal", "001-table4", "002-table6")
+SOON = ("000-causal", "002-table6")
 """Recipes of different domains, beside the images below; `make survival` runs all."""
 RECIPES_NOW = [
     pytest.param(name, marks=() if name in SOON else pytest.mark.survival) for name in (*RECIPES, *MEASUREMENTS)
 ]
-
-
-@pytest.fixture
-def places(corpus, tmp_path):
-    """Where the data of a recipe are."""
-    text = tmp_path / "text.txt"
-    text.write_text("all human beings are born free and equal in dignity and rights " * 300)
-    of_domain = {"translation": corpus / "pairs", "language": text, "sequences": "generated"}
-
-    def place(name: str) -> str:
-        if name in DOCUMENTS:
-            return str(corpus / "documents")
-        if name == "003-copying":
-            return "generated"
-        return str(of_domain.get(RECIPES[name].domain.name, "digits")) if name in RECIPES else ""
-
-    return place
-
-
-def run(name, data, out, *settings, preset="smoke"):
-    """One step of every cell, an inspection and a report."""
-    small = SMALLEST[RECIPES[name].domain.name] if name in RECIPES else ()
-    seeds = (0,) if name in RECIPES else None
-    request = runner.Request(name, preset, data, out, (*small, *settings), seeds, "cpu", 1, keep_going=True)
-    write_report(runner.run(request))
-    if name in RECIPES:
-        assert not read_study(out).uninspected
 
 
 @pytest.mark.parametrize("name", RECIPES_NOW)

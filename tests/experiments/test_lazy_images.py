@@ -314,8 +314,13 @@ def test_an_index_is_mapped_not_held(tmp_path, monkeypatch):
     entries = [
         Entry("train" if n % 100 else "test", f"n{n % 9}", -1, f"n{n % 9}_{n}.JPEG", 0, n, n) for n in range(count)
     ]
+
+    def opened(listing):
+        listing.files.append("a.tar")
+        return iter(entries)
+
     monkeypatch.setattr(f"{module}._places", lambda _: (tmp_path, ("a.tar",)))
-    monkeypatch.setattr("attnkit_experiments.data.images.listing.Listing.entries", lambda _: iter(entries))
+    monkeypatch.setattr("attnkit_experiments.data.images.listing.Listing.entries", opened)
     open_index("made up", cache=tmp_path / "cache")
     tracemalloc.start()
     try:

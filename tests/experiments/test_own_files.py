@@ -14,9 +14,11 @@ import pytest
 from PIL import Image
 
 from attnkit_experiments.__main__ import main
-from attnkit_experiments.commands import export
+from attnkit_experiments.commands import export, runner
 from attnkit_experiments.engine.schema import In, conform
+from tests.shared import made_once
 
+from .smallest import run
 from .stopping import stopped_after
 
 CELL = Path("cells", "relu-alpha1-seed0")
@@ -28,15 +30,17 @@ FILES = ("study.json", "result.json", "config.json", "metrics.jsonl", "weights.s
 @pytest.fixture(scope="module")
 def studies(tiny, tmp_path_factory):
     """One that was stopped after its fourth step and one that is finished, whose first cell is exported; a picture."""
-    place = tmp_path_factory.mktemp("studies")
-    with stopped_after(4):
-        tiny(place / "stopped", "checkpoint_every=2")
-    for seal in (place / "stopped" / CELL / "checkpoints").glob("step-00000002*"):
-        shutil.rmtree(seal) if seal.is_dir() else seal.unlink()
-    tiny(place / "finished")
-    export.export(place / "finished" / CELL, place / "finished" / "model")
-    Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(place / "picture.png")
-    return place
+
+    def make(place: Path) -> None:
+        with stopped_after(4):
+            tiny(place / "stopped", "checkpoint_every=2")
+        for seal in (place / "stopped" / CELL / "checkpoints").glob("step-00000002*"):
+            shutil.rmtree(seal) if seal.is_dir() else seal.unlink()
+        tiny(place / "finished")
+        export.export(place / "finished" / CELL, place / "finished" / "model")
+        Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(place / "picture.png")
+
+    return made_once(tmp_path_factory, "studies", make)
 
 
 def copied(studies: Path, name: str, tmp_path: Path) -> tuple[Path, Path]:
@@ -110,6 +114,55 @@ def test_a_damaged_file_gives_a_sentence_or_is_not_needed(seed, studies, tmp_pat
         capsys.readouterr()
         assert main(words(command, out, tmp_path, studies)) in (0, 2)
         assert capsys.readouterr().err.count("\n") <= 1
+
+
+ODD = (None, True, -1, 0.5, 1e999, "x", [], {}, [[1]], {"a": 1})
+"""Values that are wrong nearly everywhere."""
+OF_DOMAINS = {"000-fig4": "images", "000-causal": "language", "001-table4": "translation", "002-table6": "sequences",
+              "002-table1": "soft images"}  # fmt: skip
+OF_STUDIES = ("study.json", "claims.json", f"{CELL.parent}/*/result.json", f"{CELL.parent}/*/analysis.json")
+
+
+def places_in(value, path=()):
+    """The paths of all values of a JSON value, of lists those of the first entry."""
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value[:1]):
+        yield (*path, key)
+        if isinstance(item, dict | list):
+            yield from places_in(item, (*path, key))
+
+
+def wrong_reports(out: Path, count: int, capsys) -> list[str]:
+    """What `count` reports on a study do wrong, each with a value of one of its files replaced or taken away."""
+    draw, wrong = random.Random(0), []
+    files = {path: json.loads(path.read_text()) for name in OF_STUDIES for path in sorted(out.glob(name))[:2]}
+    edits = [(path, place, odd) for path, told in files.items() for place in places_in(told) for odd in (*ODD, ...)]
+    for path, place, odd in draw.sample(edits, min(count, len(edits))):
+        original = path.read_text()
+        edit(path, {"remove": place} if odd is ... else {"set": [*place, odd]})
+        capsys.readouterr()
+        try:
+            status = main(["report", str(out)])
+        except Exception as error:
+            status, said = -1, f"{type(error).__name__}: {error}"
+        else:
+            said = capsys.readouterr().err
+        if not ((status == 0 and not said) or (status == 2 and said.count("\n") == 1 and path.name in said)):
+            wrong.append(f"{path.relative_to(out)} {place} {odd!r}: {status} {said}")
+        path.write_text(original)
+    return wrong
+
+
+def test_any_value_in_a_file_gives_a_page_or_a_sentence(studies, tmp_path, capsys, undrawn):
+    out, _ = copied(studies, "study.json", tmp_path)
+    assert wrong_reports(out, 12, capsys) == []
+
+
+@pytest.mark.survival
+@pytest.mark.parametrize("name", OF_DOMAINS)
+def test_any_value_in_a_file_of_any_domain(name, places, tmp_path, monkeypatch, capsys, undrawn):
+    monkeypatch.setattr(runner, "check_smoke", lambda *arguments: None)
+    run(name, places(name), tmp_path / "out")
+    assert wrong_reports(tmp_path / "out", 400, capsys) == []
 
 
 class Kind(TypedDict):

@@ -305,7 +305,8 @@ def test_spoiled_checkpoints_are_refused_by_name_and_reason(spoil, file, reason,
     assert reason in str(refused.value)
     assert "--overwrite relu-alpha1-seed0 starts the cell anew" in str(refused.value)
     assert "\n" not in str(refused.value)
-    often(out, overwrite=("relu-alpha1-seed0",))
+    if spoil is strange_seal:  # of them all: it trains from the beginning
+        often(out, overwrite=("relu-alpha1-seed0",))
 
 
 def test_a_spoiled_checkpoint_falls_back_to_the_one_before(often, interrupted, whole, capsys):

@@ -1,7 +1,5 @@
 """Attention over 2, 3 and 4 gloo processes is that of one process: values, gradients, and the bytes that are sent."""
 
-import fcntl
-import os
 import re
 from functools import partial
 from pathlib import Path
@@ -32,6 +30,7 @@ from tests.library.context_parallel_cases import (
     wholly,
     work,
 )
+from tests.shared import made_once
 
 DRAWN = np.random.default_rng(9)
 KEYS = {"mask": DRAWN.random((2, 1, 1, TOKENS)) < 0.7, "query_mask": DRAWN.random((2, 1, TOKENS)) < 0.7}
@@ -108,18 +107,12 @@ MODELS = ["pointwise_attention", "softmax_attention", "linear_attention"]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict[str, Any]]:
-    """What each of the processes has found; their first error is raised here. Workers of one session share it."""
-    of_session = tmp_path_factory.getbasetemp()
-    folder = (of_session.parent if "PYTEST_XDIST_WORKER" in os.environ else of_session) / "context_parallel"
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "done").exists():
-            work_in = tmp_path_factory.mktemp("processes")
-            spawn(work, (work_in, [*CASES, *PLANTED, *COUNTED], MODELS), nprocs=PROCESSES)
-            for rank in range(PROCESSES):
-                (work_in / f"{rank}.pt").rename(folder / f"{rank}.pt")
-            (folder / "done").touch()
+    """What each of the processes has found; their first error is raised here."""
+
+    def make(folder: Path) -> None:
+        spawn(work, (folder, [*CASES, *PLANTED, *COUNTED], MODELS), nprocs=PROCESSES)
+
+    folder = made_once(tmp_path_factory, "context_parallel", make)
     return [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]
 
 

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import deserialize
+from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save_file
 
 from attnkit_conformance import core
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import matcher
 from attnkit_conformance.model import tolerance
-from attnkit_conformance.model.case import DTYPES, Case, compute_dtype, is_dtype, numpy_dtype
+from attnkit_conformance.model.case import DTYPES, INTEGER, Case, compute_dtype, is_dtype, numpy_dtype
 from attnkit_conformance.model.golden import draw_case, golden
 from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME, OPDB
@@ -134,8 +134,12 @@ def digest(path: Path) -> str:
 
 
 def read_tensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """All tensors of a safetensors file, bfloat16 included."""
-    for name, entry in deserialize(path.read_bytes()):
+    """All tensors of a safetensors file, bfloat16 included; ValueError for another file."""
+    try:
+        tensors = deserialize(path.read_bytes())
+    except SafetensorError as error:
+        raise ValueError(f"{path}: no safetensors file ({error})") from None
+    for name, entry in tensors:
         if entry["dtype"] not in TENSOR_DTYPES:
             raise ValueError(f"{path}: {name} has dtype {entry['dtype']}; expected one of {', '.join(TENSOR_DTYPES)}")
         kind = numpy_dtype(TENSOR_DTYPES[entry["dtype"]])
@@ -147,16 +151,40 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     if not path.exists():
         raise ValueError(f"{folder}: no manifest.json; write one with the export command")
-    manifest: dict[str, Any] = json.loads(path.read_text())
-    if manifest.get("format") != FORMAT:
-        raise ValueError(f"{path}: format {manifest.get('format')}; expected {FORMAT}")
-    sums = {name: expected for expected, name in map(str.split, (folder / SUMS).read_text().splitlines())}
+    try:
+        manifest: Any = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: no JSON ({error})") from None
+    found = manifest.get("format") if isinstance(manifest, dict) else manifest
+    if found != FORMAT:
+        raise ValueError(f"{path}: format {str(found)[:40]}; expected {FORMAT}")
+    require_entries(path, manifest)
+    lines = [line.split() for line in (folder / SUMS).read_text().splitlines()]
+    if any(len(words) != 2 for words in lines):
+        raise ValueError(f"{folder / SUMS}: expected lines of a checksum and a name")
+    sums = {name: expected for expected, name in lines}
     if sums.get(path.name) != digest(path):
         raise ValueError(f"{path}: the checksum is not that of {SUMS}")
     for name, expected in manifest["files"].items():
         if digest(folder / name) != expected or sums.get(name) != expected:
             raise ValueError(f"{folder / name}: the checksum is not that of the manifest and of {SUMS}")
     return manifest
+
+
+def require_entries(path: Path, manifest: dict[str, Any]) -> None:
+    """ValueError unless a manifest has the checksums of its files, and cases as `entry` writes them."""
+    files, cases = manifest.get("files"), manifest.get("cases")
+    if not is_texts(files) or not isinstance(cases, list):
+        raise ValueError(f"{path}: expected files with their checksums, and a list of cases")
+    for number, case in enumerate(cases):
+        named = isinstance(case, dict) and all(isinstance(case.get(key), str) for key in ("id", "op", "dtype"))
+        if not named or not is_texts(case.get("results")) or not {*case["results"].values()} <= {*DTYPES, INTEGER}:
+            raise ValueError(f"{path}: case {number} is none, but {str(case)[:80]}")
+
+
+def is_texts(value: Any) -> bool:
+    """Whether it is an object of texts."""
+    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 
 
 def compare(folder: Path, theirs: Path) -> list[CaseResult]:
@@ -182,6 +210,8 @@ def compare_case(
     present = [output for output in item["results"] if f"{item['id']}/{output}" in results]
     for output, dtype in item["results"].items():
         key = f"{item['id']}/{output}"
+        if lacking := {key, f"{item['id']}/{ALLOWED}{output}"} - golden_tensors.keys():
+            raise ValueError(f"the vectors lack {min(lacking)}, which the manifest has")
         if key not in results:
             if present and output.startswith("out."):
                 findings.fail("names", f"{output} is missing")

@@ -37,7 +37,7 @@ def run_cell(
     """
     folder, domain = study.folder(cell), study.recipe.domain
     config_hash = cell.config_hash()
-    stored = world.agreed(lambda: stored_result(folder, config_hash, domain.measure))
+    stored = world.agreed(lambda: stored_result(folder, config_hash, domain))
     if stored and ("diverged" not in stored or study.keep_going):
         if world.main:
             if stored.get("uninspected") == INTERRUPTED:
@@ -98,7 +98,7 @@ def inspected(
         traceback.print_exc()
         result = result | {"uninspected": f"{type(error).__name__}: {error}".splitlines()[0]}
     else:
-        result = {key: value for key, value in result.items() if key != "uninspected"} | numbers
+        result = {key: value for key, value in result.items() if key != "uninspected"} | dict(numbers)
     write_json(folder / "result.json", result)
     return result
 
@@ -106,7 +106,7 @@ def inspected(
 def inspect_again(study: Opened, cell: Cell) -> dict[str, Any]:
     """The result of a trained cell whose inspection failed, inspected with its weights."""
     folder = study.folder(cell)
-    result = stored_result(folder, cell.config_hash(), study.recipe.domain.measure)
+    result = stored_result(folder, cell.config_hash(), study.recipe.domain)
     if result is None or "uninspected" not in result:
         raise UserError(f"{folder}: nothing to inspect again")
 
@@ -118,11 +118,11 @@ def inspect_again(study: Opened, cell: Cell) -> dict[str, Any]:
     return inspected(study.recipe.domain, cell, task, make, folder, result)
 
 
-def stored_result(folder: Path, config_hash: str, measure: Measure) -> dict[str, Any] | None:
+def stored_result(folder: Path, config_hash: str, domain: Domain) -> dict[str, Any] | None:
     """The existing result of a cell; UserError if it is another cell's."""
     if not (folder / "result.json").exists():
         return None
-    result = read_result(folder, measure.key)
+    result = read_result(folder, domain)
     if result["config_hash"] != config_hash:
         raise UserError(
             f"{folder / 'result.json'}: belongs to another configuration; --overwrite {folder.name} starts it anew"

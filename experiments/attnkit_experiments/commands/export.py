@@ -95,7 +95,7 @@ def export(cell: Path, out: Path, *, average: bool = False) -> Path:
         raise unknown(f"cell of {run}", cell.name, study["cells"])
     if not (folder / "result.json").exists():
         raise UserError(f"export {cell}: it has not finished; python -m experiments run ... --resume continues it")
-    result, stored = read_result(folder, RECIPES[study["recipe"]].domain.measure.key), read_config(folder)
+    result, stored = read_result(folder, RECIPES[study["recipe"]].domain), read_config(folder)
     require_result_of(result, stored, folder)
     if "diverged" in result:
         raise UserError(f"export {cell}: it diverged and has no weights")

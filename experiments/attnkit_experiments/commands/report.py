@@ -41,7 +41,7 @@ def write_report(folder: Path, *more: Path, show_images: bool = True, **where: A
 
 def repair(folder: Path, **where: Any) -> None:
     """Inspect the trained cells whose inspection failed; what cannot be inspected is said, and stays as it is."""
-    uninspected = read_study(folder).uninspected
+    uninspected = read_study(folder, RECIPES[read_asked(folder)["recipe"]].domain).uninspected
     if not uninspected:
         return
     try:

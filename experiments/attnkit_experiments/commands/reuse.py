@@ -31,7 +31,7 @@ def reused(study: Opened, cell: Cell) -> dict[str, Any] | None:
             with written_aside(folder / path.name) as aside:
                 shutil.copyfile(path, aside)
     origin = f"{read_asked(source.parents[1])['recipe']}: {source.name}"
-    stored = read_result(source, study.recipe.domain.measure.key)
+    stored = read_result(source, study.recipe.domain)
     result = {"reused": origin} | stored | {"variant": cell.variant.name}
     write_json(folder / "config.json", cell.config() | {"config_hash": cell.config_hash()})
     write_json(folder / "result.json", result)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, TypedDict
 
 from attnkit_experiments.data.unpacking import printable
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.progress import many
+from attnkit_experiments.engine.schema import In
 from attnkit_experiments.engine.terms import REFUSABLE, Terms
 
 COUNTED = {
@@ -21,6 +22,24 @@ COUNTED = {
 }
 """Reasons that are counted and never refused."""
 SHARE = 0.01  # of the files that may be data
+
+
+class PassedOver(TypedDict):
+    """The files of one reason."""
+
+    files: Annotated[int, In("[0, inf)")]
+    first: str
+
+
+Counted = TypedDict(
+    "Counted",
+    {
+        "seen": Annotated[int, In("[0, inf)")],
+        "used": Annotated[int, In("[0, inf)")],
+        "passed over": dict[str, PassedOver],
+    },
+)
+"""A census in a file."""
 
 
 @dataclass
@@ -51,20 +70,23 @@ class Census:
     def seen(self) -> int:
         return self.used + sum(self.passed.values())
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Counted:
         """For study.json."""
-        passed = {
+        passed: dict[str, PassedOver] = {
             reason: {"files": self.passed[reason], "first": printable(self.first[reason]) if self.first[reason] else ""}
             for reason in sorted(self.passed)
         }
         return {"seen": self.seen, "used": self.used, "passed over": passed}
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Census:
-        """The census that `record` says."""
+    def of(cls, record: Counted) -> Census:
+        """The census that `record` says; ValueError if its numbers do not add up."""
         passed = record["passed over"]
-        counts = {reason: int(each["files"]) for reason, each in passed.items()}
-        return cls(int(record["used"]), counts, {reason: str(each["first"]) for reason, each in passed.items()})
+        counts = {reason: each["files"] for reason, each in passed.items()}
+        census = cls(record["used"], counts, {reason: each["first"] for reason, each in passed.items()})
+        if census.seen != record["seen"]:
+            raise ValueError(f"census.seen must be {census.seen}, the sum of the rest, got {record['seen']}")
+        return census
 
     def text(self) -> str:
         """ "40 files seen, 36 used; passed over: 3 hidden, 1 depth"."""

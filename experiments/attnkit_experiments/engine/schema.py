@@ -36,6 +36,19 @@ class In:
 
     interval: str
 
+    def require(self, value: Any, where: str) -> None:
+        require_in(self.interval, **{where: value})
+        if value in (float("inf"), float("-inf")):
+            raise ValueError(f"{where} must be finite, got {value}")
+
+
+class Filled:
+    """Of a list that must not be empty."""
+
+    def require(self, value: Any, where: str) -> None:
+        if not value:
+            raise _mismatch(where, "a list that is not empty", value)
+
 
 def read_as(path: Path, kind: type[T], relate: Callable[[T], None] | None = None) -> T:
     """The JSON in `path` as a TypedDict; UserError in one sentence if it is none of this kind."""
@@ -64,9 +77,7 @@ def conform(value: Any, kind: Any, where: str = "") -> None:
         conform(value, arguments[0], where)
     elif origin is Annotated:
         conform(value, arguments[0], where)
-        require_in(arguments[1].interval, **{where: value})
-        if value in (float("inf"), float("-inf")):
-            raise ValueError(f"{where} must be finite, got {value}")
+        arguments[1].require(value, where)
     elif origin is Literal:
         if value not in arguments or isinstance(value, bool) not in {isinstance(x, bool) for x in arguments}:
             raise _mismatch(where, f"one of {', '.join(map(repr, arguments))}", value)
@@ -130,6 +141,11 @@ def _built(value: Any, kind: Any) -> Any:
         hints = _hints(typing.cast(Any, kind))
         return kind(**{name: _built(item, hints[name]) for name, item in value.items()})  # type: ignore[operator]
     return tuple(value) if typing.get_origin(kind) is tuple else value
+
+
+def keys_of(*kinds: Any) -> set[str]:
+    """The names of the keys that these records have."""
+    return {name for kind in kinds for name in _hints(kind)}
 
 
 @cache

@@ -6,10 +6,11 @@ import importlib
 import secrets
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import read_json, write_json
+from attnkit_experiments.engine.schema import read_as
 
 Tracking = Literal["tensorboard", "wandb"]
 MODULES: dict[Tracking, str] = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
@@ -43,6 +44,12 @@ class TensorBoard:
         self._writer.close()
 
 
+class Known(TypedDict):
+    """What wandb.json says."""
+
+    id: str
+
+
 class WeightsAndBiases:
     """A run named after the cell, whose id is kept in FOLDER/wandb.json, so that a resumed training continues it.
 
@@ -56,7 +63,7 @@ class WeightsAndBiases:
         config = read_json(folder / "config.json")
         try:
             self._run = wandb.init(
-                name=folder.name, id=read_json(about)["id"], resume="allow", dir=str(folder), config=config
+                name=folder.name, id=read_as(about, Known)["id"], resume="allow", dir=str(folder), config=config
             )
         except wandb.Error as error:
             raise UserError(f"--track wandb: {error}") from None

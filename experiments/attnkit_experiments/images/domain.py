@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from attnkit_experiments.images.model import ViTConfig, forward_flops
 from attnkit_experiments.images.settings import ImageSettings, about_images, augmentation, image_source, read_images
 from attnkit_experiments.images.task import LOSSES, ImageTask, require_fit
 from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Source, Variant, from_study
+from attnkit_experiments.study.stored import Count
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,16 @@ def inspect(task: ImageTask, initial: ImageTask, cell: Cell, folder: Path) -> di
     return numbers | {"learned": learned_values(task.model)}
 
 
+class Result(TypedDict):
+    """The numbers of a cell that was trained to its end."""
+
+    tokens: Count
+    flops_per_sample: float
+    training_flops: float
+    accuracy: float
+    test_loss: float
+
+
 DOMAIN = Domain(
     name="images",
     source=image_source,
@@ -173,6 +184,8 @@ DOMAIN = Domain(
     inspect=inspect,
     facts=facts,
     shape=shape,
+    result=Result,
+    inspected=inspection.Inspected,
     measure=Measure("accuracy", "accuracy", factor=100, unit="%"),
     sections=sections,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors.torch import save_file
@@ -13,14 +13,22 @@ from torch import Tensor
 from attnkit_experiments.data.images import augment
 from attnkit_experiments.data.images.dataset import in_turn
 from attnkit_experiments.engine.files import written_aside
+from attnkit_experiments.engine.schema import Filled
 from attnkit_experiments.images.model import ViT
 from attnkit_experiments.images.task import ImageTask
+from attnkit_experiments.study.stored import MAPS_FILE, Layers, RowMeans
 
 MAP_IMAGES = 4
 STATISTICS_IMAGES = 64
 
 
-def layer_statistics(model: ViT, images: Tensor, *, signed: bool) -> list[dict[str, float | None]]:
+class Inspected(Layers):
+    """What the inspection of a cell leaves in its result."""
+
+    learned: list[Annotated[list[float], Filled()]]
+
+
+def layer_statistics(model: ViT, images: Tensor, *, signed: bool) -> list[RowMeans]:
     """Per layer the mean over valid rows of entropy (nats), its share of log n, row sum, share of non-zero weights.
 
     A row is valid if it sees a key and has a weight other than zero; `dead` is the share that has none. Entropy is not
@@ -31,10 +39,10 @@ def layer_statistics(model: ViT, images: Tensor, *, signed: bool) -> list[dict[s
     return [row_means(record.statistics) for record in records]
 
 
-def row_means(rows: Any) -> dict[str, float | None]:
+def row_means(rows: Any) -> RowMeans:
     """The means of one layer's `attnkit.RowStatistics`."""
     alive = rows.nonzero > 0
-    row: dict[str, float | None] = {
+    row: RowMeans = {
         "total": _mean(rows.total, alive),
         "nonzero": _mean(rows.nonzero / rows.visible, alive),
         "dead": float((~alive).float().mean()),
@@ -66,7 +74,7 @@ def inspect(task: ImageTask, folder: Path, *, signed: bool, initial: ImageTask) 
     stacked = torch.stack([record.weights.float().mean(1)[:, patches, patches] for record in records], dim=1)
     middle = (side // 2) * side + side // 2
     tensors = {"images": sample, "received": stacked.mean(2), "centre": stacked[:, :, middle]}
-    with written_aside(folder / "maps.safetensors") as aside:
+    with written_aside(folder / MAPS_FILE) as aside:
         save_file(
             {name: tensor.contiguous().cpu() for name, tensor in tensors.items()},
             aside,

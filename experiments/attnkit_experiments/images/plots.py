@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
+from attnkit_experiments.engine.arrays import Arrays
+from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.report.plots import INK, STYLE, image, picture, pictures, shades, svg, trained
-from attnkit_experiments.report.results import StudyResults, read_maps
+from attnkit_experiments.report.results import Line, StudyResults, read_maps
+from attnkit_experiments.study.stored import MAPS_FILE
 
 
 def entropy_bars(study: StudyResults) -> str | None:
@@ -52,7 +58,7 @@ def entropy_bars(study: StudyResults) -> str | None:
 def attention_maps(study: StudyResults) -> str:
     """Test images with the weights of the middle query in the last layer, mean over heads."""
     lines = trained(study)[:7]
-    stored = [read_maps(line.first_cell, "images", "centre") for line in lines]
+    stored = square_maps(lines, "centre", "float32 N layers patches")
     images = stored[0]["images"]
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure, grid = pictures(len(images), len(lines) + 1, 1.55)
@@ -70,7 +76,7 @@ def attention_maps(study: StudyResults) -> str:
 def layer_maps(study: StudyResults) -> str:
     """One test image through the layers: the weight each patch receives, mean over heads and queries."""
     lines = trained(study)[:7]
-    stored = [read_maps(line.first_cell, "images", "received") for line in lines]
+    stored = square_maps(lines, "received", "float32 N LAYERS patches")
     depth = stored[0]["received"].shape[1]
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure, grid = pictures(len(lines), depth + 1, 1.5)
@@ -85,8 +91,18 @@ def layer_maps(study: StudyResults) -> str:
         return svg(figure, "weight received by each patch of one image, layer by layer")
 
 
+def square_maps(lines: Sequence[Line], name: str, kind: str) -> list[Arrays]:
+    """`read_maps` of images and of weights of the patches of a square."""
+    stored = read_maps(lines, {"images": "uint8 N side side channels", name: kind})
+    for line, maps in zip(lines, stored, strict=True):
+        patches = maps[name].shape[-1]
+        if math.isqrt(patches) ** 2 != patches:
+            raise UserError(f"{line.first_cell / MAPS_FILE}: {name} must have the patches of a square, got {patches}")
+    return stored
+
+
 def weights_picture(axes: Axes, weights: np.ndarray) -> int:
     """The weights of all patches of a square image; returns its side. Black is 0."""
-    side = round(weights.size**0.5)
+    side = math.isqrt(weights.size)
     picture(axes, weights.reshape(side, side), cmap="magma", vmin=min(weights.min(), 0))
     return side

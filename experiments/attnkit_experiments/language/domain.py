@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 import torch
 
@@ -12,7 +12,7 @@ from attnkit_experiments.data.text.bytes import PYDOC, TextData, load_text
 from attnkit_experiments.data.text.symbols import generate
 from attnkit_experiments.engine.errors import UserError, require_in
 from attnkit_experiments.engine.optim import TrainConfig
-from attnkit_experiments.language.inspection import inspect
+from attnkit_experiments.language.inspection import Inspected, inspect
 from attnkit_experiments.language.model import LanguageConfig, forward_flops
 from attnkit_experiments.language.task import LanguageTask, require_fit
 from attnkit_experiments.study.recipe import (
@@ -26,6 +26,7 @@ from attnkit_experiments.study.recipe import (
     data_place,
     from_study,
 )
+from attnkit_experiments.study.stored import Count
 
 BY_TASK, GENERATED = "by-task", "generated"
 OF_PAIRS = (attnkit.softmax_attention.__name__, attnkit.pointwise_attention.__name__)
@@ -127,6 +128,19 @@ def sections(study: Any, show_samples: bool) -> list[Section]:
     return page.sections(study, show_samples)
 
 
+class Result(TypedDict):
+    """The numbers of a cell that was trained to its end."""
+
+    tokens: Count
+    flops_per_sample: NotRequired[float]
+    training_flops: NotRequired[float]
+    bits_per_byte: float
+    test_loss: float
+    accuracy: float
+    first_quarter: NotRequired[float]
+    last_quarter: NotRequired[float]
+
+
 DOMAIN = Domain(
     name="language",
     source=source,
@@ -137,6 +151,8 @@ DOMAIN = Domain(
     inspect=inspect,
     facts=facts,
     shape=shape,
+    result=Result,
+    inspected=Inspected,
     measure=Measure("bits_per_byte", "bits per byte", digits=3),
     sections=sections,
 )

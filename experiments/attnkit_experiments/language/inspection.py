@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -12,8 +12,27 @@ from attnkit_experiments.language import exact
 from attnkit_experiments.language.model import LanguageModel
 from attnkit_experiments.language.task import LanguageTask
 from attnkit_experiments.study.recipe import Cell
+from attnkit_experiments.study.stored import Count, Layers, RowMeans
 
 INSPECTED_TOKENS = 1 << 13
+
+
+class AtStart(TypedDict):
+    """`exact.at_start`."""
+
+    length: Count
+    row_sum: float
+    row_sum_exact: float
+    row_sum_errors: float
+    variance: float
+    variance_exact: float
+    variance_errors: float
+
+
+class Inspected(Layers):
+    """What the inspection of a cell leaves in its result."""
+
+    exact: list[AtStart]
 
 
 def inspect(task: LanguageTask, initial: LanguageTask, cell: Cell, folder: Path) -> dict[str, Any]:
@@ -27,7 +46,7 @@ def inspect(task: LanguageTask, initial: LanguageTask, cell: Cell, folder: Path)
     }
 
 
-def layer_statistics(model: LanguageModel, tokens: torch.Tensor, *, signed: bool) -> list[dict[str, float | None]]:
+def layer_statistics(model: LanguageModel, tokens: torch.Tensor, *, signed: bool) -> list[RowMeans]:
     """Per layer the means over rows that `row_means` takes."""
     model.eval()
     fields = ("total", "nonzero", "visible", *(() if signed else ("entropy",)))

@@ -9,12 +9,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Annotated, TypedDict
 
 import torch
 from torch import Tensor
 
 import attnkit
+from attnkit_experiments.engine.schema import In, read_as
 
 LENGTHS = (64, 128, 256, 512, 1024)
 HEAD_DIM = 64
@@ -25,6 +29,52 @@ SEED = 0
 SLOPE_TOLERANCE = 0.01  # "within 1 %": of a slope, and of a variance that should be constant
 
 
+Positive = Annotated[float, In("(0, inf)")]
+
+
+class MeanWeights(TypedDict):
+    """Statement 1 of one h and alpha, at all lengths."""
+
+    activation: str
+    alpha: float
+    means: list[Positive]
+    slope: float
+
+
+class Variance(TypedDict):
+    """Statement 2 at one length."""
+
+    n: int
+    expected: Positive
+    relu: Positive
+    reluformer: Positive
+
+
+class Claims(TypedDict):
+    """claims.json of a study."""
+
+    lengths: list[int]
+    weights: list[MeanWeights]
+    softmax: list[Positive]
+    variance: list[Variance]
+    variance_slope: float
+
+
+def read_claims(path: Path) -> Claims:
+    """What `measure` left in a file; UserError if it is something else."""
+
+    def whole(claims: Claims) -> None:
+        lengths = list(LENGTHS)
+        if claims["lengths"] != lengths or [row["n"] for row in claims["variance"]] != lengths:
+            raise ValueError(f"lengths, and n of variance, must be {lengths}")
+        if [(row["activation"], row["alpha"]) for row in claims["weights"]] != list(product(ACTIVATIONS, ALPHAS)):
+            raise ValueError(f"weights must be those of {', '.join(ACTIVATIONS)} with alpha {ALPHAS}")
+        if any(len(means) != len(lengths) for means in (claims["softmax"], *(x["means"] for x in claims["weights"]))):
+            raise ValueError(f"softmax, and means of weights, must be {len(lengths)} numbers")
+
+    return read_as(path, Claims, whole)
+
+
 def normal_inputs(length: int, pairs: int, *, seed: int = SEED) -> tuple[Tensor, Tensor, Tensor]:
     """Standard normal q, k (heads, length, 64) and v (heads, length, 512): about `pairs` pairs at any length."""
     heads = max(pairs // length**2, 1)
@@ -33,7 +83,7 @@ def normal_inputs(length: int, pairs: int, *, seed: int = SEED) -> tuple[Tensor,
     return q, k, torch.randn(heads, length, VALUE_DIM, generator=rng)
 
 
-def slope(x: list[float], y: list[float]) -> float:
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
     """Least-squares slope of log y against log x."""
     u, w = [math.log(value) for value in x], [math.log(value) for value in y]
     mean_u, mean_w = sum(u) / len(u), sum(w) / len(w)
@@ -47,9 +97,9 @@ def mean_weight(activation: str, alpha: float, length: int, *, pairs: int) -> fl
     return float(weights.abs().double().mean())
 
 
-def weight_scaling(*, pairs: int = 1 << 21) -> list[dict[str, Any]]:
+def weight_scaling(*, pairs: int = 1 << 21) -> list[MeanWeights]:
     """Statement 1: for every h and alpha the slope of log E|w| against log L, which should be -alpha."""
-    rows = []
+    rows: list[MeanWeights] = []
     for activation in ACTIVATIONS:
         for alpha in ALPHAS:
             means = [mean_weight(activation, alpha, length, pairs=pairs) for length in LENGTHS]
@@ -67,9 +117,9 @@ def softmax_scaling(*, pairs: int = 1 << 21) -> list[float]:
     return means
 
 
-def output_variance(*, pairs: int = 1 << 22) -> list[dict[str, float]]:
+def output_variance(*, pairs: int = 1 << 22) -> list[Variance]:
     """Statement 2: for every n the output variance of relu attention without a scale, and of reluformer."""
-    rows = []
+    rows: list[Variance] = []
     for length in LENGTHS:
         q, k, v = normal_inputs(length, pairs)
         bare = attnkit.pointwise_attention(q, k, v, activation="relu", alpha=0.0)
@@ -85,7 +135,7 @@ def output_variance(*, pairs: int = 1 << 22) -> list[dict[str, float]]:
     return rows
 
 
-def measure() -> dict[str, Any]:
+def measure() -> Claims:
     """Both statements as JSON, for the report."""
     variance = output_variance()
     return {
@@ -97,7 +147,7 @@ def measure() -> dict[str, Any]:
     }
 
 
-def hold(claims: dict[str, Any]) -> bool:
+def hold(claims: Claims) -> bool:
     """Whether every slope is within SLOPE_TOLERANCE of its expected value, 0 for reluformer."""
     n = [row["n"] for row in claims["variance"]]
     flat = slope(n, [row["reluformer"] for row in claims["variance"]])

@@ -19,7 +19,7 @@ def read_studies(folders: Sequence[Path], recipe: Recipe) -> StudyResults:
 
     Errors: UserError for any other difference, and for a variant or a cell that two folders have differently, by name.
     """
-    studies = [read_study(folder, recipe.domain.measure.key) for folder in folders]
+    studies = [read_study(folder, recipe.domain) for folder in folders]
     if len(studies) == 1:
         return studies[0]
     abouts = [study.about for study in studies]

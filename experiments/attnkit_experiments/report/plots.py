@@ -28,6 +28,7 @@ from matplotlib.ticker import (
     ScalarFormatter,
 )
 
+from attnkit_experiments.report.claims import Claims
 from attnkit_experiments.report.results import Line, Spread, StudyResults
 from attnkit_experiments.study.measurement import Row
 
@@ -344,7 +345,7 @@ def pictures(rows: int, columns: int, size: float) -> tuple[Figure, Any]:
     )
 
 
-def claim_plots(claims: dict[str, Any]) -> str:
+def claim_plots(claims: Claims) -> str:
     """Mean weight against L for relu, and output variance against n, both with the expected line."""
     lengths = claims["lengths"]
     with mpl.rc_context(STYLE):

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from scipy.special import stdtrit
 
+from attnkit_experiments.engine.arrays import Arrays, conform_arrays
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.engine.files import read_json
 from attnkit_experiments.engine.metrics import read_metrics
-from attnkit_experiments.study.recipe import Measure
-from attnkit_experiments.study.stored import read_result, read_trained
+from attnkit_experiments.report.claims import Claims, read_claims
+from attnkit_experiments.study.recipe import Domain, Measure
+from attnkit_experiments.study.stored import MAPS_FILE, read_result, read_trained
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,17 @@ class Line:
         return statistics.median(result["step_ms"] for result in self.results.values())
 
     def scores(self, key: str) -> list[tuple[float, float]]:
-        """(seconds of training, a number of the evaluation), means over seeds; seconds are steps × the median step."""
-        seeds = []
+        """(seconds of training, a number of the evaluation), means over seeds; seconds are steps × the median step.
+
+        Errors: UserError where seeds were not evaluated after the same steps.
+        """
+        seeds, expected = [], None
         for seed, result in self.results.items():
-            rows = [row for row in read_metrics(self.folders[seed] / "metrics.jsonl") if "evaluation" in row]
+            path = self.folders[seed] / "metrics.jsonl"
+            rows = [row for row in read_metrics(path) if key in row.get("evaluation", ())]
+            steps = [row["step"] for row in rows]
+            if steps != (expected := steps if expected is None else expected):
+                raise UserError(f"{path}: has {key} after the steps {steps}, another seed after {expected}")
             seeds.append([(row["step"] * result["step_ms"] / 1000, row["evaluation"][key]) for row in rows])
         return [
             (statistics.fmean(x for x, _ in each), statistics.fmean(y for _, y in each))
@@ -152,7 +159,7 @@ class StudyResults:
 
     about: dict[str, Any]
     lines: tuple[Line, ...]  # variants with at least one finished cell
-    claims: dict[str, Any] | None
+    claims: Claims | None
     missing: tuple[str, ...]
     machines: int = 1  # of different kinds, on which the cells were trained
 
@@ -241,17 +248,24 @@ def command(about: Mapping[str, Any]) -> str:
     return " ".join([*words, "--out DIR"])
 
 
-def read_maps(folder: Path, *names: str) -> dict[str, np.ndarray]:
-    """The arrays that the inspection of a cell has left for figures; UserError if one of `names` is not there."""
-    path = folder / "maps.safetensors"
-    try:
-        maps = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as arrays ({error})") from None
-    for name in names:
-        if name not in maps:
-            raise UserError(f"{path}: has no array {name}")
-    return maps
+def read_maps(lines: Sequence[Line], kinds: Mapping[str, str]) -> list[Arrays]:
+    """The arrays that the inspections of the lines' first cells have left for figures, of `kinds` as `conform_arrays`
+    takes them, in which a capital stands for the same length in all cells; UserError if there are none.
+    """
+    stored: list[Arrays] = []
+    shared: dict[str, int] = {}
+    for line in lines:
+        path, lengths = line.first_cell / MAPS_FILE, dict(shared)
+        try:
+            maps = load_file(path)
+            conform_arrays(maps, kinds, lengths)
+            if not all(lengths.values()):
+                raise ValueError("an array without entries")
+        except (SafetensorError, OSError, ValueError) as error:
+            raise UserError(f"{path}: cannot be read as arrays ({error})") from None
+        shared = {word: length for word, length in lengths.items() if word.isupper()}
+        stored.append(maps)
+    return stored
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -268,8 +282,8 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
 
 
-def read_study(folder: Path, measure: str = "") -> StudyResults:
-    """The study in `folder`, whose results have the number `measure`; UserError if there is none or no cell has
+def read_study(folder: Path, domain: Domain | None = None) -> StudyResults:
+    """The study in `folder`, whose results have the numbers of `domain`; UserError if there is none or no cell has
     finished.
     """
     about = read_trained(folder)
@@ -284,7 +298,7 @@ def read_study(folder: Path, measure: str = "") -> StudyResults:
             if not path.exists():
                 missing.append(path.parent.name)
                 continue
-            result = read_result(path.parent, measure)
+            result = read_result(path.parent, domain)
             folders[seed] = path.parent
             if "diverged" in result:
                 diverged[seed] = result["diverged"]
@@ -292,8 +306,23 @@ def read_study(folder: Path, measure: str = "") -> StudyResults:
                 result["core_hours"] = cores * result["steady_seconds"] / 3600
                 results[seed] = result
         if folders:
+            _require_alike(folders, results)
             lines.append(Line(variant, results, diverged, folders))
     if not any(line.results for line in lines):
         raise UserError(f"{folder}: no cell has finished yet; python -m experiments run ... --resume continues it")
     claims = folder / "claims.json"
-    return StudyResults(about, tuple(lines), read_json(claims) if claims.exists() else None, tuple(missing))
+    return StudyResults(about, tuple(lines), read_claims(claims) if claims.exists() else None, tuple(missing))
+
+
+def _require_alike(folders: Mapping[int, Path], results: Mapping[int, Mapping[str, Any]]) -> None:
+    """UserError for lists, such as one of layers, that are not as long in every cell of a variant."""
+    expected: dict[str, int] = {}
+    for seed, result in results.items():
+        found = {name: len(value) for name, value in result.items() if isinstance(value, list)}
+        for name in expected.keys() & found.keys():
+            if found[name] != expected[name]:
+                raise UserError(
+                    f"{folders[seed] / 'result.json'}: {name} has {found[name]} entries, that of another seed "
+                    f"{expected[name]}"
+                )
+        expected |= found

@@ -11,7 +11,7 @@ from typing import Any
 from attnkit_experiments.engine.files import write_text
 from attnkit_experiments.engine.progress import many
 from attnkit_experiments.report import plots, tables
-from attnkit_experiments.report.claims import SLOPE_TOLERANCE
+from attnkit_experiments.report.claims import SLOPE_TOLERANCE, Claims
 from attnkit_experiments.report.claims import hold as claims_hold
 from attnkit_experiments.report.html import badge, bullets, card, document, origin_section, safe, section, table
 from attnkit_experiments.report.merging import read_studies
@@ -287,7 +287,7 @@ def _theirs(name: str, values: Mapping[str, float | None], column: Published) ->
     return f"{value / reference:.{column.digits}f}"
 
 
-def _claims(claims: dict[str, Any]) -> str:
+def _claims(claims: Claims) -> str:
     alphas = sorted({row["alpha"] for row in claims["weights"]})
     slope_of = {(row["activation"], row["alpha"]): row["slope"] for row in claims["weights"]}
     activations = list(dict.fromkeys(row["activation"] for row in claims["weights"]))

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attnkit_experiments.engine.files import read_json
 from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.report.claims import slope
 from attnkit_experiments.report.results import StudyResults
+from attnkit_experiments.study.stored import read_analysis
 
 CURVE_LINES = 300
 """About so many lines of curves.csv, of all cells together."""
@@ -72,7 +72,7 @@ def concentration(folder: Path) -> dict[str, float | None]:
     """
     if not (folder / "analysis.json").exists():
         return {}
-    analysis = read_json(folder / "analysis.json")["trained"]
+    analysis = read_analysis(folder)
     attention = [layer["concentration"] for name, layer in analysis["layers"].items() if name not in analysis["slots"]]
     flat: dict[str, float | None] = {}
     for kind, layers in (("slots", list(analysis["slots"].values())), ("attention", [x for x in attention if x])):

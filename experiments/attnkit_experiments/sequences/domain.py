@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 
@@ -27,6 +27,7 @@ from attnkit_experiments.study.recipe import (
     data_place,
     from_study,
 )
+from attnkit_experiments.study.stored import Count, Layers
 
 TABLE_6 = ("transformer", "reformer", "linformer", "performer", "nystromformer", "soft")
 BY_TASK = "by-task"  # the data that the task needs: generated, or what ATTNKIT_DATA names
@@ -180,6 +181,15 @@ def sections(study: Any, show_samples: bool) -> list[Section]:
     return page.sections(study, show_samples)
 
 
+class Result(TypedDict):
+    """The numbers of a cell that was trained to its end."""
+
+    tokens: Count
+    accuracy: float
+    test_loss: float
+    majority: float
+
+
 DOMAIN = Domain(
     name="sequences",
     source=source,
@@ -190,6 +200,8 @@ DOMAIN = Domain(
     inspect=inspect,
     facts=facts,
     shape=shape,
+    result=Result,
+    inspected=Layers,
     measure=Measure("accuracy", "accuracy", factor=100, unit="%"),
     sections=sections,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -11,11 +10,12 @@ from attnkit.nn import LayerAnalysis, capture
 from attnkit_experiments.sequences.model import SequenceClassifier
 from attnkit_experiments.sequences.task import SequenceTask
 from attnkit_experiments.study.recipe import Cell
+from attnkit_experiments.study.stored import Layers, RowMeans
 
 INSPECTED, AT_ONCE = 32, 8  # sequences whose rows of attention are measured
 
 
-def inspect(task: SequenceTask, initial: SequenceTask, cell: Cell, folder: Path) -> dict[str, Any]:
+def inspect(task: SequenceTask, initial: SequenceTask, cell: Cell, folder: Path) -> Layers:
     """Rows of attention before and after training, on the same test sequences."""
     # hooks need a model that is not compiled
     plain = SequenceClassifier(cell.settings["model"]).to(task.device)
@@ -24,7 +24,7 @@ def inspect(task: SequenceTask, initial: SequenceTask, cell: Cell, folder: Path)
 
 
 @torch.no_grad()
-def layer_statistics(model: SequenceClassifier, task: SequenceTask) -> list[dict[str, Any]]:
+def layer_statistics(model: SequenceClassifier, task: SequenceTask) -> list[RowMeans]:
     """Per attention layer means over the rows of tokens of the first test sequences, in the order of the model.
 
     `total` is the row sum, `entropy` in nats of normalised weights (None where it is not defined), `nonzero` the share
@@ -40,7 +40,7 @@ def layer_statistics(model: SequenceClassifier, task: SequenceTask) -> list[dict
     return [_layer(layer) for layer in record.layers if layer.rows > layer.null]
 
 
-def _layer(layer: LayerAnalysis) -> dict[str, Any]:
+def _layer(layer: LayerAnalysis) -> RowMeans:
     return {
         "name": layer.name,
         "total": layer.means["total"],

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 import torch
 
@@ -20,10 +20,11 @@ from attnkit_experiments.engine.counting import multiply_adds, parameters
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.images.settings import ImageSettings, about_images, augmentation, image_source, read_images
 from attnkit_experiments.images.task import require_fit
-from attnkit_experiments.soft.inspection import inspect
+from attnkit_experiments.soft.inspection import Inspected, inspect
 from attnkit_experiments.soft.model import OPTIONS, SoftConfig, SoftVisionTransformer
 from attnkit_experiments.soft.task import SoftImageTask
 from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Variant, from_study
+from attnkit_experiments.study.stored import Count
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,19 @@ def row(name: str, *, baseline: str = "", full: Mapping[str, Any] | None = None,
     return Variant(name=name, series=name, op="soft", baseline=baseline, changes=changes, options=full or {})
 
 
+class Result(TypedDict):
+    """The numbers of a cell that was trained to its end."""
+
+    tokens: Count
+    flops_per_sample: float
+    training_flops: float
+    full_parameters: NotRequired[float]
+    full_multiply_adds: NotRequired[float]
+    full_multiply_adds_without_inverse: NotRequired[float]
+    accuracy: float
+    test_loss: float
+
+
 DOMAIN = Domain(
     name="soft images",
     source=image_source,
@@ -127,6 +141,8 @@ DOMAIN = Domain(
     inspect=inspect,
     facts=facts,
     shape=shape,
+    result=Result,
+    inspected=Inspected,
     measure=Measure("accuracy", "accuracy", factor=100, unit="%"),
     sections=sections,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import torch
 from safetensors.torch import save_file
@@ -15,14 +15,33 @@ from attnkit_experiments.data.images import augment
 from attnkit_experiments.data.images.dataset import in_turn
 from attnkit_experiments.engine.files import written_aside
 from attnkit_experiments.engine.memory import peak_bytes
+from attnkit_experiments.engine.schema import Filled
 from attnkit_experiments.soft.attention import Soft
 from attnkit_experiments.soft.model import SoftConfig, SoftVisionTransformer, Stage
 from attnkit_experiments.soft.task import SoftImageTask
 from attnkit_experiments.study.recipe import Cell
+from attnkit_experiments.study.stored import MAPS_FILE
 
 MAP_IMAGES, MAP_HEADS = 4, 2
 RESIDUAL_IMAGES = 32
 TIMED_PASSES = 3
+
+
+class Residuals(TypedDict):
+    """Of one stage, by the steps of Newton's iteration."""
+
+    median: Annotated[list[float], Filled()]
+    largest: Annotated[list[float], Filled()]
+
+
+class Inspected(TypedDict):
+    """What the inspection of a cell leaves in its result."""
+
+    residuals: NotRequired[list[Residuals]]
+    initial_residuals: NotRequired[list[Residuals]]
+    full_memory: NotRequired[float]
+    full_training_rate: NotRequired[float]
+    full_prediction_rate: NotRequired[float]
 
 
 def inspect(task: SoftImageTask, initial: SoftImageTask, cell: Cell, folder: Path) -> dict[str, Any]:
@@ -33,7 +52,7 @@ def inspect(task: SoftImageTask, initial: SoftImageTask, cell: Cell, folder: Pat
     plain = SoftVisionTransformer(cell.settings["model"]).to(task.device)
     plain.load_state_dict(task.model.state_dict())
     if cell.variant.op != "linformer":
-        with written_aside(folder / "maps.safetensors") as aside:
+        with written_aside(folder / MAPS_FILE) as aside:
             save_file({"images": sample.cpu(), "maps": heat_maps(plain, augment.normalise(sample)).cpu()}, aside)
     numbers: dict[str, Any] = {}
     if cell.variant.op == "soft":
@@ -76,12 +95,12 @@ def heat_maps(model: SoftVisionTransformer, images: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def residuals(model: SoftVisionTransformer, images: Tensor) -> list[dict[str, list[float]]]:
+def residuals(model: SoftVisionTransformer, images: Tensor) -> list[Residuals]:
     """‖A A_k A - A‖₂/‖A‖₂ for k = 0..20 in each stage of SOFT attention: median and largest over blocks, heads, images.
 
     A is the matrix that the layer inverts, its ridge included.
     """
-    rows = []
+    rows: list[Residuals] = []
     for blocks in attention_inputs(model, images):
         layers = [(layer, x, grid) for layer, x, grid in blocks if isinstance(layer, Soft)]
         if not layers:

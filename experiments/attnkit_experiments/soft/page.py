@@ -7,6 +7,7 @@ from attnkit_experiments.report.html import card, safe, table
 from attnkit_experiments.report.results import StudyResults
 from attnkit_experiments.soft import plots as soft_plots
 from attnkit_experiments.study.recipe import Section
+from attnkit_experiments.study.stored import MAPS_FILE
 
 COSTS = (
     ("full_parameters", "parameters, M", 1e-6, 2),
@@ -25,7 +26,7 @@ def sections(study: StudyResults, show_images: bool) -> list[Section]:
     if "full_parameters" in lines[0].first:
         parts.append(Section("Cost of the published models", cost_text(study), cost_table(study)))
     parts.append(Section("Learning curves", CURVES, card(plots.learning_curves(study))))
-    if show_images and any((line.first_cell / "maps.safetensors").exists() for line in lines):
+    if show_images and any((line.first_cell / MAPS_FILE).exists() for line in lines):
         parts.append(Section("Heat maps", MAPS, card(soft_plots.heat_maps(study))))
     if any("residuals" in line.first for line in lines):
         parts.append(Section("How the inverse converges", RESIDUALS, card(soft_plots.residuals(study))))

@@ -10,18 +10,15 @@ from attnkit_experiments.report.plots import COLOURS, DASHES, STYLE, pictures, s
 from attnkit_experiments.report.plots import image as draw_image
 from attnkit_experiments.report.plots import picture as draw_picture
 from attnkit_experiments.report.results import StudyResults, read_maps
+from attnkit_experiments.study.stored import MAPS_FILE
 
 FLOOR = 1e-16  # a residual of 0 has no place on a logarithmic axis
 
 
 def heat_maps(study: StudyResults) -> str:
     """Test images with the weights of the middle token, a column per variant and head."""
-    lines, stored = [], []
-    for line in trained(study)[:6]:
-        path = line.first_cell / "maps.safetensors"
-        if path.exists():
-            lines.append(line)
-            stored.append(read_maps(line.first_cell, "images", "maps"))
+    lines = [line for line in trained(study)[:6] if (line.first_cell / MAPS_FILE).exists()]
+    stored = read_maps(lines, {"images": "uint8 N side side channels", "maps": "float32 N heads grid grid"})
     columns = [
         (line, maps, head) for line, maps in zip(lines, stored, strict=True) for head in range(maps["maps"].shape[1])
     ]

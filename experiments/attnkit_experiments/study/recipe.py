@@ -185,12 +185,16 @@ class Domain:
     """The cell of settings (a study's with the variant's changes), a variant, a seed, the data and its checksum."""
     task: Callable[[Cell, Any, torch.device], Any]
     """The `Task` to train."""
-    inspect: Callable[[Any, Any, Cell, Path], dict[str, Any]]
+    inspect: Callable[[Any, Any, Cell, Path], Mapping[str, Any]]
     """Further measurements of the trained and the untrained task beside `Task.evaluate`, and a folder to write to."""
     facts: Callable[[Cell], dict[str, Any]]
     """Facts that depend on the shape of a cell: FLOPs, tokens."""
     shape: Callable[[Cell], Any]
     """Cells of equal shape must have equally many parameters."""
+    result: type
+    """A TypedDict: what `facts` and `Task.evaluate` leave in result.json; further keys are numbers."""
+    inspected: type
+    """The same of `inspect`."""
     measure: Measure
     sections: Callable[[Any, bool], list[Section]]
     """The figures of a report (`StudyResults`, whether samples may be shown)."""

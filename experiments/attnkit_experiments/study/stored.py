@@ -6,10 +6,15 @@ import typing
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
+from attnkit_experiments.data.census import Counted
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import fingerprint
-from attnkit_experiments.engine.schema import In, conform, read_as
+from attnkit_experiments.engine.schema import In, conform, keys_of, read_as
 
+if typing.TYPE_CHECKING:
+    from attnkit_experiments.study.recipe import Domain
+
+MAPS_FILE = "maps.safetensors"  # of a cell: arrays that its inspection leaves for figures
 Count = Annotated[int, In("[1, inf)")]
 Seconds = Annotated[float, In("[0, inf)")]
 
@@ -32,10 +37,33 @@ class StoredVariant(TypedDict):
     alpha: float | None
 
 
+class Probed(TypedDict):
+    name: str
+
+
 class StoredData(TypedDict):
     name: str
     text: str
     checksum: str
+    train: Count
+    test: Count
+    classes: NotRequired[list[str]]
+    size: NotRequired[Count]
+    channels: NotRequired[Count]
+    probed: NotRequired[list[Probed]]
+    census: NotRequired[Counted]
+    terms: NotRequired[StoredTerms]
+
+
+class StoredTerms(TypedDict):
+    """The options of a run that say what may be left out of its data, by their names."""
+
+    skip_unreadable: bool
+    allow_dropped: list[str]
+    allow_one_class: bool
+    max_pixels: Count
+    max_bytes: Count
+    max_header: Count
 
 
 class Asked(TypedDict):
@@ -72,7 +100,9 @@ class Result(TypedDict):
     step_ms: Seconds
     steady_seconds: Seconds
     load: Seconds
+    implementations: NotRequired[dict[str, list[str]]]
     uninspected: NotRequired[str]
+    reused: NotRequired[str]
 
 
 class Diverged(TypedDict):
@@ -80,6 +110,42 @@ class Diverged(TypedDict):
     config_hash: str
     variant: str
     seed: Annotated[int, In("[0, inf)")]
+
+
+class RowMeans(TypedDict):
+    """Of the rows of one attention layer."""
+
+    total: float
+    nonzero: float
+    dead: float
+    entropy: float | None
+    entropy_share: NotRequired[float | None]
+    name: NotRequired[str]
+
+
+class Layers(TypedDict):
+    """What inspections measure of every attention layer."""
+
+    layers: list[RowMeans]
+    initial_layers: list[RowMeans]
+
+
+Curve = dict[str, float]  # the share that the largest p % hold, by p
+
+
+class LayerCurve(TypedDict):
+    concentration: Curve
+
+
+class LayerAnalysis(TypedDict):
+    layers: dict[str, LayerCurve]
+    slots: dict[str, Curve]
+
+
+class Analysis(TypedDict):
+    """analysis.json of a translation model."""
+
+    trained: LayerAnalysis
 
 
 class Seeds(TypedDict):
@@ -118,19 +184,46 @@ def _cells_are_variants_by_seeds(about: Trained) -> None:
         raise ValueError(f"cells must be those of its variants and seeds, {expected[:2]} …, got {about['cells'][:2]} …")
 
 
-def read_result(folder: Path, measure: str = "") -> dict[str, Any]:
-    """The result.json of a cell, whose headline is the key `measure`; UserError if it is none."""
+def read_result(folder: Path, domain: Domain | None = None) -> dict[str, Any]:
+    """The result.json of a cell, with the numbers of its domain; UserError if it is none."""
 
     def whole(result: dict[str, Any]) -> None:
-        conform(result, Diverged if "diverged" in result else Result)
-        if measure and "diverged" not in result:
-            if measure not in result:
-                raise ValueError(f"{measure} is missing")
-            conform(result[measure], float, measure)
+        kinds: list[type] = [Diverged] if "diverged" in result else [Result]
+        if domain and "diverged" not in result:
+            kinds += [domain.result] if "uninspected" in result else [domain.result, domain.inspected]
+        for kind in kinds:
+            conform(result, kind)
+        if domain:
+            known = keys_of(Result, Diverged, domain.result, domain.inspected)
+            for name in result.keys() - known:
+                conform(result[name], float, name)
+            for name in result.keys() & {f"initial_{each}" for each in result}:
+                before, after = result[name], result[name.removeprefix("initial_")]
+                if isinstance(before, list) and len(before) != len(after):
+                    raise ValueError(f"{name} must have {len(after)} entries, as after training, got {len(before)}")
         if folder.name != (name := f"{result['variant']}-seed{result['seed']}"):
             raise ValueError(f"is the result of {name}, in the folder of {folder.name}")
 
     return read_as(folder / "result.json", dict[str, Any], whole)
+
+
+def read_analysis(folder: Path) -> LayerAnalysis:
+    """What analysis.json of a translation model says of its trained layers; UserError if it is none."""
+
+    def alike(analysis: Analysis) -> None:
+        trained = analysis["trained"]
+        for kind, curves in (
+            ("layers", {name: layer["concentration"] for name, layer in trained["layers"].items()}),
+            ("slots", trained["slots"]),
+        ):
+            percents = {name: sorted(curve) for name, curve in curves.items() if curve}
+            for name, found in percents.items():
+                if found != (expected := next(iter(percents.values()))):
+                    raise ValueError(f"trained.{kind}.{name} has shares of {found}, others of {expected}")
+                if not all(each.replace(".", "", 1).isdecimal() for each in found):
+                    raise ValueError(f"trained.{kind}.{name} must have shares by percent, got {found}")
+
+    return read_as(folder / "analysis.json", Analysis, alike)["trained"]
 
 
 def read_config(folder: Path) -> dict[str, Any]:

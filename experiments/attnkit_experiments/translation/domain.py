@@ -6,13 +6,14 @@ import dataclasses
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import torch
 
 from attnkit_experiments.data.text.pairs import FileChoice, PairRequest, TranslationData, load_pairs
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.optim import TrainConfig
+from attnkit_experiments.engine.schema import In
 from attnkit_experiments.engine.terms import TERMS, Terms
 from attnkit_experiments.study.recipe import (
     Cell,
@@ -25,9 +26,10 @@ from attnkit_experiments.study.recipe import (
     data_place,
     from_study,
 )
+from attnkit_experiments.study.stored import Count
 from attnkit_experiments.translation.bleu import moses
 from attnkit_experiments.translation.decode import DecodeConfig
-from attnkit_experiments.translation.inspection import inspect
+from attnkit_experiments.translation.inspection import Inspected, inspect
 from attnkit_experiments.translation.methods import Method, everywhere
 from attnkit_experiments.translation.model import TranslationConfig
 from attnkit_experiments.translation.task import ObjectiveConfig, TranslationTask
@@ -203,6 +205,19 @@ def sections(study: Any, show_samples: bool) -> list[Section]:
     return page.sections(study, show_samples)
 
 
+class Result(TypedDict):
+    """The numbers of a cell that was trained to its end."""
+
+    tokens: Count
+    valid_loss: float
+    valid_perplexity: float
+    bleu: float
+    bleu_tokenised: float
+    length_ratio: float
+    cut: float
+    decode_seconds: Annotated[float, In("(0, inf)")]
+
+
 DOMAIN = Domain(
     name="translation",
     source=source,
@@ -213,6 +228,8 @@ DOMAIN = Domain(
     inspect=inspect,
     facts=facts,
     shape=shape,
+    result=Result,
+    inspected=Inspected,
     measure=Measure("bleu", "BLEU", digits=2),
     sections=sections,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
 import torch
@@ -14,9 +14,35 @@ from safetensors.torch import save_file
 from attnkit_experiments.data.text.batches import TokenBatches
 from attnkit_experiments.data.text.documents import length_buckets
 from attnkit_experiments.engine.files import write_json, write_text, written_aside
+from attnkit_experiments.engine.schema import In
 from attnkit_experiments.study.recipe import Cell
+from attnkit_experiments.study.stored import MAPS_FILE, Count
 from attnkit_experiments.translation.concentration import Analysis, analyse, attention_maps
 from attnkit_experiments.translation.task import TranslationTask, evaluating, make_batch
+
+
+class Inspected(TypedDict):
+    """What the inspection of a cell leaves in its result."""
+
+    variance_ratio: float | None
+    slot_anisotropy: float | None
+    entropy: float | None
+    zeros: float | None
+    initial_variance_ratio: float | None
+    initial_slot_anisotropy: float | None
+    initial_entropy: float | None
+    initial_zeros: float | None
+    translations: Count
+    sentences_per_second: Annotated[float, In("(0, inf)")]
+    signatures: Signatures
+    loss_by_length: dict[str, float]
+
+
+class Signatures(TypedDict):
+    """What sacrebleu counted, in its words."""
+
+    bleu: str
+    bleu_tokenised: str
 
 
 def inspect(task: TranslationTask, initial: TranslationTask, cell: Cell, folder: Path) -> dict[str, Any]:
@@ -29,7 +55,7 @@ def inspect(task: TranslationTask, initial: TranslationTask, cell: Cell, folder:
     trained, untrained = (analysis(each, cell.settings["analysed"]) for each in (task, initial))
     write_json(folder / "analysis.json", {"trained": plain(trained.to_dict()), "initial": plain(untrained.to_dict())})
     write_text(folder / "translations.txt", "".join(f"{text}\n" for text in task.translations))
-    write_maps(task, cell.settings["map_tokens"], folder / "maps.safetensors")
+    write_maps(task, cell.settings["map_tokens"], folder / MAPS_FILE)
     return {
         **{name: finite(value) for name, value in trained.means().items()},
         **{f"initial_{name}": finite(value) for name, value in untrained.means().items()},

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import statistics
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
-from attnkit_experiments.engine.files import read_json
+from attnkit_experiments.engine.arrays import conform_arrays
+from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.metrics import read_metrics
+from attnkit_experiments.engine.schema import conform
 from attnkit_experiments.report.plots import DASHES, STYLE, colours, shades, spread_line, stamp, stretches, svg, trained
 from attnkit_experiments.report.results import StudyResults
+from attnkit_experiments.study.stored import MAPS_FILE, read_analysis
 
 READABLE = 40  # tokens of a map whose words are written beside it
 
@@ -67,15 +71,16 @@ def concentration(study: StudyResults) -> str:
     with mpl.rc_context(STYLE):
         figure, both = plt.subplots(1, 2, figsize=(9.4, 3.6), sharey=True)
         for line in trained(study):
-            analysis = read_json(line.first_cell / "analysis.json")["trained"]
+            analysis = read_analysis(line.first_cell)
             curves = (
                 list(analysis["slots"].values()),
                 [layer["concentration"] for layer in analysis["layers"].values() if layer["concentration"]],
             )
             for axes, layers in zip(both, curves, strict=True):
                 if layers:
-                    x = sorted(float(percent) for percent in layers[0])
-                    shares = [statistics.fmean(float(_at(layer, p)) for layer in layers) for p in x]
+                    by_percent = [{float(percent): share for percent, share in at.items()} for at in layers]
+                    x = sorted(by_percent[0])
+                    shares = [statistics.fmean(at[p] for at in by_percent) for p in x]
                     axes.plot(
                         x, [100 * share for share in shares], color=shade[line.name], marker=".", label=line.label
                     )
@@ -86,13 +91,34 @@ def concentration(study: StudyResults) -> str:
         return svg(figure, "share of the sum that the largest weights hold")
 
 
-def _at(curve: dict[str, float], percent: float) -> float:
-    return next(share for name, share in curve.items() if float(name) == percent)
+class Words(TypedDict):
+    """The tokens of a sentence as texts."""
+
+    source: list[str]
+    target: list[str]
+
+
+def read_sentence(path: Path) -> tuple[Words, np.ndarray, np.ndarray]:
+    """The words of the sentence in a cell's maps; means over heads of the weights of the encoder's layer and of the
+    decoder's to the source. UserError if there are none.
+    """
+    try:
+        with safe_open(path, framework="np") as stored:
+            words = json.loads((stored.metadata() or {}).get("attnkit", "null"))
+            maps = {name.partition(".")[0]: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        conform(words, Words)
+        lengths = {name: len(each) for name, each in words.items()}
+        conform_arrays(
+            maps, {"encoder": "float32 heads source source", "decoder": "float32 heads target source"}, lengths
+        )
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read as the weights of a sentence ({error})") from None
+    return words, maps["encoder"].mean(0), maps["decoder"].mean(0)
 
 
 def attention_maps(study: StudyResults) -> str | None:
     """One sentence: the last encoder layer above, the last cross-attention below, mean over heads."""
-    lines = [line for line in trained(study) if (line.first_cell / "maps.safetensors").exists()]
+    lines = [line for line in trained(study) if (line.first_cell / MAPS_FILE).exists()]
     if not lines:
         return None
     with mpl.rc_context(STYLE | {"axes.grid": False}):
@@ -100,18 +126,13 @@ def attention_maps(study: StudyResults) -> str | None:
             2, len(lines), figsize=(3.3 * len(lines) + 1, 7.4), squeeze=False, layout="constrained"
         )
         for column, line in enumerate(lines):
-            with safe_open(line.first_cell / "maps.safetensors", framework="np") as stored:
-                words = json.loads(stored.metadata()["attnkit"])
-                names = sorted(stored.keys(), reverse=True)  # the encoder's above
-                weights_of = [stored.get_tensor(name).mean(0) for name in names]
-            for row, (weights, queries) in enumerate(zip(weights_of, ("source", "target"), strict=True)):
+            words, encoder, decoder = read_sentence(line.first_cell / MAPS_FILE)
+            for row, (weights, queries) in enumerate(((encoder, words["source"]), (decoder, words["target"]))):
                 axes = grid[row][column]
                 axes.imshow(weights, cmap="magma", aspect="auto", vmin=min(0.0, float(weights.min())))
                 if max(weights.shape) <= READABLE:
-                    axes.set_xticks(
-                        range(weights.shape[1]), words["source"][: weights.shape[1]], rotation=90, fontsize=7
-                    )
-                    axes.set_yticks(range(weights.shape[0]), words[queries][: weights.shape[0]], fontsize=7)
+                    axes.set_xticks(range(weights.shape[1]), words["source"], rotation=90, fontsize=7)
+                    axes.set_yticks(range(weights.shape[0]), queries, fontsize=7)
                 if row == 0:
                     axes.set_title(line.label)
         return svg(figure, "attention weights of one sentence for every variant")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +14,16 @@ from attnkit_experiments.data.images.dataset import ImageData
 from attnkit_experiments.data.images.decoding.views import opened, rgb, square
 from attnkit_experiments.data.images.index import ImageIndex, build_index, open_index
 from attnkit_experiments.data.unpacking import Unreadable, printable
+from attnkit_experiments.engine.arrays import Arrays, cached_arrays
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import fingerprint, written_aside
 from attnkit_experiments.engine.progress import progress
 from attnkit_experiments.engine.terms import TERMS, Terms
 
-STORED = ("images", "kept", "skipped", "reasons", "kinds")
+STORED = {
+    "images": "uint8 kept side side 3", "kept": "int64 kept", "skipped": "int64 skipped", "reasons": "text skipped",
+    "kinds": "text skipped",
+}  # fmt: skip
 
 
 def load(
@@ -45,7 +49,7 @@ def load(
     census.keep(len(ids))
     census.require(str(path), terms)
     target = cache / f"images-{_key(index, ids, size, terms)}.npz"
-    arrays = _read_cache(target)
+    arrays = cached_arrays(target, STORED, partial(_are_of, ids, size))
     if arrays is None:
         arrays = _decode(path, index, ids, size, terms)
         with written_aside(target) as aside, aside.open("wb") as file:
@@ -132,10 +136,11 @@ def _decode(path: Path, index: ImageIndex, ids: np.ndarray, size: int, terms: Te
     }
 
 
-def _read_cache(path: Path) -> dict[str, np.ndarray] | None:
-    """The cached arrays, or None if they are missing or unreadable (then images are decoded again)."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return {name: stored[name] for name in STORED}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
+def _are_of(ids: np.ndarray, size: int, arrays: Arrays) -> bool:
+    """Whether these are the images with the numbers `ids`, kept in their order or skipped, of the side asked for."""
+    left_out = np.isin(ids, arrays["skipped"])
+    return (
+        np.array_equal(ids[~left_out], arrays["kept"])
+        and np.array_equal(ids[left_out], arrays["skipped"])
+        and (not size or arrays["images"].shape[1] == size)
+    )

@@ -18,17 +18,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from attnkit_experiments.data.census import Census
+from attnkit_experiments.data.census import Census, Counted
 from attnkit_experiments.data.images import ilsvrc
 from attnkit_experiments.data.images.listing import LAYOUT, PACKED, SPLITS, Entry, Listing, is_hidden
 from attnkit_experiments.data.unpacking import Place
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.engine.files import fingerprint, read_json, write_json, written_aside
+from attnkit_experiments.engine.files import fingerprint, write_json, written_aside
+from attnkit_experiments.engine.schema import Filled, read_as
 from attnkit_experiments.engine.terms import LIMITS, Limits
 
 FORMAT = "attnkit-image-index-3"
@@ -105,16 +106,37 @@ def open_index(data: str, *, cache: Path, judged: str = "", limits: Limits = LIM
     return dataclasses.replace(index, limits=limits)
 
 
+class About(TypedDict):
+    """What is written beside the rows of an index."""
+
+    classes: Annotated[list[str], Filled()]
+    files: list[str]
+    census: Counted
+    stamps: list[tuple[str, int, int]]  # `_stamp`
+
+
 def _read(path: Path, root: Path) -> ImageIndex | None:
     """The index in a file, None if it is missing, damaged, or of data that have changed."""
     try:
-        about = read_json(path.with_suffix(".json"))
-        if any(_stamp(Path(place)) != [place, *stamp] for place, *stamp in about["stamps"]):
+        about = read_as(path.with_suffix(".json"), About)
+        if any(_stamp(Path(stamp[0])) != stamp for stamp in about["stamps"]):
             return None
         rows = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not _are_rows(rows, len(about["classes"]), len(about["files"])):
+            return None
         return _index(root, tuple(about["files"]), about["classes"], rows, Census.of(about["census"]))
-    except (OSError, ValueError, KeyError, TypeError, EOFError, UserError):
+    except (OSError, ValueError, EOFError, UserError):
         return None
+
+
+def _are_rows(rows: np.ndarray, classes: int, files: int) -> bool:
+    """Whether an array is of images in these classes and archives, with images of both splits."""
+    width = rows.dtype["names"].itemsize if "names" in (rows.dtype.names or ()) else 0
+    if rows.ndim != 1 or not len(rows) or rows.dtype != _row(width):
+        return False
+    ranges = {"labels": (0, classes), "archives": (-1, files), "offsets": (0, 2**63 - 1), "sizes": (0, 2**63 - 1)}
+    inside = (low <= rows[name].min() and rows[name].max() < high for name, (low, high) in ranges.items())
+    return all(inside) and bool(rows["train"].any() and not rows["train"].all())
 
 
 def _visited(listing: Listing) -> list[Path]:
@@ -123,7 +145,7 @@ def _visited(listing: Listing) -> list[Path]:
 
 
 def _stamp(path: Path) -> list[str | int]:
-    """It changes when a file is written, or when a folder gains or loses a file."""
+    """Path, size and time: they change when a file is written, or when a folder gains or loses a file."""
     stat = path.stat()
     return [str(path), stat.st_size, stat.st_mtime_ns]
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 
@@ -19,9 +20,10 @@ from attnkit_experiments.data.images.folder import chosen
 from attnkit_experiments.data.images.index import AT_ONCE, ImageIndex, open_index
 from attnkit_experiments.data.unpacking import printable
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.engine.files import read_json, write_json
+from attnkit_experiments.engine.files import write_json
 from attnkit_experiments.engine.progress import meter
 from attnkit_experiments.engine.sampler import Permutation, ShuffledShards, shuffled
+from attnkit_experiments.engine.schema import read_as
 from attnkit_experiments.engine.terms import TERMS, Terms
 
 CHUNK = 8
@@ -140,8 +142,8 @@ def unreadable(images: LazyImages, ids: np.ndarray, cache: Path) -> list[tuple[i
         for start in range(0, len(ids), AT_ONCE):
             digest.update(np.ascontiguousarray(array[ids[start : start + AT_ONCE]]).data)
     file = cache / f"unreadable-{digest.hexdigest()[:20]}.json"
-    if file.exists():
-        return [(int(ids[at]), reason, kind) for at, reason, kind in read_json(file)["unreadable"]]
+    if file.exists() and (found := _tried(file, len(ids))) is not None:
+        return [(int(ids[at]), reason, kind) for at, reason, kind in found]
     failed: list[tuple[int, str, str]] = []
     jobs: deque[tuple[int, Future[list[tuple[int, str, str]]]]] = deque()
 
@@ -160,3 +162,20 @@ def unreadable(images: LazyImages, ids: np.ndarray, cache: Path) -> list[tuple[i
             collect()
     write_json(file, {"images": len(ids), "unreadable": failed})
     return [(int(ids[at]), reason, kind) for at, reason, kind in failed]
+
+
+class Tried(TypedDict):
+    """The images that cannot be decoded, of so many: place among those tried, reason and kind."""
+
+    images: int
+    unreadable: list[tuple[int, str, str]]
+
+
+def _tried(file: Path, count: int) -> list[tuple[int, str, str]] | None:
+    """What a file says of `count` images, None where it is damaged: they are tried again."""
+    try:
+        tried = read_as(file, Tried)
+    except UserError:
+        return None
+    fit = tried["images"] == count and all(0 <= at < count for at, _, _ in tried["unreadable"])
+    return tried["unreadable"] if fit else None

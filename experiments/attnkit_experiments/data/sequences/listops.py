@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +23,7 @@ import numpy as np
 from attnkit_experiments.data.census import Census
 from attnkit_experiments.data.sequences.dataset import SequenceData, Split, flat, single
 from attnkit_experiments.data.text.lines import read_lines
+from attnkit_experiments.engine.arrays import Arrays, are_parts, cached_arrays
 from attnkit_experiments.engine.errors import UserError, require_in
 from attnkit_experiments.engine.files import fingerprint, written_aside
 from attnkit_experiments.engine.progress import meter
@@ -62,12 +62,14 @@ def load(rules: ListOpsRules, *, train: int, valid: int, test: int, seed: int, c
     """The data of these rules from `cache`, or generated and cached."""
     settings = {**dataclasses.asdict(rules), "sizes": [train, valid, test], "seed": seed, "generator": GENERATOR}
     path = cache / f"listops-{fingerprint(settings)[:20]}.npz"
-    arrays = _read(path)
-    if arrays is None:
-        arrays = generate(rules, train + valid + test, seed)
+    middle = train + valid
+    kinds = {"tokens": "uint8 tokens", "starts": f"int64 {middle + test + 1}", "values": f"int64 {middle + test}"}
+    if cached := cached_arrays(path, kinds, _are_expressions):
+        arrays = Expressions(**cached)
+    else:
+        arrays = generate(rules, middle + test, seed)
         with written_aside(path) as aside, aside.open("wb") as file:
             np.savez(file, **arrays._asdict())
-    middle = train + valid
     return SequenceData(
         name="listops",
         vocabulary=len(WORDS),
@@ -157,13 +159,15 @@ def generate(rules: ListOpsRules, count: int, seed: int) -> Expressions:
     return Expressions(*flat(tokens), np.array(values, dtype=np.int64))
 
 
-def _read(path: Path) -> Expressions | None:
-    """The cached data, or None if it is missing or unreadable (then it is generated again)."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return Expressions(*(stored[name] for name in Expressions._fields))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
+def _are_expressions(arrays: Arrays) -> bool:
+    """Whether tokens and values are of ListOps, and no expression is empty."""
+    tokens, starts, values = (arrays[name] for name in Expressions._fields)
+    return (
+        are_parts(starts, len(tokens))
+        and bool(np.all(np.diff(starts) > 0))
+        and bool(np.all((tokens > 0) & (tokens < len(WORDS))))
+        and bool(np.all((values >= 0) & (values < 10)))
+    )
 
 
 # ---------------------------------------------------------------------------------------------- one block of trees

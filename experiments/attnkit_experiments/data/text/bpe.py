@@ -9,7 +9,6 @@ but never occurs. Papers split words with the Moses scripts instead, so lengths 
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnkit_experiments.engine.arrays import Arrays, are_parts, cached_arrays
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import write_text, written_aside
 
@@ -63,20 +63,33 @@ def trained(source: Sequence[str], target: Sequence[str], vocabulary: int, cache
     if vocabulary < SMALLEST:
         raise UserError(f"vocabulary {vocabulary}: a byte-level vocabulary has at least {SMALLEST} tokens")
     file = cache / f"bpe-{_key(chain(source, target), SCHEME, str(vocabulary))}.json"
-    if not file.exists():
+    if not _is_tokenizer(file, vocabulary):
         write_text(file, train(chain(source, target), vocabulary))
     return file.read_text(encoding="utf-8")
 
 
+def _is_tokenizer(file: Path, vocabulary: int) -> bool:
+    """Whether a file holds one of at most `vocabulary` tokens: a damaged one is trained again."""
+    try:
+        library = loaded(file.read_text(encoding="utf-8"))
+    except Exception:  # the library raises this class itself
+        return False
+    special = tuple(map(library.id_to_token, range(len(SPECIAL))))
+    return special == SPECIAL and library.get_vocab_size() <= vocabulary
+
+
 def encoded(lines: Sequence[str], tokenizer: str, cache: Path) -> tuple[np.ndarray, np.ndarray]:
     """Token ids (total,) int32 of all lines, concatenated, and the start of each (n + 1,) int64; cached."""
-    path = cache / f"tokens-{_key(lines, tokenizer)}.npz"
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return stored["ids"], stored["starts"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        pass  # missing or damaged: encode again
-    ids, starts = _encode(lines, loaded(tokenizer))
+    path, library = cache / f"tokens-{_key(lines, tokenizer)}.npz", loaded(tokenizer)
+
+    def are_tokens(arrays: Arrays) -> bool:
+        ids, starts = arrays["ids"], arrays["starts"]
+        inside = np.all((ids >= len(SPECIAL)) & (ids < library.get_vocab_size()))
+        return len(starts) == len(lines) + 1 and are_parts(starts, len(ids)) and bool(inside)
+
+    if arrays := cached_arrays(path, {"ids": "int32 tokens", "starts": "int64 lines+1"}, are_tokens):
+        return arrays["ids"], arrays["starts"]
+    ids, starts = _encode(lines, library)
     with written_aside(path) as aside, aside.open("wb") as out:
         np.savez(out, ids=ids, starts=starts)
     return ids, starts

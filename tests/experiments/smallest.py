@@ -1,0 +1,27 @@
+"""Every recipe in its smallest form: a step of every cell, an inspection and a report."""
+
+from attnkit_experiments.commands import runner
+from attnkit_experiments.commands.report import write_report
+from attnkit_experiments.recipes import RECIPES
+from attnkit_experiments.report.results import read_study
+
+from .translation_cases import TINY
+
+IMAGES = ("steps=1", "train_images=24", "test_images=12", "batch=4")
+SMALLEST = {
+    "images": IMAGES,
+    "soft images": (*IMAGES, "full_scale=false"),
+    "translation": (*TINY, "steps=1"),
+    "language": ("steps=1", "tested=2"),
+    "sequences": ("steps=1", "train_samples=8", "valid_samples=4", "test_samples=4"),
+}
+
+
+def run(name, data, out, *settings, preset="smoke"):
+    """One step of every cell, an inspection and a report."""
+    small = SMALLEST[RECIPES[name].domain.name] if name in RECIPES else ()
+    seeds = (0,) if name in RECIPES else None
+    request = runner.Request(name, preset, data, out, (*small, *settings), seeds, "cpu", 1, keep_going=True)
+    write_report(runner.run(request))
+    if name in RECIPES:
+        assert not read_study(out).uninspected
