@@ -21,6 +21,9 @@ class Characters:
         assert skip_special_tokens
         return "".join(chr(token - 4) for token in ids if token >= 4)
 
+    def id_to_token(self, token):
+        return bpe.SPECIAL[token]
+
     def get_vocab_size(self):
         return 4 + sys.maxunicode
 

@@ -63,19 +63,18 @@ def trained(source: Sequence[str], target: Sequence[str], vocabulary: int, cache
     if vocabulary < SMALLEST:
         raise UserError(f"vocabulary {vocabulary}: a byte-level vocabulary has at least {SMALLEST} tokens")
     file = cache / f"bpe-{_key(chain(source, target), SCHEME, str(vocabulary))}.json"
-    if not _is_tokenizer(file, vocabulary):
+    if not _is_tokenizer(file):
         write_text(file, train(chain(source, target), vocabulary))
     return file.read_text(encoding="utf-8")
 
 
-def _is_tokenizer(file: Path, vocabulary: int) -> bool:
-    """Whether a file holds one of at most `vocabulary` tokens: a damaged one is trained again."""
+def _is_tokenizer(file: Path) -> bool:
+    """Whether a file holds one: a damaged one is trained again."""
     try:
         library = loaded(file.read_text(encoding="utf-8"))
     except Exception:  # the library raises this class itself
         return False
-    special = tuple(map(library.id_to_token, range(len(SPECIAL))))
-    return special == SPECIAL and library.get_vocab_size() <= vocabulary
+    return tuple(map(library.id_to_token, range(len(SPECIAL)))) == SPECIAL
 
 
 def encoded(lines: Sequence[str], tokenizer: str, cache: Path) -> tuple[np.ndarray, np.ndarray]:
