@@ -23,10 +23,13 @@ from attnkit_experiments.data.prepare import IMAGES, PREPARE
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
 from attnkit_experiments.engine.preemption import GRACE, SAVED, Preempted
 from attnkit_experiments.engine.progress import say
-from attnkit_experiments.engine.terms import LIMITS, Terms
+from attnkit_experiments.engine.terms import READING, Reading, Terms
 from attnkit_experiments.engine.tracking import Tracking
 from attnkit_experiments.engine.world import TIMEOUT, Sharding
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
+
+OfData = Annotated[Reading, tyro.conf.arg(name="")]
+"""A group of options, without a name of its own."""
 
 
 @dataclass(frozen=True)
@@ -64,19 +67,6 @@ class Run:
     """Continue the study in --out."""
     overwrite: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="[CELL ...]")] = None
     """Delete the study in --out and start anew; with names of cells delete and train only those."""
-    skip_unreadable: bool = False
-    """Leave unreadable images and reviews out and count them; above 1 % only with --allow-dropped unreadable."""
-    allow_dropped: tuple[str, ...] = ()
-    """Go on where more than 1 % of the files that may be data, and more than one, are passed over for these reasons:
-    suffix, depth, split, link, mode, unreadable. The first line of a run and study.json count all reasons."""
-    allow_one_class: bool = False
-    """Go on where all files are of one class."""
-    max_pixels: int = LIMITS.pixels
-    """An image with more pixels is unreadable."""
-    max_bytes: int = LIMITS.size
-    """A file, or a member of an archive, that has or unpacks to more bytes is unreadable."""
-    max_header: int = LIMITS.header
-    """A tar with a header of more bytes is unreadable, and so is a larger label of a sample."""
     workers: int = 0
     """Processes that decode images with --set lazy=true, for each process under torchrun; they change no result."""
     keep_going: bool = False
@@ -97,11 +87,15 @@ class Run:
     took longer, and then --resume continues at the checkpoint before."""
     track: Tracking | None = None
     """Show the metrics in TensorBoard or Weights & Biases too, which must be installed."""
+    reading: OfData = READING
 
 
 @dataclass(frozen=True)
 class Work:
-    """Train cells of a study that was started with run and that nobody else trains, until all are trained."""
+    """Train cells of a study that was started with run and that nobody else trains, until all are trained.
+
+    What the run allows to be left out of the data need not be allowed again.
+    """
 
     folder: tyro.conf.Positional[Path]
     """The --out of a run, on any machine that sees it."""
@@ -112,18 +106,6 @@ class Work:
     threads: int | None = None
     """CPU threads (default: as the run)."""
     cache: Path | None = None
-    """As of run."""
-    skip_unreadable: bool = False
-    """As of run."""
-    allow_dropped: tuple[str, ...] = ()
-    """As of run."""
-    allow_one_class: bool = False
-    """As of run."""
-    max_pixels: int = LIMITS.pixels
-    """As of run."""
-    max_bytes: int = LIMITS.size
-    """As of run."""
-    max_header: int = LIMITS.header
     """As of run."""
     workers: int = 0
     """As of run."""
@@ -139,6 +121,7 @@ class Work:
     """As of run."""
     track: Tracking | None = None
     """As of run."""
+    reading: OfData = READING
 
 
 @dataclass(frozen=True)
@@ -191,6 +174,7 @@ class Repeat:
     """As of run."""
     record: Path | None = None
     """A CSV of such comparisons, which gets a line for this report."""
+    reading: OfData = READING
 
 
 @dataclass(frozen=True)
@@ -228,6 +212,7 @@ class Decode:
     """Where images are augmented: auto, cpu or cuda[:N]."""
     cache: Path = Path("cache")
     """Where the index is kept."""
+    reading: OfData = READING
 
 
 @dataclass(frozen=True)
@@ -288,6 +273,7 @@ class Profile:
     """Where decoded images and subwords are kept."""
     out: Path | None = None
     """A JSON file for the numbers."""
+    reading: OfData = READING
 
 
 Command = (
@@ -336,7 +322,7 @@ def prepare(command: Prepare) -> None:
 
 
 def repeat_cell(command: Repeat) -> int:
-    where = {name: getattr(command, name) for name in ("out", "device", "cache")}
+    where = {name: getattr(command, name) for name in ("out", "device", "cache")} | command.reading.said()
     comparison = repeat.repeat(command.report, command.cell, command.data, where)
     say(comparison.text())
     if command.record:
@@ -355,6 +341,7 @@ def request_of(command: Run | Profile) -> dict[str, Any]:
     return {name: value for name, value in vars(command).items() if name in fields} | {
         "settings": tuple(word for words in command.settings for word in words),
         "data": command.data if command.data is not None else source_of(command.recipe),
+        **command.reading.said(),
     }
 
 
@@ -390,14 +377,16 @@ def main(arguments: list[str] | None = None) -> int:
 
             say(f"results: {write(command.reports, command.out)}")
         elif isinstance(command, Work):
-            where = {name: value for name, value in vars(command).items() if name != "folder"}
-            say(f"done; python -m experiments report {runner.work(command.folder, **where)}")
+            where = {name: value for name, value in vars(command).items() if name not in ("folder", "reading")}
+            folder = runner.work(command.folder, **where, **command.reading.asked())
+            say(f"done; python -m experiments report {folder}")
         elif isinstance(command, Repeat):
             return repeat_cell(command)
         elif isinstance(command, Prepare):
             prepare(command)
         elif isinstance(command, Decode):
-            throughput.measure(**vars(command))
+            given = {name: value for name, value in vars(command).items() if name != "reading"}
+            throughput.measure(**given, terms=command.reading.terms())
         elif isinstance(command, Export):
             say(f"written: {export.export(command.cell, command.out, average=command.average)}")
         elif isinstance(command, Classify):

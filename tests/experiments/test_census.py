@@ -240,7 +240,7 @@ def test_texts_below_a_folder_are_refused(tmp_path):
 def test_the_first_line_of_a_run_and_its_study_say_what_was_passed_over(tmp_path, capsys):
     root = images(tmp_path / "data", [*layout(5, 2), "train/ant/more/0.png", "train/ant/more/1.png"])
     settings = ("image_size=8", "patch=4", "steps=1", "train_images=8", "activations=relu", "alphas=1", "warmup=1")
-    words = ["run", "000-fig2", "--preset", "cpu", "--data", str(root), "--out", str(tmp_path / "out"), "--enqueue"]
+    words = ["run", "000-fig4", "--preset", "cpu", "--data", str(root), "--out", str(tmp_path / "out"), "--enqueue"]
     words += ["--seeds", "0", *(word for setting in settings for word in ("--set", setting))]
     assert main(words) == 2
     assert "--allow-dropped depth goes on without them" in capsys.readouterr().err
@@ -252,6 +252,23 @@ def test_the_first_line_of_a_run_and_its_study_say_what_was_passed_over(tmp_path
     assert (record["seen"], record["used"]) == (16, 12)
     assert record["passed over"]["depth"] == {"files": 2, "first": "train/ant/more/0.png"}
     assert request_of(tmp_path / "out").terms() == Terms(dropped=("depth",))
+    assert main(["work", str(tmp_path / "out"), "--data", str(root)]) == 0, "what the run allows is allowed"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("decode", "--images", "64", "--rounds", "1", "--workers", "0", "--size", "8"),
+        ("profile", "000-fig4", "--repeats", "1", "--set", "steps=1", "--set", "image_size=8", "--set", "patch=4"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_command_that_reads_data_may_be_allowed_to_leave_some_out(words, tmp_path, capsys):
+    root = images(tmp_path / "data", [*layout(5, 2), "train/ant/more/0.png", "train/ant/more/1.png"])
+    words = [*words, "--data", str(root), "--cache", str(tmp_path / "cache")]
+    assert main(words) == 2
+    assert "--allow-dropped depth goes on without them" in capsys.readouterr().err
+    assert main([*words, "--allow-dropped", "depth"]) == 0
 
 
 NAMES = ("a", "B", "a.b", "a-b", "ü", "x y", "0", "00", ".hidden", "é" * 3, "train", "test")

@@ -16,7 +16,7 @@ from attnkit_experiments.engine.environment import choose_device, describe
 from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.engine.files import read_json, write_json
 from attnkit_experiments.engine.preemption import GRACE
-from attnkit_experiments.engine.terms import LIMITS, Limits, Terms
+from attnkit_experiments.engine.terms import Reading
 from attnkit_experiments.engine.tracking import Tracking
 from attnkit_experiments.engine.world import TIMEOUT, Sharding, World
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
@@ -27,11 +27,10 @@ from attnkit_experiments.study.stored import read_asked, read_trained
 
 FORMAT = "attnkit-experiments-study-2"
 OURS = ("study.json", "cells", "rows.json", "claims.json", "finished.json", "report.html", "results.csv", "summary.md")
-OF_TERMS = ("skip_unreadable", "allow_dropped", "allow_one_class", "max_pixels", "max_bytes", "max_header")
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Reading):
     """The request of the command line."""
 
     recipe: str
@@ -45,12 +44,6 @@ class Request:
     cache: Path | None = None
     resume: bool = False
     overwrite: tuple[str, ...] | None = None
-    skip_unreadable: bool = False
-    allow_dropped: tuple[str, ...] = ()
-    allow_one_class: bool = False
-    max_pixels: int = LIMITS.pixels
-    max_bytes: int = LIMITS.size
-    max_header: int = LIMITS.header
     workers: int = 0
     keep_going: bool = False
     fast: bool = False
@@ -60,18 +53,6 @@ class Request:
     timeout: float = TIMEOUT
     grace: float = GRACE
     track: Tracking | None = None
-
-    def terms(self) -> Terms:
-        """What may be left out of the data. Errors: UserError for a limit that nothing keeps, or an unknown reason."""
-        limits = {"--max-pixels": self.max_pixels, "--max-bytes": self.max_bytes, "--max-header": self.max_header}
-        for flag, limit in limits.items():
-            if limit < 1:
-                raise UserError(f"{flag} must be at least 1, got {limit}")
-        return Terms(self.skip_unreadable, self.allow_dropped, self.allow_one_class, Limits(*limits.values()))
-
-    def said_terms(self) -> dict[str, Any]:
-        """The fields that `terms` is made of, for study.json: whoever reads the data again needs the same."""
-        return {name: getattr(self, name) for name in OF_TERMS}
 
 
 @dataclass(frozen=True)
@@ -142,7 +123,7 @@ def open_study(request: Request, world: World, before: dict[str, Any] | None) ->
         "label": recipe.presets[request.preset].label,
         "settings": list(request.settings),
         "study": dataclasses.asdict(study),
-        "data": recipe.domain.about(data) | {"checksum": cells[0].data_checksum, "terms": request.said_terms()},
+        "data": recipe.domain.about(data) | {"checksum": cells[0].data_checksum, "terms": request.said()},
         "device": device.type,
         "deterministic": not request.fast,
         "variants": [dataclasses.asdict(v) | {"label": v.label} for v in recipe.variants(study)],

@@ -30,7 +30,7 @@ def profile(request: Request, variant: str, repeats: int, out: Path | None) -> N
     device = choose_device(request.device)
     threads = request.threads or torch.get_num_threads()
     assert request.cache
-    data = recipe.domain.load(Source(request.data, study, request.cache, workers=request.workers))
+    data = recipe.domain.load(Source(request.data, study, request.cache, request.terms(), request.workers))
     try:
         first = dataclasses.replace(study, seeds=study.seeds[:1])
         cells = {cell.variant.name: cell for cell in expand(recipe, first, data)}

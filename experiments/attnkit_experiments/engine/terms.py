@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
-from attnkit_experiments.engine.errors import unknown
+from attnkit_experiments.engine.errors import UserError, unknown
 
 REFUSABLE = {
     "suffix": "their suffix is one of data, but of a format that is not read",
@@ -47,3 +48,44 @@ class Terms:
 
 
 TERMS = Terms()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The options of a command that reads data."""
+
+    skip_unreadable: bool = False
+    """Leave unreadable images and reviews out and count them; above 1 % only with --allow-dropped unreadable."""
+    allow_dropped: tuple[str, ...] = ()
+    """Go on where more than 1 % of the files that may be data, and more than one, are passed over for these reasons:
+    suffix, depth, split, link, mode, unreadable. The first line of a run and study.json count all reasons."""
+    allow_one_class: bool = False
+    """Go on where all files are of one class."""
+    max_pixels: int = LIMITS.pixels
+    """An image with more pixels is unreadable."""
+    max_bytes: int = LIMITS.size
+    """A file, or a member of an archive, that has or unpacks to more bytes is unreadable."""
+    max_header: int = LIMITS.header
+    """A tar with a header of more bytes is unreadable, and so is a larger label of a sample."""
+
+    def terms(self) -> Terms:
+        """What they say. Errors: UserError for a limit that nothing keeps, or an unknown reason."""
+        limits = {"--max-pixels": self.max_pixels, "--max-bytes": self.max_bytes, "--max-header": self.max_header}
+        for flag, limit in limits.items():
+            if limit < 1:
+                raise UserError(f"{flag} must be at least 1, got {limit}")
+        return Terms(self.skip_unreadable, self.allow_dropped, self.allow_one_class, Limits(*limits.values()))
+
+    def said(self) -> dict[str, Any]:
+        """The options by name, for study.json: whoever reads the data again needs the same."""
+        return {option.name: getattr(self, option.name) for option in fields(Reading)}
+
+    def asked(self) -> dict[str, Any]:
+        """The options by name, None for one that has its default: there a study's own count."""
+        return {
+            option.name: found if (found := getattr(self, option.name)) != option.default else None
+            for option in fields(Reading)
+        }
+
+
+READING = Reading()

@@ -19,13 +19,14 @@ from attnkit_experiments.engine.environment import choose_device
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.progress import say
 from attnkit_experiments.engine.sampler import generator
+from attnkit_experiments.engine.terms import Terms
 
 BATCH = 64
 SMALLEST = 0.05
 
 
 def measure(
-    *, data: str, workers: tuple[int, ...], size: int, images: int, rounds: int, device: str, cache: Path
+    *, data: str, workers: tuple[int, ...], size: int, images: int, rounds: int, device: str, cache: Path, terms: Terms
 ) -> None:
     """Print images per second: the median of `rounds`, the slowest and the fastest.
 
@@ -38,7 +39,7 @@ def measure(
     pixels = np.empty((images, size, size, 3), dtype=np.uint8)
     say(f"decoding {images} images to {size} pixels, images per second by number of processes")
     for count in workers:
-        opened = load_lazily(data, LazyRequest(size), cache=cache, workers=count)
+        opened = load_lazily(data, LazyRequest(size), cache=cache, workers=count, terms=terms)
         ids = opened.train[np.arange(images) % len(opened.train)]
 
         def run(step: int, opened=opened, ids=ids) -> None:  # type: ignore[no-untyped-def]
