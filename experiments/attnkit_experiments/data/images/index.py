@@ -134,9 +134,14 @@ def _are_rows(rows: np.ndarray, classes: int, files: int) -> bool:
     width = rows.dtype["names"].itemsize if "names" in (rows.dtype.names or ()) else 0
     if rows.ndim != 1 or not len(rows) or rows.dtype != _row(width):
         return False
-    ranges = {"labels": (0, classes), "archives": (-1, files), "offsets": (0, 2**63 - 1), "sizes": (0, 2**63 - 1)}
-    inside = (low <= rows[name].min() and rows[name].max() < high for name, (low, high) in ranges.items())
-    return all(inside) and bool(rows["train"].any() and not rows["train"].all())
+    ranges = {"labels": (0, classes), "archives": (-1, files), "offsets": (0, np.inf), "sizes": (0, np.inf)}
+    trained = 0
+    for start in range(0, len(rows), AT_ONCE):  # of each part all columns, so that memory is read once
+        part = rows[start : start + AT_ONCE]
+        if not all(low <= part[name].min() and part[name].max() < high for name, (low, high) in ranges.items()):
+            return False
+        trained += int(np.count_nonzero(part["train"]))
+    return 0 < trained < len(rows)
 
 
 def _visited(listing: Listing) -> list[Path]:
