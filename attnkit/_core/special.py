@@ -3,13 +3,15 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from functools import cache, partial
-from typing import Any
+from functools import cache, partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 from attnkit._core.library import library
 from attnkit._core.typing import Array, Namespace
 
 Function = Callable[[Namespace, Array], Array]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def relu(xp: Namespace, x: Array) -> Array:
@@ -212,7 +214,7 @@ def is_autocast(device: str) -> bool:
     return available and torch.is_autocast_enabled(device)
 
 
-def promoting(x: Array) -> Any:
+def promoting(x: Any) -> Any:
     """A context in which JAX promotes ranks and dtypes as it does by default: what arguments an op takes is checked by
     its own rules, of which jax_numpy_rank_promotion="raise" and jax_numpy_dtype_promotion="strict" know nothing."""
     if library(x) != "jax":
@@ -223,6 +225,17 @@ def promoting(x: Array) -> Any:
     if config.jax_numpy_rank_promotion == "allow" and config.jax_numpy_dtype_promotion == "standard":
         return contextlib.nullcontext()
     return _by_default()
+
+
+def promoted(function: Callable[P, R]) -> Callable[P, R]:
+    """A function of arrays that is no op, under `promoting`."""
+
+    @wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        with promoting(next((x for x in (*args, *options.values()) if library(x) == "jax"), None)):
+            return function(*args, **options)
+
+    return call
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.dispatch import namespace
 from attnkit._core.library import beside
 from attnkit._core.mask import positions
-from attnkit._core.special import floats, needs_values, promoting, readable, without_autocast
+from attnkit._core.special import floats, needs_values, promoted, promoting, readable, without_autocast
 from attnkit._core.tokens import whole
 from attnkit._core.typing import Array, Namespace
 from attnkit.ops import statistics
@@ -138,6 +138,7 @@ def _shares(
     return [rows.xp.sum(ordered * _taken(rows, percent, fractional, cache), axis=-1) / total for percent in percents]
 
 
+@promoted
 def concentration(weights: Array, percent: float, visible: Array | None = None, *, fractional: bool = False) -> Array:
     """Mean over valid rows of the share of a row's sum that its k largest weights hold.
 
@@ -163,6 +164,7 @@ def concentration(weights: Array, percent: float, visible: Array | None = None, 
     return _mean(rows, _shares(rows, percents, fractional)[0])
 
 
+@promoted
 def concentration_curve(
     weights: Array, percents: Sequence[float], visible: Array | None = None, *, fractional: bool = False
 ) -> Array:
@@ -172,6 +174,7 @@ def concentration_curve(
     return rows.xp.stack([_mean(rows, share) for share in _shares(rows, percents, fractional)])
 
 
+@promoted
 def mass_at_rank(weights: Array, rank: int, visible: Array | None = None) -> Array:
     """Mean over valid rows of the share of a row's sum held by its rank-th largest weight (1 = the largest).
 
@@ -185,6 +188,7 @@ def mass_at_rank(weights: Array, rank: int, visible: Array | None = None) -> Arr
     return _mean(rows, ordered[..., rank - 1] / total)
 
 
+@promoted
 def sparsity(weights: Array, visible: Array | None = None) -> Sparsity:
     """Exact zeros among the visible pairs, rows that are null or dead, keys that get weight: see `Sparsity`.
 
@@ -260,6 +264,7 @@ class Concentration:
         self._sums = [0.0] * len(self.percents)
         self._tables: dict[Any, tuple[Array, Array]] = {}
 
+    @promoted
     def update(self, weights: Array, visible: Array | None = None) -> None:
         """Add rows (..., S); arguments as in `concentration`."""
         rows = _rows_of("Concentration", weights, visible)

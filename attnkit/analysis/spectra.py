@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from attnkit._core import check
 from attnkit._core.dispatch import namespace
 from attnkit._core.quadratic import cast, compute_dtype
-from attnkit._core.special import double_precision, singular_values
+from attnkit._core.special import double_precision, promoted, singular_values
 from attnkit._core.tokens import whole
 from attnkit._core.typing import Array, Namespace
 from attnkit.ops.lowrank import newton
@@ -21,6 +21,7 @@ def _checked(op: str, a: Any, square: bool) -> Namespace:
     return namespace(a)
 
 
+@promoted
 def newton_residuals(a: Array, *, newton_steps: int = 20, init_scale: float = 0.9) -> Array:
     """‖A X_k A - A‖₂/‖A‖₂ for k = 0 .. newton_steps: how `newton_inverse` converges (Lu et al. 2021 Figure 4).
 
@@ -61,6 +62,7 @@ def _iterates(xp: Namespace, a: Array, steps: int, init_scale: float) -> list[Ar
     return iterates
 
 
+@promoted
 def condition_number(a: Array) -> Array:
     """σ₁/σ_min of each matrix a (..., m, n), over its min(m, n) singular values: (...); inf where σ_min = 0.
 
@@ -75,6 +77,7 @@ def condition_number(a: Array) -> Array:
         return cast(xp, xp.where(smallest > 0, ratio, math.inf), compute_dtype(xp, a))
 
 
+@promoted
 def effective_rank(a: Array) -> Array:
     """exp(-Σ p log p), p = σ/Σσ, of each matrix a (..., m, n): (...); r for r equal singular values, 0 for a = 0.
 

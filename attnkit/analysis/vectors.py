@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from attnkit._core import check
 from attnkit._core.dispatch import namespace
 from attnkit._core.quadratic import cast, compute_dtype
-from attnkit._core.special import floats, needs_values
+from attnkit._core.special import floats, needs_values, promoted
 from attnkit._core.typing import Array, Namespace
 
 # ---------------------------------------------------------------------------------------------- anisotropy
@@ -46,6 +46,7 @@ def _directions(op: str, x: Any, mask: Any) -> tuple[Namespace, _Directions]:
     )
 
 
+@promoted
 def anisotropy(x: Array, mask: Array | None = None) -> tuple[Array, Array, Array]:
     """(value, used, excluded): the mean cosine between different vectors of each set, without an (m, m) array.
 
@@ -80,6 +81,7 @@ class Anisotropy:
         self._total: list[float] = []
         self._squares = 0.0
 
+    @promoted
     def update(self, x: Array, mask: Array | None = None) -> None:
         """Add all vectors of x (..., d), whatever its leading axes; mask: boolean, broadcast to (...)."""
         check.float_array("Anisotropy", "x", x)
@@ -163,6 +165,7 @@ def _sum_of_ratios(xp: Namespace, x: Array, r: Array, there: Array | None) -> Ar
     return xp.sum(ratios if there is None else xp.where(there, ratios, 0.0))
 
 
+@promoted
 def variance_ratio(branch: Array, residual: Array, mask: Array | None = None, *, pooled: bool = True) -> Array:
     """Var(branch)/Var(residual): a branch's output beside the residual that it is added to (Shen et al. 2023 Table 1).
 
@@ -218,6 +221,7 @@ class VarianceRatio:
         self.tokens = 0
         self._branch, self._residual, self._ratios = _Spread(), _Spread(), 0.0
 
+    @promoted
     def update(self, branch: Array, residual: Array, mask: Array | None = None) -> None:
         """Add a batch; arguments as in `variance_ratio`."""
         xp, x, r, there = _checked_pair("VarianceRatio", branch, residual, mask)

@@ -3,6 +3,7 @@
 import inspect
 import math
 import tracemalloc
+from functools import partial
 from typing import Any
 
 import array_api_strict
@@ -333,3 +334,38 @@ def test_errors(index):
     function, arguments, options, error, text = ERRORS[index]
     with pytest.raises(error, match=text):
         function(*arguments, **options)
+
+
+@pytest.mark.parametrize("mode", ["rank", "dtype"])
+def test_strict_promotion_of_jax_changes_nothing(mode):
+    """In functions, and in what adds batches up."""
+    jax = pytest.importorskip("jax")
+    strict = {"rank": partial(jax.numpy_rank_promotion, "raise"), "dtype": partial(jax.numpy_dtype_promotion, "strict")}
+    weights = np.random.default_rng(0).random((2, 3, 5), np.float32)
+    square, seen = weights @ weights.mT, np.arange(5) < 4
+
+    def added(accumulator, *batch):
+        accumulator.update(*batch)
+        return accumulator.value
+
+    calls = {
+        "concentration": lambda w, a, mask: analysis.concentration(w, 30.0, fractional=True),
+        "visible": lambda w, a, mask: analysis.concentration(w, 30.0, mask),
+        "curve": lambda w, a, mask: analysis.concentration_curve(w, (10.0, 50.0)),
+        "rank": lambda w, a, mask: analysis.mass_at_rank(w, 2, mask),
+        "sparsity": lambda w, a, mask: analysis.sparsity(w, mask)[0],
+        "anisotropy": lambda w, a, mask: analysis.anisotropy(w, mask[:3])[0],
+        "ratio": lambda w, a, mask: analysis.variance_ratio(w, 2 * w, mask[:3], pooled=False),
+        "residuals": lambda w, a, mask: analysis.newton_residuals(a),
+        "condition": lambda w, a, mask: analysis.condition_number(a),
+        "effective": lambda w, a, mask: analysis.effective_rank(a),
+        "Concentration": lambda w, a, mask: added(analysis.Concentration((30.0,)), w, mask),
+        "Anisotropy": lambda w, a, mask: added(analysis.Anisotropy(), w, mask[:3]),
+        "VarianceRatio": lambda w, a, mask: added(analysis.VarianceRatio(), w, 2 * w, mask[:3]),
+    }
+    arrays = [jax.numpy.asarray(x) for x in (weights, square, seen)]
+    for name, call in calls.items():
+        expected = call(*arrays)
+        with strict[mode]():
+            found = call(*arrays)
+        np.testing.assert_array_equal(found, expected, err_msg=name)
