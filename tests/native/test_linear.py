@@ -304,6 +304,44 @@ def test_torch_compiled_as_one_graph_and_mapped(name):
     torch.testing.assert_close(found, tuple(torch.stack(pair) for pair in zip(*golden, strict=True)))
 
 
+def masked_by_heads_of_queries(name, array):
+    """q, k and v with half of the heads, and the op with a mask of all of them, which a state could not have."""
+    (q, k, v, *projection, _), *_ = call(name, (5, 9, 8, 6), "plain", True)
+    mask = array(np.random.default_rng(1).random((BATCH, HEADS, 1, 9)) < 0.7)
+    projection = [array(x) for x in projection]
+
+    def function(impl):
+        options = {"causal": True, "enable_gqa": True, "mask": mask, "impl": impl}
+        return lambda q, k, v: getattr(attnkit, name)(q, k, v, *projection, **options)
+
+    return [array(x) for x in (q, k[:, ::2], v[:, ::2])], function
+
+
+@BY_NAME
+def test_torch_compiled_with_masks_of_the_heads_of_queries(name):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    given, function = masked_by_heads_of_queries(name, torch.tensor)
+    given = [x.requires_grad_() for x in given]
+    found = torch.compile(function("native"), fullgraph=True, backend="aot_eager")(*given)
+    golden = function("generic")(*given)
+    torch.testing.assert_close(found, golden)
+    torch.testing.assert_close(*(torch.autograd.grad(o.square().sum(), given) for o in (found, golden)))
+
+
+@pytest.mark.parametrize("name", ["linear_attention"])  # the others have the same rules
+def test_jax_mapped_with_masks_of_the_heads_of_queries(name):
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    given, function = masked_by_heads_of_queries(
+        name, lambda x: jax.numpy.asarray(x, x.dtype if x.dtype == bool else "f4")
+    )
+    several = jax.numpy.stack([given[0], -given[0]])
+
+    def pull(impl):
+        return jax.vmap(jax.grad(lambda q: (function(impl)(q, *given[1:]) ** 2).sum()))(several)
+
+    near([pull("native")], [pull("generic")])
+
+
 @BY_NAME
 def test_any_number_of_threads_gives_the_same_bits(name):
     torch = pytest.importorskip("torch", reason="torch is not installed")

@@ -180,7 +180,7 @@ def _together(call: Call, size: int, arrays: Arrays, mapped: set[str]) -> list[A
         lifted.append(x)
     outputs = program(call._replace(mapped=call.mapped + 1))(*lifted)
     of_outputs = {f"d{name}": shape for name, shape in shapes.items()}
-    if call.op in linear.OPS:
+    if {*linear.FINAL} & {*call.outputs}:
         of_outputs |= linear.state_shapes(call.op, shapes)
     pairs = zip(call.outputs, outputs, strict=True)
     return [_of_every_element(x, size, of_outputs[name]) if name in of_outputs else x for name, x in pairs]

@@ -196,7 +196,10 @@ TRAILING = {"k": 2, "v": 2, "projection": 2, "mask": 2, "key_lengths": 0, "state
 
 
 def state_shapes(op: str, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """The parts of the state that a call returns, from the shapes of its arrays."""
+    """The parts of the state that a call returns, from the shapes of its arrays.
+
+    Of a call that returns none a mask may have the heads of queries, of which a state has none: ValueError.
+    """
     own = (shapes[name][: max(0, len(shapes[name]) - n)] for name, n in TRAILING.items() if name in shapes)
     leading, f = broadcast(op, "leading axes of states", *map(tuple, own)), _features(op, shapes)
     level = 1 if op == PERFORMER.name else f

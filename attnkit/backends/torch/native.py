@@ -112,7 +112,7 @@ def _outputs(op: str, arguments: Arguments) -> Outputs:
     specs = dict.fromkeys((*_named(arguments), *_saved(op)), (per_query, dtype))
     if "o" in specs:
         specs["o"] = ((*per_query, arguments["v"].shape[-1]), q.dtype)
-    if op in linear.OPS:
+    if specs.keys() & {*linear.FINAL}:
         shapes = linear.state_shapes(
             op, {name: tuple(x.shape) for name, x in arguments.items() if isinstance(x, Tensor)}
         )
