@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from attnkit_conformance.model import errors, scoring, tolerance
-from attnkit_conformance.model.case import Case, Sample, generator, rounded
+from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded
 from attnkit_conformance.model.op import OPTIONAL, QKV, Op, o_only
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes.attention import CAUSAL, GQA, attention_samples, scene_sample
@@ -45,7 +45,9 @@ def complete(case: Case) -> Case:
 
 def growth(case: Case) -> float:
     """D: 1 + max|visible exponent|/16, of -(scale/2) (‖q‖² + ‖k‖² - 2 q·k) + bias with every summand in absolute value.
-    q and k are about the mean key of the first query, for no later token may change a bit (A11)."""
+    q and k are about the mean key of the first query, for no later token may change a bit (A11). Infinite where a
+    negative scale makes a weight too large for the compute dtype: what is dropped then counts too, as 0·∞.
+    """
     whole = {**case.arrays, **case.params}
     common = {name: whole[name] for name in scoring.COMMON if name in whole and not name.startswith("dropout")}
     sc = gaussian_rows("sample", whole["q"], whole["k"], **common).scores
@@ -55,6 +57,12 @@ def growth(case: Case) -> float:
     q, k = np.abs(sc.q - centre), np.abs(sc.k - centre)
     parts = 0.5 * (np.sum(q * q, axis=-1)[..., :, None] + np.sum(k * k, axis=-1)[..., None, :]) + q @ k.swapaxes(-1, -2)
     exponents = abs(sc.scale) * parts + (0.0 if sc.bias is None else np.abs(sc.bias))
+    if np.any(np.asarray(sc.scale) < 0):
+        overflow = np.log(np.finfo(compute_dtype(case.dtype)).max)
+        apart = np.sum((sc.q[..., :, None, :] - sc.k[..., None, :, :]) ** 2, axis=-1)
+        largest = -0.5 * sc.scale * apart + (0.0 if sc.bias is None else sc.bias)
+        if np.max(largest, initial=0.0, where=sc.visible & np.isfinite(largest)) > overflow:
+            return np.inf
     return tolerance.growth_of_exponent(
         float(np.max(exponents, initial=0.0, where=sc.visible & np.isfinite(exponents)))
     )

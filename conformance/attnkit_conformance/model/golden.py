@@ -10,7 +10,7 @@ import numpy as np
 
 import attnkit_reference
 from attnkit_conformance.model import scoring, tolerance
-from attnkit_conformance.model.case import Case, Sample, numpy_dtype
+from attnkit_conformance.model.case import Case, Sample, compute_dtype, numpy_dtype
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.probe import explicit, probes
 from attnkit_conformance.model.store import kept
@@ -18,6 +18,7 @@ from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_reference._core import reduce_to
 
+FAINTEST = 1e3  # smallest normal numbers, below which rounding may leave nothing
 NEAR = 1e-5  # relative distance of weights that are equal but for rounding to float32
 FEW_DIGITS = 0.01  # of the largest entry: a larger bound leaves less than two digits to judge
 TINY = 1e-20  # smaller row sums, except 0, lose precision or underflow in float32
@@ -91,23 +92,42 @@ def draw_case(sample: Sample) -> Case:
         case = sample.draw(halvings)
         op = BY_NAME[case.op]
         growth = op.subject(case.params).growth
-        small = growth is None or growth(case) <= tolerance.LARGEST_GROWTH.get(case.dtype, np.inf)
+        small = growth is None or growth(case) <= tolerance.LARGEST_GROWTH.get(case.dtype, np.finfo(np.float64).max)
         if small and golden(case).tells() and not has_near_tie(op, case):
             break
     return case
+
+
+def is_bounded(op: Op, case: Case) -> bool:
+    """Whether the growth of a case is finite."""
+    growth = op.subject(case.params).growth
+    return growth is None or bool(np.isfinite(growth(case)))
 
 
 def has_near_tie(op: Op, case: Case) -> bool:
     """Whether rounding decides which key of some query has the largest weight, and with it the gradient of that."""
     if "maximum" not in case.cotangents:
         return False
+    w = weights_of(op, case)
+    gap = np.max(w, axis=-1, keepdims=True, initial=0.0) - w
+    return bool(np.any((gap > 0) & (gap < NEAR * (gap + np.abs(w)))))
+
+
+def counts_faint_weights(op: Op, case: Case) -> bool:
+    """Whether weights are counted that are not 0, but may be in the compute dtype."""
+    if "nonzero" not in op.outputs(case.params):
+        return False
+    w = np.abs(weights_of(op, case))
+    return bool(np.any((w > 0) & (w < FAINTEST * tolerance.smallest_normal(compute_dtype(case.dtype)))))
+
+
+def weights_of(op: Op, case: Case) -> np.ndarray:
+    """The weights that statistics are of."""
     of_weights = BY_NAME[f"{op.subject(case.params).name}_weights"]
     arrays = {name: x for name, x in case.arrays.items() if name in (*of_weights.arguments, *of_weights.optional)}
     names = (*of_weights.own, *scoring.COMMON)
     params = {name: x for name, x in case.params.items() if name in names and name != "dropout"}
-    w = of_weights.binding.forward(attnkit_reference, of_weights, arrays, params)["w"]
-    gap = np.max(w, axis=-1, keepdims=True, initial=0.0) - w
-    return bool(np.any((gap > 0) & (gap < NEAR * (gap + np.abs(w)))))
+    return of_weights.binding.forward(attnkit_reference, of_weights, arrays, params)["w"]
 
 
 @np.errstate(over="ignore", invalid="ignore")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from attnkit_conformance.model.case import Case, NoDraw, Sample, generator
-from attnkit_conformance.model.golden import has_near_tie
+from attnkit_conformance.model.golden import counts_faint_weights, has_near_tie, is_bounded
 from attnkit_conformance.model.grammar import Grammar, Level
 from attnkit_conformance.model.layout import DENSE, MAKERS, TIED, WHOLE
 from attnkit_conformance.model.op import Op
@@ -90,10 +90,12 @@ class Recipe:
         if row.get("cotangents", "every") != "every":
             sample = rows.with_cotangents(sample, row)
         case = with_integers(sample.draw(0), self.row.get(INTEGERS, BESIDE[INTEGERS]))
-        if not (op.telling(case) and op.subject(case.params).telling(case)) or has_near_tie(op, case):
-            raise NoDraw(f"{self.id}: rounding decides")
         possible = {n: layout for n, layout in self.layouts.items() if layout not in TIED or may_tie(op, case, n)}
-        return replace(case.laid(possible), id=self.id)
+        case = replace(case.laid(possible), id=self.id)  # where entries become equal
+        telling = op.telling(case) and op.subject(case.params).telling(case) and is_bounded(op, case)
+        if not telling or has_near_tie(op, case) or counts_faint_weights(op, case):
+            raise NoDraw(f"{self.id}: rounding decides")
+        return case
 
 
 def with_integers(case: Case, dtype: str) -> Case:

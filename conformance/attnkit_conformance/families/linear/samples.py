@@ -93,15 +93,47 @@ def along_a_feature(scene: str) -> tuple[Array, Array]:
 
 def well_conditioned(case: Case) -> bool:
     """Cosine attention divides by n + Σ cos, which can be exactly 0: here it is at least n/100."""
+    visible, weights = weights_of_cosines(case)
+    return bool(np.all(np.sum(weights, axis=-1, where=visible) >= visible.sum(axis=-1) / 100.0))
+
+
+def weights_of_cosines(case: Case) -> tuple[Array, Array]:
+    """The visible pairs, and 1 + cos of all."""
     sc = scoring.case_scores(case, with_v=False)
     q, k = (x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12) for x in (sc.q, sc.k))
-    total = np.sum(np.where(sc.visible, 1.0 + q @ np.swapaxes(k, -1, -2), 0.0), axis=-1)
-    return bool(np.all(total >= sc.visible.sum(axis=-1) / 100.0))
+    return sc.visible, 1.0 + q @ np.swapaxes(k, -1, -2)
 
 
 def few_features(case: Case) -> bool:
     """Among more features a state of cosine attention outweighs what the others add."""
     return "initial_S" not in case.arrays or case.arrays["k"].shape[-1] <= 12
+
+
+FAINT = 1e-3  # 1 + cos, of which rounding to float32 leaves few digits
+
+
+def tells_of_cosines(case: Case) -> bool:
+    """Keys that are nearly opposite have weights of rounding errors, to whose logarithm an entropy leads; of single
+    features all opposite ones are exactly so.
+    """
+    if not few_features(case):
+        return False
+    visible, weights = weights_of_cosines(case)
+    faint = bool(np.any(visible & (weights < FAINT)))
+    return not faint or (case.arrays["k"].shape[-1] > 1 and "entropy" not in case.cotangents)
+
+
+def step_tells_of_cosines(op: Op, case: Case) -> bool:
+    """Whether the denominator of a step, φ(q)·z with the count of keys first, is no small part of that count, for
+    gradients divide by its square.
+    """
+    q = case.arrays["q_t"]
+    z = op.binding.forward(attnkit_reference, op, case.arrays, case.params)["z"]
+    if case.params.get("enable_gqa"):
+        z = np.repeat(z, q.shape[-2] // z.shape[-2], axis=-2)
+    unit = q / np.maximum(np.linalg.norm(q, axis=-1, keepdims=True), 1e-12)
+    total = z[..., 0] + np.sum(unit * z[..., 1:], axis=-1)
+    return bool(np.all(total >= 0.1 * z[..., 0]))
 
 
 @dataclass(frozen=True)

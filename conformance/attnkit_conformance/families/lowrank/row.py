@@ -250,6 +250,7 @@ OPS: tuple[Op, ...] = (
         binding=NEWTON,
         dropout=False,
         growth=samples.newton_growth,
+        telling=samples.one_norm_is_of_one_column,
         converged={"newton_steps": 60},
     ),
     sampler("average_pool", "means of the valid tokens of r×r windows", ("q",), WINDOW),

@@ -166,6 +166,12 @@ def growth(case: Case) -> float:
     return tolerance.growth_of_exponent(float(abs(case.params["scale"]) * largest))
 
 
+def linear_growth(case: Case) -> float:
+    """Of sums over keys that are all equal, as where tokens share one place in memory."""
+    k = case.arrays["k"]
+    return tolerance.growth_of_equal_summands(len(k)) if len(k) > 1 and np.all(k == k[:1]) else 1.0
+
+
 def packed_errors(op: Op) -> Iterator[ErrorSample]:
     """Layouts, boundaries, and options that packed sequences do not support."""
     for name, arrays, params, exception, pattern in (
@@ -253,6 +259,7 @@ OPS = (
         forbidden=WITHOUT_DENOMINATOR,
         variants=({}, {"feature_map": "relu", "eps": 0.1, "chunk_size": 5}, {"feature_map": "identity"}),
         differentiable=QKV,
+        growth=linear_growth,
         errors=packed_errors,
         dropout=False,
         tokens=TOKENS,
