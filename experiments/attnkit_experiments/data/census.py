@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Annotated, TypedDict
 
 from attnkit_experiments.data.unpacking import printable
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.progress import many
-from attnkit_experiments.engine.schema import In
-from attnkit_experiments.engine.terms import REFUSABLE, Terms
+from attnkit_experiments.engine.terms import REFUSABLE, Counted, PassedOver, Terms
 
 COUNTED = {
     "hidden": "names that begin with a dot, and __MACOSX",
@@ -22,24 +20,6 @@ COUNTED = {
 }
 """Reasons that are counted and never refused."""
 SHARE = 0.01  # of the files that may be data
-
-
-class PassedOver(TypedDict):
-    """The files of one reason."""
-
-    files: Annotated[int, In("[0, inf)")]
-    first: str
-
-
-Counted = TypedDict(
-    "Counted",
-    {
-        "seen": Annotated[int, In("[0, inf)")],
-        "used": Annotated[int, In("[0, inf)")],
-        "passed over": dict[str, PassedOver],
-    },
-)
-"""A census in a file."""
 
 
 @dataclass

@@ -1,11 +1,12 @@
-"""On what terms data are read: how large a file may be, and what may be left out."""
+"""On what terms data are read: how large a file may be, and what may be left out; and the count of what was."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from attnkit_experiments.engine.errors import UserError, unknown
+from attnkit_experiments.engine.schema import In
 
 REFUSABLE = {
     "suffix": "their suffix is one of data, but of a format that is not read",
@@ -89,3 +90,21 @@ class Reading:
 
 
 READING = Reading()
+
+
+class PassedOver(TypedDict):
+    """The files of one reason."""
+
+    files: Annotated[int, In("[0, inf)")]
+    first: str
+
+
+Counted = TypedDict(
+    "Counted",
+    {
+        "seen": Annotated[int, In("[0, inf)")],
+        "used": Annotated[int, In("[0, inf)")],
+        "passed over": dict[str, PassedOver],
+    },
+)
+"""A census in a file."""

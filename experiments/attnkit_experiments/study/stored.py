@@ -6,10 +6,10 @@ import typing
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from attnkit_experiments.data.census import Counted
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import fingerprint
 from attnkit_experiments.engine.schema import In, conform, keys_of, read_as
+from attnkit_experiments.engine.terms import Counted
 
 if typing.TYPE_CHECKING:
     from attnkit_experiments.study.recipe import Domain

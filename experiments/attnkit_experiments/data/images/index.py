@@ -23,14 +23,14 @@ from typing import Annotated, Any, TypedDict
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from attnkit_experiments.data.census import Census, Counted
+from attnkit_experiments.data.census import Census
 from attnkit_experiments.data.images import ilsvrc
 from attnkit_experiments.data.images.listing import LAYOUT, PACKED, SPLITS, Entry, Listing, is_hidden
 from attnkit_experiments.data.unpacking import Place
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import fingerprint, write_json, written_aside
 from attnkit_experiments.engine.schema import Filled, read_as
-from attnkit_experiments.engine.terms import LIMITS, Limits
+from attnkit_experiments.engine.terms import LIMITS, Counted, Limits
 
 FORMAT = "attnkit-image-index-3"
 CLASSES = "classes.txt"
