@@ -339,7 +339,6 @@ def test_errors(index):
 @pytest.mark.parametrize("mode", ["rank", "dtype"])
 def test_strict_promotion_of_jax_changes_nothing(mode):
     """In functions, and in what adds batches up."""
-    jax = pytest.importorskip("jax")
     strict = {"rank": partial(jax.numpy_rank_promotion, "raise"), "dtype": partial(jax.numpy_dtype_promotion, "strict")}
     weights = np.random.default_rng(0).random((2, 3, 5), np.float32)
     square, seen = weights @ weights.mT, np.arange(5) < 4

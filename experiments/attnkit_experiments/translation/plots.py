@@ -105,7 +105,7 @@ def read_sentence(path: Path) -> tuple[Words, np.ndarray, np.ndarray]:
     try:
         with safe_open(path, framework="np") as stored:
             words = json.loads((stored.metadata() or {}).get("attnkit", "null"))
-            maps = {name.partition(".")[0]: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+            maps = {name.partition(".")[0]: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (it is no dict)
         conform(words, Words)
         lengths = {name: len(each) for name, each in words.items()}
         conform_arrays(

@@ -237,7 +237,7 @@ def step_of(op: Op) -> Op:
     own = tuple(name for name in op.own if name not in (*STATEFUL, "normalize"))
     variants = tuple({n: x for n, x in variant.items() if n in own} for variant in op.variants)
     parts = tuple(name for name in op.differentiable if name.startswith(INITIAL))
-    step = Op(
+    return Op(
         name=f"{op.name}_step",
         formula=f"one more token of `{op.name}`: (state, q_t, k_t, v_t) → (o_t, state)",
         arguments=("q_t", "k_t", "v_t", *op.arguments[3:]),
@@ -252,11 +252,9 @@ def step_of(op: Op) -> Op:
         binding=STEP,
         growth=partial(linear_samples.step_growth, kind=op.kind),
         kind=op.kind,
+        telling=op.kind.step_tells,
         dropout=False,
     )
-    if op.kind is not linear_samples.COSINE:
-        return step
-    return replace(step, telling=partial(linear_samples.step_tells_of_cosines, step))
 
 
 LINEAR_ATTENTION = row(

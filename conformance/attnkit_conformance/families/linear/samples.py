@@ -100,8 +100,12 @@ def well_conditioned(case: Case) -> bool:
 def weights_of_cosines(case: Case) -> tuple[Array, Array]:
     """The visible pairs, and 1 + cos of all."""
     sc = scoring.case_scores(case, with_v=False)
-    q, k = (x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12) for x in (sc.q, sc.k))
-    return sc.visible, 1.0 + q @ np.swapaxes(k, -1, -2)
+    return sc.visible, 1.0 + unit(sc.q) @ np.swapaxes(unit(sc.k), -1, -2)
+
+
+def unit(x: Array) -> Array:
+    """x/‖x‖, 0 for 0."""
+    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
 
 def few_features(case: Case) -> bool:
@@ -123,16 +127,15 @@ def tells_of_cosines(case: Case) -> bool:
     return not faint or (case.arrays["k"].shape[-1] > 1 and "entropy" not in case.cotangents)
 
 
-def step_tells_of_cosines(op: Op, case: Case) -> bool:
-    """Whether the denominator of a step, φ(q)·z with the count of keys first, is no small part of that count, for
-    gradients divide by its square.
+def step_tells_of_cosines(case: Case) -> bool:
+    """Whether the denominator of a step, n + q̂·Σk̂ of the state after it, is no small part of n, for gradients divide by
+    its square.
     """
-    q = case.arrays["q_t"]
-    z = op.binding.forward(attnkit_reference, op, case.arrays, case.params)["z"]
+    q, k = (unit(case.arrays[name]) for name in ("q_t", "k_t"))
+    z = np.concatenate([np.ones((*k.shape[:-1], 1)), k], axis=-1) + case.arrays.get("initial_z", 0.0)
     if case.params.get("enable_gqa"):
         z = np.repeat(z, q.shape[-2] // z.shape[-2], axis=-2)
-    unit = q / np.maximum(np.linalg.norm(q, axis=-1, keepdims=True), 1e-12)
-    total = z[..., 0] + np.sum(unit * z[..., 1:], axis=-1)
+    total = z[..., 0] + np.sum(q * z[..., 1:], axis=-1)
     return bool(np.all(total >= 0.1 * z[..., 0]))
 
 
@@ -145,6 +148,7 @@ class Kind:
     features: Callable[[int], int] = lambda d: d
     opposite: Callable[[str], tuple[Array, Array]] = askew  # of a scene of `OPPOSITE`
     settled: Callable[[Case], bool] = lambda case: True
+    step_tells: Callable[[Case], bool] = lambda case: True  # as `Op.telling`, of the op of one token
 
     def parts(self, params: Params) -> tuple[str, ...]:
         """Names of the parts of a state."""
@@ -153,7 +157,9 @@ class Kind:
 
 LARGEST_EXPONENTS = {dtype: -np.log(np.finfo(dtype).smallest_normal) for dtype in ("float32", "float64")}
 LINEAR = Kind()
-COSINE = Kind(features=lambda d: d + 1, opposite=right_angle, settled=well_conditioned)
+COSINE = Kind(
+    features=lambda d: d + 1, opposite=right_angle, settled=well_conditioned, step_tells=step_tells_of_cosines
+)
 PERFORMER = Kind("c", projected=True, features=lambda d: FEATURES, opposite=along_a_feature)
 EFFICIENT = Kind("m")
 
