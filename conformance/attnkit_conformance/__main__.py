@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters import device, families, transforms
 from attnkit_conformance.adapters.mutation import report as mutation_report
@@ -28,7 +29,9 @@ from attnkit_conformance.adapters.worker import collect_rarely
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import declared, in_order, judge, matcher, planned
 from attnkit_conformance.judge.processes import judge_in_processes
+from attnkit_conformance.judge.verdicts import deciding, grade_counts
 from attnkit_conformance.judge.verify import by_kernel, judge_for
+from attnkit_conformance.model import grades
 from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
@@ -61,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--workers", type=int, metavar="N", default=1, help="processes that judge; this one by default")
     run.add_argument("--seconds", type=float, metavar="S", help="judge no longer, and say how many cases are left")
     selection(run)
+    threshold(run)
 
     own = commands.add_parser("verify", help="which of attnkit's kernels to trust on the GPU of this machine")
     own.add_argument("--seconds", type=float, default=120.0, help="for how long; every op is judged once (120)")
@@ -101,6 +105,7 @@ def parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="judge tensors that another program computed from exported inputs")
     compare.add_argument("folder", type=Path, metavar="DIR", help="what export wrote")
     compare.add_argument("theirs", type=Path, metavar="THEIRS", help="folder or file of safetensors, same names")
+    threshold(compare)
 
     others = commands.add_parser("peers", help="judge other people's implementations and make a page of disagreements")
     others.add_argument("names", nargs="*", metavar="PEER", help="entmax, torch_sdpa-math, ...; all by default")
@@ -117,8 +122,17 @@ def selection(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dtype", choices=DTYPES, action="append", help="only this dtype; may be repeated")
 
 
+def threshold(command: argparse.ArgumentParser) -> None:
+    """The option that decides the exit status."""
+    text = (
+        f"exit status 1 for failures of this grade or a worse one ({', '.join(grades.GRADES)}); "
+        f"by default {grades.REFUSED}, and {grades.POLICY} for an adapter with `declines`"
+    )
+    command.add_argument("--fail-on", choices=tuple(grades.GRADES), help=text)
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; the exit status is 1 if anything fails and 2 if the command is invalid."""
+    """Run a command; the exit status is 1 if anything fails that `--fail-on` names, and 2 if the command is invalid."""
     args = parser().parse_args(arguments)
     os.environ.setdefault("ATTNKIT_POISON", "1")  # attnkit's outputs hold NaN before they are written
     try:
@@ -266,13 +280,24 @@ def conclude(results: list[CaseResult], adapters: Iterable[Adapter], args: argpa
     terminal.show(results, args.ops)
     for line in (line for adapter in adapters for line in declared.summary(adapter, results)):
         print(line)
+    for adapter in (adapter for adapter in adapters if core.declined(adapter)):
+        print(f"{adapter.name} does not promise: {', '.join(core.declined(adapter))}")
     header = files.header(adapters, args.profile)
     for path, render in ((args.json, files.as_json), (args.junit, files.as_junit), (args.html, files.as_html)):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(render(results, header))
             print(f"written: {path}")
-    return int(any(result.status == "fail" for result in results))
+    return exit_status(results, adapters, args.fail_on)
+
+
+def exit_status(results: list[CaseResult], adapters: Iterable[Adapter], threshold: str | None) -> int:
+    """1 if a failure decides so; of failures none of which does, a line says how to count them."""
+    if deciding(results, adapters, threshold):
+        return 1
+    if any(result.status == "fail" for result in results):
+        print(f"exit status 0: these grades do not count without --fail-on {list(grade_counts(results))[-1]}")
+    return 0
 
 
 def show_table(args: argparse.Namespace) -> int:
@@ -381,7 +406,7 @@ def compare(args: argparse.Namespace) -> int:
     terminal.show(results)
     if all(result.status == "unsupported" for result in results):
         raise ValueError(f"{args.theirs}: holds none of the outputs")
-    return int(any(result.status == "fail" for result in results))
+    return exit_status(results, (), args.fail_on)
 
 
 def peers(args: argparse.Namespace) -> int:

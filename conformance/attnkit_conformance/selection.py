@@ -14,6 +14,7 @@ from attnkit_conformance.adapters.base import Absent
 from attnkit_conformance.adapters.surroundings import surrounded
 from attnkit_conformance.adapters.worker import load
 from attnkit_conformance.judge import declared
+from attnkit_conformance.judge.properties import DECLINABLE
 from attnkit_conformance.judge.surroundings import EXTENTS
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.model.layout import MAKERS
@@ -90,6 +91,10 @@ def what_is_wrong(adapter: Any) -> Iterator[str]:
         yield f"ops must be a tuple of names of ops (softmax_attention, ...); got {unknown!r}"
     if not texts(getattr(adapter, "without", ())):
         yield f"without must be a tuple of names; got {adapter.without!r}"
+    declines = getattr(adapter, "declines", None)
+    if declines is not None and (not texts(declines) or set(declines) - set(DECLINABLE)):
+        unknown = [name for name in declines if name not in DECLINABLE] if texts(declines) else declines
+        yield f"declines must be a tuple of some of {', '.join(DECLINABLE)}; got {unknown!r}"
     copied = getattr(adapter, "copied", ())
     if not texts(copied) or set(copied) - set(MAKERS):
         yield f"copied must be a tuple of some of the layouts {', '.join(MAKERS)}; got {copied!r}"

@@ -414,7 +414,7 @@ def test_the_page_says_its_conclusion_and_shows_its_errors_without_a_script() ->
     assert "<th>softmax_attention</th><td>25%</td><td>25%</td>" in static
     failing = [*results, core.CaseResult("x/float32/y", "torch-sdpa", "softmax_attention", "float32", "fail")]
     page = files.as_html(failing, files.header([], "quick"))
-    assert "1 of 4 verdicts on 1 ops failed, on torch-sdpa." in page
+    assert "1 of 4 verdicts on 1 ops failed, on torch-sdpa: 1 wrong." in page
     assert "<td>25%</td><td>1 failed, 25%</td>" in page
     assert "{{" not in page.partition("<script id")[0]
 

@@ -68,6 +68,7 @@ def serve(pipe: Connection, target: str) -> None:
         traits |= {"description": getattr(adapter, "description", ""), "ops": getattr(adapter, "ops", None)}
         traits |= {"without": getattr(adapter, "without", ()), "serves": getattr(adapter, "serves", None)}
         traits |= {"compiles": getattr(adapter, "compiles", False), "copied": getattr(adapter, "copied", ())}
+        traits |= {"declines": getattr(adapter, "declines", None)}
         traits |= {"derivatives": tuple(kind for kind in DERIVATIVES if getattr(adapter, kind, None))}
         pipe.send(("answer", traits))
     except Exception as error:
@@ -127,6 +128,7 @@ class WorkerAdapter:
         self.serves: Mapping[str, Mapping[str, Any]] | None = traits["serves"]
         self.compiles: bool = traits["compiles"]
         self.copied: tuple[str, ...] = tuple(traits["copied"])
+        self.declines: tuple[str, ...] | None = traits["declines"]
         self.unsupported = self.declared if traits["declares"] else None
         for kind in traits["derivatives"]:
             setattr(self, kind, partial(self.computed, kind))

@@ -119,9 +119,18 @@ def problem_of(sample: Sample) -> Problem:
 
 
 def check(adapter: Adapter, problem: Problem, kind: str, identity: str) -> CaseResult:
-    """Judge one derivative."""
+    """Judge one derivative; a failure that hangs on a policy names it."""
+    case = core.asked(adapter, problem.case)
+
+    def again(case: Case) -> CaseResult:
+        return check_once(adapter, replace(problem, case=case), kind, identity)
+
+    return core.by_policy(again(case), case, again)
+
+
+def check_once(adapter: Adapter, problem: Problem, kind: str, identity: str) -> CaseResult:
+    """The verdict on a derivative as it is."""
     started, findings, reason = time.perf_counter(), Findings(), ""
-    problem = replace(problem, case=core.without_outputs(adapter, problem.case))
     try:
         judge_answer(adapter, problem, kind, findings)
     except Unsupported as refusal:
@@ -140,7 +149,7 @@ def check(adapter: Adapter, problem: Problem, kind: str, identity: str) -> CaseR
 def judge_answer(adapter: Adapter, problem: Problem, kind: str, findings: Findings) -> None:
     """Compare a derivative; tangents that pass also by their product with the cotangents."""
     got = answer_of(adapter, problem, kind)
-    core.judge_arrays(findings, NOUNS[kind], got, getattr(problem.truth, kind), {})
+    core.judge_arrays(findings, NOUNS[kind], got, core.accepted(adapter, getattr(problem.truth, kind)), {})
     if kind == "jvp" and not findings.failures:
         core.judge_arrays(findings, "sum", {PRODUCT: problem.product(got)}, {PRODUCT: problem.truth.product}, {})
 

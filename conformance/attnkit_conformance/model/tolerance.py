@@ -1,12 +1,14 @@
-"""Semantics D: the allowed distance of a result from the golden one, entry by entry. The only place with tolerances."""
+"""Semantics D: the allowed distance of a result from the golden one, entry by entry. The only place with tolerances;
+what is beyond them has a grade by `grades`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from attnkit_conformance.model import grades
 from attnkit_conformance.model.case import INTEGER, compute_dtype, finfo
 
 Array = np.ndarray
@@ -56,8 +58,8 @@ class Limit:
 
 @dataclass(frozen=True)
 class Measured:
-    """The error of one output: the largest and the root mean square of its entries' shares of what is allowed, and the
-    largest error relative to the largest magnitude.
+    """The error of one output: the largest and the root mean square of its entries' shares of what is allowed, the
+    largest error relative to the largest magnitude, and the grade of a failure.
     """
 
     output: str
@@ -66,6 +68,7 @@ class Measured:
     rms: float
     relative: float
     failures: tuple[tuple[str, str], ...]  # (check, message)
+    grade: str = ""
 
 
 def limit(
@@ -99,6 +102,13 @@ def quotient(limit: Limit, results: Mapping[int, Array], step: float) -> Limit:
     disagreement = np.abs(near - far) + np.abs(twice_the_bend - 2 * bend)
     golden = near + (near - far) / 3
     return Limit(golden, limit.dtype, disagreement + QUOTIENT_ROUNDINGS / step * limit.allowed, largest(golden))
+
+
+def without_tails(limit: Limit) -> Limit:
+    """The limit of an implementation that declines small entries: what is lost beside the largest is allowed in all."""
+    if limit.dtype == INTEGER:
+        return limit
+    return replace(limit, allowed=np.maximum(limit.allowed, grades.lost(limit.golden, limit.dtype)))
 
 
 def finite_size(x: Array) -> Array:
@@ -139,7 +149,7 @@ def widened(x: Array) -> Array:
 
 def measure(output: str, x: Array, limit: Limit) -> Measured:
     """Compare array `x` with its limit."""
-    x, golden, failures = widened(x), limit.golden, []
+    x, golden, failures, grade = widened(x), limit.golden, [], ""
     gap = distance(x, golden)
     share = shares(gap, limit.allowed)
     ratio = float(np.max(share, initial=0.0))
@@ -147,12 +157,14 @@ def measure(output: str, x: Array, limit: Limit) -> Measured:
     if np.any(misplaced):
         wrong = int(np.sum(misplaced))
         failures.append(("nonfinite", f"{output}: {wrong} of {x.size} entries are finite, NaN or infinite otherwise"))
+        grade = grades.WRONG
     elif not ratio <= 1:
         at = np.unravel_index(int(np.argmax(share)), share.shape)
         place = f"{tuple(map(int, at))}: {x[at]:.6g} instead of {golden[at]:.6g}"
         failures.append(("bound", f"{output}: off by {ratio:.3g} times what is allowed at {place}"))
+        grade = grades.of_entries(gap, share, golden, limit.dtype)
     relative = float(np.max(gap, initial=0.0)) / limit.largest if limit.largest else ratio
-    return Measured(output, limit.dtype, ratio, root_mean_square(share), relative, tuple(failures))
+    return Measured(output, limit.dtype, ratio, root_mean_square(share), relative, tuple(failures), grade)
 
 
 def impostors(golden: Array) -> dict[str, Array]:

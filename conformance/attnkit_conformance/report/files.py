@@ -22,7 +22,7 @@ from attnkit_conformance.adapters.surroundings import library_of as library_of_a
 from attnkit_conformance.adapters.surroundings import surroundings_of
 from attnkit_conformance.core import STATUSES, CaseResult
 from attnkit_conformance.judge.surroundings import extent
-from attnkit_conformance.judge.verdicts import counts, percent, worst
+from attnkit_conformance.judge.verdicts import counts, grade_counts, percent, told, told_by_grade, worst
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.report import axes
 
@@ -39,8 +39,18 @@ def header(adapters: Iterable[Adapter], profile: str) -> Header:
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "device": machine_device(),
-        "adapters": {a.name: {"dtypes": list(a.dtypes), "description": described(a)} for a in adapters},
+        "adapters": {a.name: about(a) for a in adapters},
         "surroundings": texts(adapters),
+    }
+
+
+def about(adapter: Adapter) -> dict[str, Any]:
+    """An adapter as plain data; what it declines is None if it does not say."""
+    declines = getattr(adapter, "declines", None)
+    return {
+        "dtypes": list(adapter.dtypes),
+        "description": described(adapter),
+        "declines": None if declines is None else list(declines),
     }
 
 
@@ -86,6 +96,8 @@ def record(result: CaseResult) -> dict[str, Any]:
         "op": result.op,
         "dtype": result.dtype,
         "status": result.status,
+        "grade": result.grade,
+        "policy": result.policy,
         "ratio": finite(result.ratio),
         "errors": [
             {
@@ -94,7 +106,7 @@ def record(result: CaseResult) -> dict[str, Any]:
             }
             for m in result.measured
         ],
-        "failures": [{"check": check, "message": message} for check, message in result.failures],
+        "failures": [{"check": check, "message": text, "grade": grade} for check, text, grade in result.graded],
         "program": result.program,
         "reason": result.reason,
         "seconds": finite(result.seconds),
@@ -104,7 +116,8 @@ def record(result: CaseResult) -> dict[str, Any]:
 def as_json(results: list[CaseResult], head: Header) -> str:
     """Everything, one record per verdict."""
     totals = {status: sum(result.status == status for result in results) for status in STATUSES}
-    return json.dumps({**head, "totals": totals, "results": [record(r) for r in results]}, indent=1) + "\n"
+    counts = {"totals": totals, "grades": grade_counts(results)}
+    return json.dumps({**head, **counts, "results": [record(r) for r in results]}, indent=1) + "\n"
 
 
 def as_junit(results: list[CaseResult], head: Header) -> str:
@@ -121,7 +134,8 @@ def as_junit(results: list[CaseResult], head: Header) -> str:
             case = xml.SubElement(suite, "testcase", attributes)
             if result.status == "fail":
                 checks = ", ".join(sorted(result.checks))
-                xml.SubElement(case, "failure", message=checks).text = result.message
+                failure = {"type": result.grade, "message": f"{told(result)} ({checks})"}
+                xml.SubElement(case, "failure", failure).text = result.message
             elif result.status != "pass":
                 xml.SubElement(case, "skipped", message=f"{result.status}: {result.reason}")
     return xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
@@ -136,7 +150,8 @@ def compact(results: list[CaseResult], every: Sequence[axes.Axis]) -> dict[str, 
     for r in results:
         place = [adapters.index(r.adapter), ops.index(r.op), r.id.partition("/")[2], STATUSES.index(r.status)]
         errors = [[m.output, finite(m.ratio), finite(m.rms), finite(m.relative)] for m in r.measured]
-        rows.append([*place, reasons.index(r.reason), errors, [list(failure) for failure in r.failures]])
+        failures = [list(failure) for failure in r.failures]
+        rows.append([*place, reasons.index(r.reason), errors, failures, told(r) if failures else ""])
     formulas = [BY_NAME[name].formula for name in ops]
     tables = axes.compact(results, every)
     return {"adapters": adapters, "ops": ops, "formulas": formulas, "reasons": reasons, "rows": rows, "axes": tables}
@@ -168,7 +183,8 @@ def conclusion(results: list[CaseResult]) -> str:
     names = ", ".join(dict.fromkeys(library_of(r.adapter) for r in judged)) or "nothing"
     if failed:
         where = ", ".join(dict.fromkeys(r.adapter for r in failed))
-        return f"{len(failed):,} of {len(judged):,} verdicts on {ops} ops failed, on {where}."
+        grades = told_by_grade(failed)
+        return f"{len(failed):,} of {len(judged):,} verdicts on {ops} ops failed, on {where}: {grades}."
     return f"{ops} ops on {names} agree with the float64 reference: {len(judged):,} verdicts, none failed."
 
 

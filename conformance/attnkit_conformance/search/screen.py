@@ -82,28 +82,36 @@ def check(adapter: Adapter, case: Case, truth: Truth | None = None) -> CaseResul
     """Judge one adapter on one case; None where its result tells nothing, for bounds are meaningless there or results
     leave the range of their dtype.
     """
-    asked = core.without_outputs(adapter, case)
-    truth = truth if truth is not None and asked is case else Truth(asked)
+    asked = core.asked(adapter, case)
+    result = check_once(adapter, asked, truth if truth is not None and asked is case else Truth(asked))
+    if result is None:
+        return None
+    named = replace(result, id=case.id)
+    return core.by_policy(named, asked, lambda plain: check_once(adapter, plain, Truth(plain)))
+
+
+def check_once(adapter: Adapter, case: Case, truth: Truth) -> CaseResult | None:
+    """The same of the case as it is."""
     try:
-        got = answers(adapter, asked)
+        got = answers(adapter, case)
     except IllFormed:
         raise
     except Unsupported as refusal:
-        if undeclared(adapter, asked):
+        if undeclared(adapter, case):
             text = f"refused without having declared it: {refusal}"
-            return verdict(adapter, case, "fail", Findings(failures=[("declared", text)]))
+            return verdict(adapter, case, "fail", Findings(failures=[("refused", text)]))
         return verdict(adapter, case, "unsupported", reason=str(refusal) or "unsupported")
     except Exception as error:  # an adapter may raise anything, and the search goes on
         return verdict(adapter, case, "fail", Findings(failures=[("exception", f"{type(error).__name__}: {error}")]))
-    found = compared(got, truth.cheap)
+    found = compared(adapter, got, truth.cheap)
     if not found.failures:
         return verdict(adapter, case, "pass", found)
     if not truth.whole.tells():
         return None
-    found = compared(got, truth.dear)
+    found = compared(adapter, got, truth.dear)
     if not found.failures:
         return verdict(adapter, case, "pass", found)
-    if not compared(got, truth.wide).failures:
+    if not compared(adapter, got, truth.wide).failures:
         return None
     result = verdict(adapter, case, "fail", found)
     return None if is_blurred(result, truth.whole) else result
@@ -130,12 +138,12 @@ def answers(adapter: Adapter, case: Case) -> tuple[dict[str, Array], dict[str, A
     return outputs, gradients
 
 
-def compared(got: tuple[Mapping[str, Array], Mapping[str, Array] | None], limits: Limits) -> Findings:
+def compared(adapter: Adapter, got: tuple[Mapping[str, Array], Mapping[str, Array] | None], limits: Limits) -> Findings:
     """What is wrong with outputs and gradients."""
     findings = Findings()
     for kind, results, of_kind in zip(("output", "gradient"), got, limits, strict=True):
         if results is not None:
-            core.judge_arrays(findings, kind, results, of_kind, {})
+            core.judge_arrays(findings, kind, results, core.accepted(adapter, of_kind), {})
     return findings
 
 

@@ -50,6 +50,7 @@ class Surrounded:
         self.description = surrounding.text
         self.ops: tuple[str, ...] | None = getattr(inner, "ops", None)
         self.without: tuple[str, ...] = getattr(inner, "without", ())
+        self.declines: tuple[str, ...] | None = getattr(inner, "declines", None)
         self.compiles: bool = getattr(inner, "compiles", False)
         self.copied: tuple[str, ...] = getattr(inner, "copied", ())
         self.array, self.numpy = inner.array, inner.numpy
