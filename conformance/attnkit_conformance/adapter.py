@@ -28,14 +28,16 @@ class Adapter(Protocol):
     takes a cotangent for every differentiable output and returns {argument name: gradient}. Both may raise
     `Unsupported(reason)`, and anything else that they raise is a failure of the case.
 
-    Eight attributes are optional. `ops` (names) restricts what is asked of the adapter at all. `serves` ({op: {factor:
+    Nine attributes are optional. `ops` (names) restricts what is asked of the adapter at all. `serves` ({op: {factor:
     levels}}, levels of the grammar of an op beside those of a plain call) says which calls it answers: all of its cases
     lie inside, a refusal there is a failure, and calls beside it must be refused. `copied` (names of layouts) says of
     which layouts its library has no arrays: it is given dense ones. `compiles = True`: every case is a program to
     compile first, so that the full profile judges all pairs of options, and no triples.
     `unsupported(op, arrays, params) -> reason or None` declares beforehand what will be refused: then exactly those
     calls must raise Unsupported. `without` (names of parameters, e.g. "return_lse") says which further outputs the
-    implementation does not have: its cases are asked without them, and all else is judged. `errors = True` holds the
+    implementation does not have: its cases are asked without them, and all else is judged. `declines` (names of policies,
+    `model.policies`, and of properties) says what it does not promise: that is not asked, and any failure in the rest
+    decides the exit status; without the attribute failures of policies and in tails do not. `errors = True` holds the
     adapter to the error texts of semantics A12. `surroundings = "also"` has it judged in the surroundings of NumPy,
     torch or JAX too, where gradients are those of `call` by torch or JAX; "alone", in nothing else. `description`
     (text) is shown in reports beside the name.
