@@ -35,12 +35,12 @@ class Adapter(Protocol):
     compile first, so that the full profile judges all pairs of options, and no triples.
     `unsupported(op, arrays, params) -> reason or None` declares beforehand what will be refused: then exactly those
     calls must raise Unsupported. `without` (names of parameters, e.g. "return_lse") says which further outputs the
-    implementation does not have: its cases are asked without them, and all else is judged. `declines` (names of policies,
-    `model.policies`, and of properties) says what it does not promise: that is not asked, and any failure in the rest
-    decides the exit status; without the attribute failures of policies and in tails do not. `errors = True` holds the
-    adapter to the error texts of semantics A12. `surroundings = "also"` has it judged in the surroundings of NumPy,
-    torch or JAX too, where gradients are those of `call` by torch or JAX; "alone", in nothing else. `description`
-    (text) is shown in reports beside the name.
+    implementation does not have: its cases are asked without them, and all else is judged. `declines` (names of
+    policies, `model.policies`, and of properties) says what it does not promise: that is not asked, and any failure in
+    the rest decides the exit status; without the attribute failures of policies and in tails do not. `errors = True`
+    holds the adapter to the error texts of semantics A12. `surroundings = "also"` has it judged in the surroundings of
+    NumPy, torch or JAX too, where gradients are those of `call` by torch or JAX; "alone", in nothing else.
+    `description` (text) is shown in reports beside the name.
 
     So is `with_threads(number)`, a context in which calls may use that many threads: a search draws their number.
 

@@ -112,6 +112,15 @@ class NowAndThen(Correct):
         return super().outputs(op, arrays, wrong, params)
 
 
+class CleansPadding(Correct):
+    """Writes 0 over NaN in what it is given."""
+
+    def call(self, op: str, arrays: Any, params: Any) -> Any:
+        for x in (arrays[name] for name in "qkv"):
+            x[~np.isfinite(x)] = 0
+        return super().call(op, arrays, params)
+
+
 class Refuses(Correct):
     """Declares a scale and refuses it."""
 
@@ -135,6 +144,7 @@ class Refuses(Correct):
         (RefusesSilently(), PLAIN, "refused", "refused"),
         (MultipliesPadding(), POISONED, "policy", "policy: poisoned_padding, right without it"),
         (ReadsPadding(), POISONED, "wrong", "wrong"),
+        (CleansPadding(), POISONED, "wrong", "wrong"),
         (NowAndThen(), POISONED, "wrong", "wrong"),
         (IgnoresInfinity(), INFINITE, "policy", "policy: infinite_bias, right without it"),
     ],
@@ -277,6 +287,21 @@ def test_padding_without_nan_holds_numbers_as_large_as_others() -> None:
     assert np.abs(plain.arrays["v"][hidden]).mean() > 0.3
     assert np.array_equal(plain.arrays["v"][~hidden], case.arrays["v"][~hidden])
     assert policies.without(plain, tuple(policies.POLICIES)) is plain
+
+
+def test_a_state_without_a_maximum_asks_for_no_policy() -> None:
+    """Its level is -inf, as the definition has it."""
+    (case,) = (
+        case
+        for case in core.cases("efficient_attention", "quick", ("float32",))
+        if "initial_m" in case.arrays and "poison" not in case.tags and np.any(np.isneginf(case.arrays["initial_m"]))
+    )
+    assert policies.asked_by(case) == ()
+
+
+def test_nan_where_there_is_none_is_wrong() -> None:
+    limit = tolerance.limit(np.ones(2), "float32")
+    assert tolerance.measure("o", np.array([1.0, np.nan]), limit).grade == "wrong"
 
 
 def test_small_entries_may_be_declined() -> None:

@@ -257,6 +257,7 @@ def test_export_and_compare_round_trip(exported: Path, tmp_path: Path, capsys: p
     computed(exported, theirs, change=20.0)
     assert main(["compare", str(exported), str(theirs)]) == 1
     assert "[bound] out.o: off by" in capsys.readouterr().out
+    assert main(["compare", str(exported), str(theirs), "--fail-on", "wrong"]) == 0, "it is inaccurate"
 
 
 def test_exported_tensors_are_those_of_the_cases(exported: Path) -> None:

@@ -52,6 +52,8 @@ def without(case: Case, policies: tuple[str, ...]) -> Case:
     """The case without what some policies concern: 0 instead of -inf in a bias, and numbers as large as usual in what
     is hidden, for zeros there would hide that it is read. The same object if nothing changes.
     """
+    if not policies:
+        return case
     changed: dict[str, np.ndarray] = {}
     for policy, name, entries in holders(case):
         if policy in policies:
