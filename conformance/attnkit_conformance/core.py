@@ -15,6 +15,7 @@ from attnkit_conformance.model.case import DTYPES, PROFILES, Case, Sample, is_dt
 from attnkit_conformance.model.golden import Golden, draw_case, golden
 from attnkit_conformance.model.layout import DENSE
 from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.rest import sizes_at_rest
 from attnkit_conformance.model.tolerance import Limit, Measured
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes.rows import row_samples
@@ -173,17 +174,25 @@ def asked(adapter: Adapter, case: Case) -> Case:
     return policies.without(without_outputs(adapter, case), declined(adapter))
 
 
-def accepted(adapter: Adapter, limits: Mapping[str, Limit]) -> Mapping[str, Limit]:
+def accepted(adapter: Adapter, case: Case, limits: Mapping[str, Limit], prefix: str = "") -> Mapping[str, Limit]:
     """The limits of an adapter's results: wider in small entries if it declines these."""
     if policies.TAILS not in declined(adapter):
         return limits
-    return {name: tolerance.without_tails(limit) for name, limit in limits.items()}
+    sizes = sizes_at_rest(case)
+    return {name: tolerance.without_tails(limit, sizes.get(prefix + name, 0.0)) for name, limit in limits.items()}
 
 
 def judge_arrays(
-    findings: Findings, kind: str, got: Mapping[str, np.ndarray], limits: Mapping[str, Limit], zeros: Mapping[str, Any]
+    findings: Findings,
+    kind: str,
+    got: Mapping[str, np.ndarray],
+    limits: Mapping[str, Limit],
+    zeros: Mapping[str, Any],
+    at_rest: Callable[[], Mapping[str, float]] = dict,
 ) -> None:
-    """Names, dtypes, shapes, exact zeros and errors of outputs or gradients (`kind`)."""
+    """Names, dtypes, shapes, exact zeros and errors of outputs or gradients (`kind`). `at_rest` says how large they are
+    where scores are 0.
+    """
     prefix = "d" if kind == "gradient" else ""
     if set(got) != set(limits):
         findings.fail("names", f"{kind}s {sorted(got)}; expected {sorted(limits)}")
@@ -199,7 +208,7 @@ def judge_arrays(
         wide = tolerance.widened(x)
         if name in zeros and np.any(wide[np.broadcast_to(zeros[name], x.shape) & (limit.golden == 0)]):
             findings.fail("null_rows", f"{label} is not exactly 0 where nothing is visible")
-        measured = tolerance.measure(label, x, limit)
+        measured = tolerance.measure(label, x, limit, at_rest)
         findings.measured.append(measured)
         findings.failures.extend(measured.failures)
 
@@ -278,8 +287,8 @@ def judge_outputs(adapter: Adapter, case: Case, arrays: Mapping[str, Any], findi
     truth = golden(case)
     for text in truth.blind_spots:
         findings.fail("blind", text)
-    limits = accepted(adapter, truth.outputs)
-    judge_arrays(findings, "output", answered(adapter, "call", answer), limits, truth.zero_outputs)
+    got, limits = answered(adapter, "call", answer), accepted(adapter, case, truth.outputs)
+    judge_arrays(findings, "output", got, limits, truth.zero_outputs, lambda: sizes_at_rest(case))
     return ""
 
 
@@ -290,6 +299,6 @@ def judge_gradients(adapter: Adapter, case: Case, arrays: Mapping[str, Any], fin
     except Unsupported as refusal:
         return f"gradients: {refusal}"
     truth: Golden = golden(case)
-    limits = accepted(adapter, truth.gradients)
-    judge_arrays(findings, "gradient", answered(adapter, "vjp", answer), limits, truth.zero_gradients)
+    got, limits = answered(adapter, "vjp", answer), accepted(adapter, case, truth.gradients, "d")
+    judge_arrays(findings, "gradient", got, limits, truth.zero_gradients, lambda: sizes_at_rest(case))
     return ""

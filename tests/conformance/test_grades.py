@@ -20,6 +20,7 @@ from attnkit_conformance.model import grades, policies, tolerance
 from attnkit_conformance.model.case import Case
 from attnkit_conformance.model.derivatives import Problem
 from attnkit_conformance.model.golden import draw_case
+from attnkit_conformance.model.rest import sizes_at_rest
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.report import files
 from attnkit_conformance.scenes import rows
@@ -287,6 +288,40 @@ def test_padding_without_nan_holds_numbers_as_large_as_others() -> None:
     assert np.abs(plain.arrays["v"][hidden]).mean() > 0.3
     assert np.array_equal(plain.arrays["v"][~hidden], case.arrays["v"][~hidden])
     assert policies.without(plain, tuple(policies.POLICIES)) is plain
+
+
+class Torch(Correct):
+    """Sigmoid attention by torch, whose gradient of the sigmoid is s(1 - s): 0 where s rounds to 1."""
+
+    def vjp(self, op: str, arrays: Any, params: Any, cotangents: Any) -> Any:
+        import torch
+
+        q, k, v = leaves = [torch.tensor(arrays[name], requires_grad=True) for name in "qkv"]
+        s = params.get("scale", q.shape[-1] ** -0.5) * q @ k.mT - np.log(k.shape[-2])
+        gradients = torch.autograd.grad(torch.sigmoid(s) @ v, leaves, torch.tensor(cotangents["o"]))
+        return {name: x.numpy() for name, x in zip("qkv", gradients, strict=True)}
+
+
+@pytest.mark.parametrize("name", ["pair.shape=13x7,values=large", "pair.shape=1x11,batch=none,values=large,scale=-0.3"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_the_gradient_of_the_sigmoid_of_torch_fails_in_its_tail(name: str, dtype: str) -> None:
+    """In one query with eleven keys nearly all is tail: no entry of dk is as large as it is at scores of 0."""
+    pytest.importorskip("torch")
+    case = case_of(name, "sigmoid_attention", dtype)
+    result = core.check(Torch(), case)
+    assert (result.status, result.grade) == ("fail", "tail"), result.message
+
+    class Declining(Torch):
+        declines = ("tails",)
+
+    assert core.check(Declining(), case).status == "pass"
+
+
+def test_only_scores_that_are_products_are_at_rest_at_0() -> None:
+    assert sizes_at_rest(case_of("pair.plain", "cosine_attention")) == {}
+    sizes = sizes_at_rest(case_of("pair.plain"))
+    assert sizes.keys() == {"o", "dq", "dk", "dv"}
+    assert 0.01 < sizes["dk"] < 10
 
 
 def test_a_state_without_a_maximum_asks_for_no_policy() -> None:

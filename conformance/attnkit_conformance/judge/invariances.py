@@ -140,7 +140,7 @@ def limits_of(adapter: Adapter, case: Case) -> Mapping[str, Limit]:
     """The limits of outputs and gradients (as d<name>) of an adapter."""
     truth = golden(case)
     gradients = {f"d{name}": limit for name, limit in truth.gradients.items()}
-    return core.accepted(adapter, {**truth.outputs, **gradients})
+    return core.accepted(adapter, case, {**truth.outputs, **gradients})
 
 
 def beyond(limits: Mapping[str, Limit], results: Arrays) -> Iterator[Measured]:

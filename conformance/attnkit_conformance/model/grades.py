@@ -34,15 +34,15 @@ def reaches(grade: str, threshold: str) -> bool:
     return worst((grade, threshold)) == grade
 
 
-def lost(golden: np.ndarray, dtype: str) -> float:
-    """The error that is lost beside the largest entry of an array: 64 eps of it in the compute dtype. Half types are
-    computed in float32 (A7), and lose no more.
+def lost(golden: np.ndarray, dtype: str, at_rest: float = 0.0) -> float:
+    """The error that is lost beside the largest entry of an array, or beside its largest entry where scores are 0: 64
+    eps of it in the compute dtype. Half types are computed in float32 (A7), and lose no more.
     """
-    largest = np.max(np.abs(golden), initial=0.0, where=np.isfinite(golden))
+    largest = np.max(np.abs(golden), initial=at_rest, where=np.isfinite(golden))
     return LOST * float(finfo(compute_dtype(dtype)).eps) * float(largest)
 
 
-def of_entries(gap: np.ndarray, share: np.ndarray, golden: np.ndarray, dtype: str) -> str:
+def of_entries(gap: np.ndarray, share: np.ndarray, golden: np.ndarray, dtype: str, at_rest: float = 0.0) -> str:
     """The grade of an array whose entries are off by `gap`, which is `share` of what is allowed; "" within the bounds.
 
     A bound asks for log₂(1/eps) digits. Inaccurate is what has half of them in every entry, an error of 1/√eps bounds
@@ -53,7 +53,7 @@ def of_entries(gap: np.ndarray, share: np.ndarray, golden: np.ndarray, dtype: st
         return ""
     if dtype == INTEGER:
         return WRONG
-    left = beyond & ~(gap <= lost(golden, dtype))
+    left = beyond & ~(gap <= lost(golden, dtype, at_rest))
     if not np.any(left):
         return TAIL
     largest = np.max(np.abs(golden), initial=0.0, where=np.isfinite(golden))

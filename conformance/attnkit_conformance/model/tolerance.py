@@ -3,7 +3,7 @@ what is beyond them has a grade by `grades`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -104,11 +104,11 @@ def quotient(limit: Limit, results: Mapping[int, Array], step: float) -> Limit:
     return Limit(golden, limit.dtype, disagreement + QUOTIENT_ROUNDINGS / step * limit.allowed, largest(golden))
 
 
-def without_tails(limit: Limit) -> Limit:
+def without_tails(limit: Limit, at_rest: float = 0.0) -> Limit:
     """The limit of an implementation that declines small entries: what is lost beside the largest is allowed in all."""
     if limit.dtype == INTEGER:
         return limit
-    return replace(limit, allowed=np.maximum(limit.allowed, grades.lost(limit.golden, limit.dtype)))
+    return replace(limit, allowed=np.maximum(limit.allowed, grades.lost(limit.golden, limit.dtype, at_rest)))
 
 
 def finite_size(x: Array) -> Array:
@@ -147,8 +147,8 @@ def widened(x: Array) -> Array:
         return x.astype(np.float64)
 
 
-def measure(output: str, x: Array, limit: Limit) -> Measured:
-    """Compare array `x` with its limit."""
+def measure(output: str, x: Array, limit: Limit, at_rest: Callable[[], Mapping[str, float]] = dict) -> Measured:
+    """Compare array `x` with its limit; `at_rest` says, if it is beyond, how large outputs are where scores are 0."""
     x, golden, failures, grade = widened(x), limit.golden, [], ""
     gap = distance(x, golden)
     share = shares(gap, limit.allowed)
@@ -162,7 +162,7 @@ def measure(output: str, x: Array, limit: Limit) -> Measured:
         at = np.unravel_index(int(np.argmax(share)), share.shape)
         place = f"{tuple(map(int, at))}: {x[at]:.6g} instead of {golden[at]:.6g}"
         failures.append(("bound", f"{output}: off by {ratio:.3g} times what is allowed at {place}"))
-        grade = grades.of_entries(gap, share, golden, limit.dtype)
+        grade = grades.of_entries(gap, share, golden, limit.dtype, at_rest().get(output, 0.0))
     relative = float(np.max(gap, initial=0.0)) / limit.largest if limit.largest else ratio
     return Measured(output, limit.dtype, ratio, root_mean_square(share), relative, tuple(failures), grade)
 

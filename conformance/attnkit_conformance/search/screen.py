@@ -21,6 +21,7 @@ from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answere
 from attnkit_conformance.core import CaseResult, Findings
 from attnkit_conformance.model import golden, probe, tolerance
 from attnkit_conformance.model.case import Case, compute_dtype
+from attnkit_conformance.model.rest import sizes_at_rest
 from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME
 
@@ -103,15 +104,15 @@ def check_once(adapter: Adapter, case: Case, truth: Truth) -> CaseResult | None:
         return verdict(adapter, case, "unsupported", reason=str(refusal) or "unsupported")
     except Exception as error:  # an adapter may raise anything, and the search goes on
         return verdict(adapter, case, "fail", Findings(failures=[("exception", f"{type(error).__name__}: {error}")]))
-    found = compared(adapter, got, truth.cheap)
+    found = compared(adapter, case, got, truth.cheap)
     if not found.failures:
         return verdict(adapter, case, "pass", found)
     if not truth.whole.tells():
         return None
-    found = compared(adapter, got, truth.dear)
+    found = compared(adapter, case, got, truth.dear)
     if not found.failures:
         return verdict(adapter, case, "pass", found)
-    if not compared(adapter, got, truth.wide).failures:
+    if not compared(adapter, case, got, truth.wide).failures:
         return None
     result = verdict(adapter, case, "fail", found)
     return None if is_blurred(result, truth.whole) else result
@@ -138,12 +139,15 @@ def answers(adapter: Adapter, case: Case) -> tuple[dict[str, Array], dict[str, A
     return outputs, gradients
 
 
-def compared(adapter: Adapter, got: tuple[Mapping[str, Array], Mapping[str, Array] | None], limits: Limits) -> Findings:
+def compared(
+    adapter: Adapter, case: Case, got: tuple[Mapping[str, Array], Mapping[str, Array] | None], limits: Limits
+) -> Findings:
     """What is wrong with outputs and gradients."""
     findings = Findings()
     for kind, results, of_kind in zip(("output", "gradient"), got, limits, strict=True):
         if results is not None:
-            core.judge_arrays(findings, kind, results, core.accepted(adapter, of_kind), {})
+            wide = core.accepted(adapter, case, of_kind, "d" if kind == "gradient" else "")
+            core.judge_arrays(findings, kind, results, wide, {}, lambda: sizes_at_rest(case))
     return findings
 
 
