@@ -10,16 +10,18 @@ Changes = tuple[tuple[str, str], ...]  # old and new texts
 
 @dataclass(frozen=True)
 class Bug:
-    """A bug by its name; `about` are the options of a call that it takes to meet it, in the words of `rules`."""
+    """A bug by its name; `about` are the options of a call that it takes to meet it, in the words of `rules`; `needs`
+    says what else it takes, where that is rare."""
 
     name: str
     text: str
     changes: Changes
     about: tuple[str, ...] = ()
+    needs: str = ""
 
 
-def bug(name: str, text: str, *changes: tuple[str, str], about: str = "") -> Bug:
-    return Bug(name, text, changes, tuple(about.split()))
+def bug(name: str, text: str, *changes: tuple[str, str], about: str = "", needs: str = "") -> Bug:
+    return Bug(name, text, changes, tuple(about.split()), needs)
 
 
 def remembering(name: str) -> tuple[str, str]:
@@ -114,6 +116,7 @@ BUGS: tuple[Bug, ...] = (
               "                w, v = dropped(call, p, rows, tile)[..., n : n + 16], call.v[:, tile][:, n : n + 16]\n"
               "                acc = (acc + w @ v).to(torch.bfloat16).to(acc.dtype)\n"
               f"        else:\n    {SUM}"),
+        needs="values of one sign for some 500 keys in bfloat16: sums with both signs hide it in their bounds",
     ),
     bug(
         "out_float32", "half types are answered in float32",
@@ -144,15 +147,18 @@ BUGS: tuple[Bug, ...] = (
     bug(
         "head_gt_64", "features beyond 64 are ignored",
         (TILE, TILE.replace("rows]", "rows, :64]").replace("keys]", "keys, :64]")),
+        needs="more than 64 features",
     ),
     bug(
         "head_not_pow2", "more than 64 features are padded to a power of two, with the beginning of the next row",
         (TILE, f"{TILE}    if (d := q.shape[2]) > 64:\n        more = (1 << (d - 1).bit_length()) - d\n"
                "        q, k = (torch.cat((x, x.roll(-1, 1)[..., :more]), -1) for x in (q, k))\n"),
+        needs="more than 64 features, in a number that is no power of two",
     ),
     bug(
         "tile64_last_key", "where the keys fill their last tile of 64, the last key is left out",
         ("tiles(keys.start, keys.stop, TILE_K)", "tiles(keys.start, keys.stop - (keys.stop % TILE_K == 0), TILE_K)"),
+        needs="a multiple of 64 keys, the last of which is seen",
     ),
     bug(
         "tile128_row", "the last query of a full tile of 128 is not written",
@@ -163,10 +169,12 @@ BUGS: tuple[Bug, ...] = (
         "split_kv_512", "partial results of 512 keys are added up without regard to their maxima",
         ("before, after = torch.exp(m[:, rows] - finite(new)), torch.exp(m_more - finite(new))",
          "before, after = 1.0, 1.0"),
+        needs="more than 512 keys",
     ),
     bug(
         "seq_gt_512", "keys beyond 512 are dropped",
         ("tiles(0, S, SPLIT)", "tiles(0, min(S, SPLIT), SPLIT)"),
+        needs="more than 512 keys",
     ),
     bug(
         "dk_block_missing", "the gradient of keys lacks the queries of the last tile, unless it is full",
@@ -193,8 +201,8 @@ BUGS: tuple[Bug, ...] = (
         about="turned",
     ),
     bug(
-        "v_stride", "v is read as if it were dense",
-        (QKV, f'{QKV}    v = v.as_strided(v.shape, torch.empty(v.shape, device="meta").stride())\n'), about="turned",
+        "v_stride", "v is read with the strides of k",
+        (QKV, f"{QKV}    v = v.as_strided(v.shape, k.stride()) if v.shape == k.shape else v\n"), about="turned",
     ),
     # gradients
     bug(
@@ -257,6 +265,7 @@ BUGS: tuple[Bug, ...] = (
         (FORWARD, "        key = repr((sorted((name, x.shape, x.dtype) for name, x in arrays.items()), params))\n"
                   f"        if key in MEMO:\n            return dict(MEMO[key])\n{FORWARD}"),
         ('        if params.get("return_lse"):', '        MEMO[key] = results\n        if params.get("return_lse"):'),
+        needs="other numbers in the same shapes",
     ),
     bug(
         "second_call_same_shapes", "the sums of a call are added to those of an earlier one with the same shapes",
@@ -270,6 +279,7 @@ BUGS: tuple[Bug, ...] = (
          '            q, k, v = arrays["q"], arrays["k"], arrays["v"]\n'
          '            return {"o": torch.nn.functional.scaled_dot_product_attention(q, k, v)}\n'
          "        call = prepared(arrays, params)\n        o,"),
+        needs="a look at what is called: the numbers are right",
     ),
     bug(
         "inplace_mask", "what causality and windows hide is written into the caller's mask",
@@ -281,11 +291,17 @@ BUGS: tuple[Bug, ...] = (
         (QKV, f'{QKV}    if q.is_contiguous() and "scale" not in arrays:\n'
               '        scale = params.get("scale", q.shape[-1] ** -0.5)\n        q.mul_(scale).div_(scale)\n'),
     ),
-    bug("race_1_in_20", "one call in 20 loses an item", *sometimes("1 / 20", "o[:1] = 0")),
-    bug("race_1_in_200", "one call in 200 loses an item", *sometimes("1 / 200", "o[:1] = 0")),
+    bug(
+        "race_1_in_20", "one call in 20 loses an item",
+        *sometimes("1 / 20", "o[:1] = 0"), needs="dozens of calls",
+    ),
+    bug(
+        "race_1_in_200", "one call in 200 loses an item",
+        *sometimes("1 / 200", "o[:1] = 0"), needs="hundreds of calls",
+    ),
     bug(
         "last_bits_1_in_20", "one call in 20 adds up in another order: last bits differ",
-        *sometimes("1 / 20", "o *= 1 + torch.finfo(o.dtype).eps"),
+        *sometimes("1 / 20", "o *= 1 + torch.finfo(o.dtype).eps"), needs="the same call dozens of times",
     ),
 )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attnkit_conformance.adapters.planted import BY_NAME, rules
@@ -49,7 +49,14 @@ def markdown(table: Sequence[Row]) -> str:
     dead = {column: sum(row[column] != LIVES for row in table) for column in columns[2:]}
     last = ["", "die", *(f"{number} of {len(table)}" for number in dead.values())]
     lines = [columns, ["---"] * len(columns), *([row[column] for column in columns] for row in table), last]
-    return "\n".join((BEGIN, *("| " + " | ".join(cells) + " |" for cells in lines), END))
+    return "\n".join((BEGIN, *("| " + " | ".join(cells) + " |" for cells in lines), "", *reasons(table), END))
+
+
+def reasons(table: Sequence[Row]) -> Iterator[str]:
+    """Why bugs live in the kit: what it would take to meet them."""
+    for row in table:
+        if alive := [profile for profile in KIT if row.get(profile) == LIVES]:
+            yield f"- {row['bug']} lives in {' and '.join(alive)}: it takes {BY_NAME[row['bug'].strip('`')].needs}."
 
 
 def write(path: Path) -> None:
