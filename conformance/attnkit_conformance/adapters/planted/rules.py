@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from attnkit_conformance import judge
@@ -37,9 +37,7 @@ def by_draws(name: str, with_options: bool) -> bool:
     about = BY_NAME[name].about if with_options and name != HONEST else ()
     adapter = planted(name)
     return any(
-        tells(
-            adapter, drawn(about, dtype, n), lambda got, n=n, dtype=dtype: close(got, expected(about, dtype, n), dtype)
-        )
+        tells(adapter, drawn(about, dtype, n), partial(close, right=expected(about, dtype, n), dtype=dtype))
         for dtype in TOLERANCES
         for n in range(DRAWS)
     )
@@ -116,7 +114,11 @@ def by_opinfo(name: str) -> bool:
     """Whether a sample of torch's own tests of scaled_dot_product_attention tells, by torch.testing.assert_close at its
     default tolerances, in four dtypes. Results at which the honest adapter fails too tell nothing."""
     adapter = planted(name)
-    return any(tells(adapter, call, lambda got, right=right: not unlike(got, right)) for call, right in of_torch())
+    return any(tells(adapter, call, partial(alike, right=right)) for call, right in of_torch())
+
+
+def alike(got: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    return not unlike(got, right)
 
 
 def unlike(got: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
@@ -162,7 +164,7 @@ def samples_of_torch(dtype: str) -> Iterator[tuple[Drawn, dict[str, Any]]]:
         mask = options.get("attn_mask")
         if mask is not None:
             arrays["mask" if mask.dtype == torch.bool else "bias"] = mask.detach()
-        params = {"causal": "upper_left"} if options.get("is_causal") else {}
+        params: dict[str, Any] = {"causal": "upper_left"} if options.get("is_causal") else {}
         params |= {"enable_gqa": True} if options.get("enable_gqa") else {}
         right = {"o": o.detach()} | {f"d{key}": x for key, x in zip(leaves, grads, strict=True)}
         yield (arrays, params, {"o": do}), right

@@ -269,7 +269,8 @@ def backward(call: Call, cotangents: Arrays) -> dict[str, Tensor]:
     total = total.masked_fill(total == 0, 1)
     delta = (do * o).sum(-1, keepdim=True)
     dq, dk, dv = (torch.zeros_like(x) for x in (call.q, call.k, call.v))
-    dbias, dscale = call.q.new_zeros(call.visible.shape), call.q.new_zeros(len(call.q), 1, 1)
+    dbias = call.q.new_zeros(call.visible.shape if call.bias is not None else 0)
+    dscale = call.q.new_zeros(len(call.q), 1, 1)
     for keys in tiles(0, S, TILE_K):
         for rows in tiles(0, L, TILE_Q):
             w = torch.exp(scores(call, rows, keys) - finite(m[:, rows])) / total[:, rows]
@@ -278,7 +279,8 @@ def backward(call: Call, cotangents: Arrays) -> dict[str, Tensor]:
             dv[:, keys] += dropped(call, w, rows, keys).mT @ do[:, rows]
             dk[:, keys] += ds.mT @ call.q[:, rows]
             dq[:, rows] += ds @ call.k[:, keys]
-            dbias[:, rows, keys] = ds
+            if call.bias is not None:
+                dbias[:, rows, keys] = ds
             dscale += (ds * products(call, rows, keys)).sum((1, 2), keepdim=True)
     return {"q": call.scale * dq, "k": call.scale * dk, "v": dv, "bias": dbias, "scale": dscale}
 
