@@ -1,5 +1,5 @@
-"""python -m attnkit_conformance COMMAND: run, verify, table, unnoticed, transforms, surroundings, mutate, export,
-vectors, compare or peers."""
+"""python -m attnkit_conformance COMMAND: run, verify, table, unnoticed, planted, transforms, surroundings, mutate,
+export, vectors, compare or peers."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from attnkit_conformance.adapters.mutation import report as mutation_report
 from attnkit_conformance.adapters.mutation.areas import AREAS
 from attnkit_conformance.adapters.mutation.copies import Copies
 from attnkit_conformance.adapters.mutation.trials import Trials
+from attnkit_conformance.adapters.planted import BUGS
+from attnkit_conformance.adapters.planted import page as planted_page
 from attnkit_conformance.adapters.surroundings import page as surroundings_page
 from attnkit_conformance.adapters.transforms import page
 from attnkit_conformance.adapters.worker import collect_rarely
@@ -78,6 +80,11 @@ def parser() -> argparse.ArgumentParser:
     blind = commands.add_parser("unnoticed", help="what could be wrong in results without a failure, as markdown")
     blind.add_argument("-k", metavar="EXPR", help="ops whose name matches")
     blind.add_argument("--write", type=Path, metavar="FILE", help="replace the table in FILE")
+
+    bugs = commands.add_parser("planted", help="which bugs of a softmax adapter this kit and other rules notice")
+    bugs.add_argument("-k", metavar="EXPR", help="bugs whose name matches")
+    bugs.add_argument("--profile", choices=planted_page.KIT, action="append", help="of the kit; both by default")
+    bugs.add_argument("--write", type=Path, metavar="FILE", help="replace the table in FILE")
 
     change = commands.add_parser("transforms", help="judge every op under the transformations of torch and JAX")
     change.add_argument("-k", metavar="EXPR", help="rows such as 'torch/entmax_attention/generic' that match")
@@ -141,6 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
             "verify": verify,
             "table": show_table,
             "unnoticed": show_unnoticed,
+            "planted": show_planted,
             "transforms": judge_transforms,
             "surroundings": show_surroundings,
             "mutate": mutate,
@@ -320,6 +328,22 @@ def show_unnoticed(args: argparse.Namespace) -> int:
         return 0
     keep = matcher(args.k)
     print(unnoticed.markdown(one for op in OPDB if keep(op.name) for one in unnoticed.of_op(op)))
+    return 0
+
+
+def show_planted(args: argparse.Namespace) -> int:
+    """Print or write the table of planted bugs."""
+    require("the table of planted bugs", "torch", "ml_dtypes")
+    if args.write and (args.k or args.profile):
+        raise ValueError("planted: --write takes all bugs and both profiles, -k and --profile some of them")
+    if args.write:
+        planted_page.write(args.write)
+        return 0
+    keep = matcher(args.k)
+    names = [bug.name for bug in BUGS if keep(bug.name)]
+    if not names:
+        raise ValueError(f"planted: -k {args.k!r} matches none of {', '.join(bug.name for bug in BUGS)}")
+    print(planted_page.markdown(planted_page.rows(names, args.profile or planted_page.KIT)))
     return 0
 
 
