@@ -6,6 +6,7 @@ import ast
 import fnmatch
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +19,9 @@ from attnkit_conformance.model.case import DTYPES, NoDraw, Sample
 from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB
-from attnkit_conformance.scenes.rows import is_left_to_others
+from attnkit_conformance.scenes.rows import is_large, is_left_to_others
 
+LARGE = 3  # long and wide calls of each dtype, for adapters to which these cost much
 XFAILS = Path(__file__).parents[1] / "peers" / "xfails"
 MAY_PASS = "~"
 Keep = Callable[[str], bool]
@@ -186,11 +188,24 @@ def selected(
     free = [adapter for adapter in adapters if not declared.declares(adapter, op.name)]
     for dtype in dtypes:
         having = [adapter for adapter in free if matching(keep, adapter, op, (dtype,))]
+        large: Counter[str] = Counter()
         for sample in core.samples(op.name, profile, (dtype,)) if having else ():
-            others = is_left_to_others(sample)
-            able = [adapter for adapter in having if not (others and getattr(adapter, "compiles", False))]
+            able = [adapter for adapter in having if not is_spared(adapter, sample, profile, large)]
             if chosen := [adapter for adapter in able if keep(f"{adapter.name}::{sample.id}")]:
                 yield sample, chosen
+
+
+def is_spared(adapter: Adapter, sample: Sample, profile: str, large: Counter[str]) -> bool:
+    """Whether a case would cost an adapter too much: one that compiles every case is not judged on triples of options;
+    neither it nor what emulates a GPU on long and wide calls, but for a few of each dtype in the full profile.
+    """
+    compiles = getattr(adapter, "compiles", False)
+    if not is_large(sample):
+        return compiles and is_left_to_others(sample)
+    if not (compiles or getattr(adapter, "emulates", False)):
+        return False
+    large[adapter.name] += 1
+    return profile != "full" or large[adapter.name] > LARGE
 
 
 def in_order(results: Iterable[CaseResult], adapters: Sequence[Adapter]) -> list[CaseResult]:

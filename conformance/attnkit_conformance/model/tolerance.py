@@ -19,6 +19,7 @@ HALF_ROUNDINGS = (
 )
 SUBNORMALS = 16.0  # of half types: weights below its range that are rounded to it for a product (A7) have no digits
 ALIKE = 4.0  # n equal numbers added up one after another are rounded alike: by up to n/4 eps of their sum
+WIDE = 64  # features, beyond which partial sums of scores cost more than their inputs
 EXPONENT_STEP = 16.0  # an error eps·|x| in an exponent x is a relative error of that size in exp(x)
 LARGEST_GROWTH = {"float16": 8.0, "bfloat16": 8.0, "float32": 200.0}  # beyond, bounds are meaningless
 STEPS = (-2, -1, 1, 2)  # at which results are taken for a difference quotient
@@ -44,6 +45,14 @@ def growth_of_exponent(largest: float) -> float:
 def growth_of_equal_summands(n: int) -> float:
     """Growth of sums over `n` equal keys, whose roundings have one sign; those of other keys cancel in part."""
     return 1.0 + n / (ALIKE * BOUND["float32"])
+
+
+def growth_of_width(d: int) -> float:
+    """Growth of the probe in wide heads. Rounding a score's inputs moves it by √(Σ (q_i k_i)²), as the probe does;
+    rounding the partial sums p_i of its d products by √(Σ p_i²), which is √d as much. Up to 64 features the roundings of
+    `BOUND` are enough for both.
+    """
+    return max(1.0, float(np.sqrt(d / WIDE)))
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,8 @@ def limit(
     if dtype != computed:
         rounding = HALF_ROUNDINGS * eps(dtype) * (finite_size(golden) + size)
         allowed = rounding + allowed + SUBNORMALS * float(finfo(dtype).smallest_subnormal)
-    return Limit(golden, dtype, np.asarray(allowed), largest(size))
+    kept = np.float64 if computed == "float64" else np.float32  # whose range has every bound of that dtype
+    return Limit(golden, dtype, np.asarray(allowed, kept), largest(size))
 
 
 def quotient(limit: Limit, results: Mapping[int, Array], step: float) -> Limit:
