@@ -10,6 +10,9 @@ import numpy as np
 DERIVATIVES = ("jvp", "hvp", "vmap_grad")
 """The optional methods for derivatives beyond gradients."""
 
+LONGEST = 2000
+"""Characters of a text of an adapter that reports hold."""
+
 
 class Unsupported(Exception):
     """Raised by an adapter for a valid call that its implementation does not support; the text is the reason."""
@@ -91,6 +94,17 @@ def answered(adapter: Adapter, method: str, answer: Any) -> dict[str, np.ndarray
     return {name: as_numpy(adapter, name, x) for name, x in answer.items()}
 
 
+def package_of(adapter: Adapter) -> str:
+    """The package that an adapter's arrays are of."""
+    return type(adapter.array(np.zeros(1, adapter.dtypes[0]), adapter.dtypes[0])).__module__.partition(".")[0]
+
+
 def kind(x: Any) -> str:
     """None, or the name of the type of x."""
     return "None" if x is None else type(x).__name__
+
+
+def cut(text: str, most: int = LONGEST) -> str:
+    """A text of somebody else, of which a report holds the beginning and says how much is left out."""
+    left = len(text) - most
+    return text if left <= 0 else f"{text[:most]} ... ({left:,} characters left out)"

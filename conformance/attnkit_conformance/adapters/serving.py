@@ -1,0 +1,215 @@
+"""The process of an adapter: it loads it and answers questions, and says what it noticed about an answer.
+
+It has inputs and nothing else: no case, no golden value, no bound.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import pickle
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from attnkit_conformance.adapter import DERIVATIVES, IllFormed, Unsupported, answered, as_numpy, cut, package_of
+from attnkit_conformance.adapters.watch import REFERENCE, Watch
+from attnkit_conformance.adapters.wire import Packed, Question, pack, plain, unpack
+
+RARELY = 200_000  # objects between collections of garbage
+DATA = (
+    "name", "dtypes", "ops", "without", "copied", "serves", "surroundings", "description", "errors", "compiles",
+)  # fmt: skip
+NEEDED = ("array", "numpy", "call", "vjp")
+METHODS = (*NEEDED, "unsupported", "with_threads", "freed", *DERIVATIVES)
+METHOD = "method"
+CACHED = 1024  # bytes below which NumPy keeps freed memory for itself
+KEPT = 7  # blocks of each size that it keeps
+OWN = ("attnkit.", "attnkit_conformance.")  # packages whose adapters are held to no Watch
+
+Arrays = Mapping[str, Any]
+Fault = tuple[str, str]  # name of the check, message
+
+
+def load(target: str) -> Any:
+    """The object named "package.module:ATTRIBUTE"; a class or function without arguments is called."""
+    module, _, attribute = target.partition(":")
+    value = getattr(importlib.import_module(module), attribute)
+    return value() if isinstance(value, type) or (callable(value) and not hasattr(value, "call")) else value
+
+
+def collect_rarely() -> None:
+    """Let a process that traces for JAX all the time collect garbage rarely, which takes a seventh of its time."""
+    gc.set_threshold(RARELY)
+
+
+def traits_of(adapter: Any) -> dict[str, Any]:
+    """What an adapter says of itself, by attribute that it has: (True, plain data or METHOD), or (False, its repr)."""
+    traits: dict[str, Any] = {}
+    for name in (name for name in DATA if hasattr(adapter, name)):
+        try:
+            traits[name] = (True, plain(getattr(adapter, name)))
+        except TypeError:
+            traits[name] = (False, cut(repr(getattr(adapter, name))))
+    for name in (name for name in METHODS if hasattr(adapter, name)):
+        value = getattr(adapter, name)
+        if value is not None or name in NEEDED:
+            traits[name] = (True, METHOD) if callable(value) else (False, cut(repr(value)))
+    return traits
+
+
+class Served:
+    """An adapter in its process, with what is remembered from one call to the next."""
+
+    def __init__(self, adapter: Any, calls: tuple[str, ...]) -> None:
+        self.adapter, self.watch = adapter, Watch(calls)
+        self.inside: dict[str, Any] = {"": adapter}  # the adapter in surroundings, by name
+        self.former: list[Former] = []
+
+    def in_surrounding(self, name: str) -> Any:
+        """The adapter, in a surrounding if one is named."""
+        if name not in self.inside:
+            from attnkit_conformance.adapters.surroundings import surrounded
+
+            self.inside[name] = surrounded(self.adapter, name)
+        return self.inside[name]
+
+    def reply(self, question: Question) -> tuple[str, Any, list[Fault]]:
+        """The kind of an answer, the answer, and what was noticed besides."""
+        try:
+            adapter = self.in_surrounding(question.surrounding)
+            faults: list[Fault] = []
+            with self.watch.calls(), ExitStack() as around:
+                if question.threads:
+                    around.enter_context(self.adapter.with_threads(question.threads))
+                kind, value = answer(adapter, question, faults, self.former)
+        except Exception as error:
+            return "error", told(error), []
+        if seen := self.watch.taken():
+            faults.append(("calls", f"{question.method} called {', '.join(seen)}, which it may not"))
+        return kind, value, faults
+
+
+def answer(adapter: Any, question: Question, faults: list[Fault], former: list[Former]) -> tuple[str, Any]:
+    """Run one call, or the repeats of one."""
+    try:
+        if question.method == "package":
+            return "answer", package_of(adapter)
+        if question.method == "unsupported":
+            arrays = converted(adapter, unpack(question.arrays))
+            reason = adapter.unsupported(question.op, arrays, question.params)
+            return "answer", reason if reason is None else cut(str(reason))
+        if question.again is not None:
+            from attnkit_conformance.adapters.repetition import repeated
+
+            return "answer", repeated(adapter, question, faults)
+        call = Call(adapter, question, question.arrays, question.others)
+        poison(call.sizes)
+        outputs, raw = call.run()
+        faults += call.changes()
+        faults += [fault for result in former for fault in result.changes()]
+        former[:] = [Former(adapter, question.method, raw, outputs)]
+        return "answer", pack(outputs)
+    except Unsupported as refusal:
+        return "unsupported", cut(str(refusal))
+    except IllFormed as error:
+        return "ill-formed", cut(str(error))
+    except Exception as error:
+        return "error", told(error)
+
+
+def told(error: BaseException) -> tuple[str, str]:
+    """The type and the text of an exception."""
+    return type(error).__name__, cut(str(error))
+
+
+def converted(adapter: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Arrays as the adapter takes them."""
+    return {name: adapter.array(x, x.dtype.name) for name, x in arrays.items()}
+
+
+class Call:
+    """A call whose arrays are converted once, to be run any number of times."""
+
+    def __init__(self, adapter: Any, question: Question, arrays: Packed, others: tuple[Packed, ...]) -> None:
+        self.adapter, self.question = adapter, question
+        given = unpack(arrays)
+        self.sizes = [x.nbytes for x in given.values()]
+        self.arrays = converted(adapter, given)
+        self.others = [converted(adapter, unpack(each)) for each in others]
+        self.before = self.contents()
+        if name := question.freed:
+            self.arrays[name] = adapter.freed(self.arrays[name])
+            self.before.pop(name)
+
+    def contents(self) -> dict[str, bytes]:
+        """The bytes of the arguments."""
+        return {name: as_numpy(self.adapter, name, x).tobytes() for name, x in self.arrays.items()}
+
+    def run(self) -> tuple[dict[str, np.ndarray], Any]:
+        """The results as NumPy arrays, and as the adapter returned them."""
+        question = self.question
+        raw = getattr(self.adapter, question.method)(question.op, self.arrays, question.params, *self.others)
+        return answered(self.adapter, question.method, raw), raw
+
+    def changes(self) -> Iterator[Fault]:
+        """The arguments that have other contents now."""
+        if self.question.freed:
+            return
+        for name, content in self.contents().items():
+            if content != self.before[name]:
+                yield "inputs", f"{name} was changed by the call"
+
+
+class Former:
+    """The results of a call before, which no later call may change."""
+
+    def __init__(self, adapter: Any, method: str, raw: Any, outputs: Mapping[str, np.ndarray]) -> None:
+        self.adapter, self.method, self.raw = adapter, method, raw
+        self.contents = {name: x.tobytes() for name, x in outputs.items()}
+
+    def changes(self) -> Iterator[Fault]:
+        """The results that have other contents now."""
+        for name, x in answered(self.adapter, self.method, self.raw).items():
+            if x.tobytes() != self.contents[name]:
+                yield "outputs", f"{name} of an earlier {self.method} was changed by this call: it is the same memory"
+
+
+def poison(sizes: list[int]) -> None:
+    """Fill the small blocks that NumPy keeps when they are freed: the C library fills all others (MALLOC_PERTURB_)."""
+    for size in {size for size in sizes if 0 < size < CACHED}:
+        blocks = [np.full(size, 0xFE, np.uint8) for _ in range(KEPT)]
+        del blocks
+
+
+def serve(pipe: Connection, target: str, calls: tuple[str, ...]) -> None:
+    """The loop of the process: a question in, an answer out, until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the judge's
+    collect_rarely()
+
+    def send(message: tuple[str, Any, list[Fault]]) -> None:
+        pipe.send_bytes(pickle.dumps(message))
+
+    try:
+        adapter = load(target)
+        own = type(adapter).__module__.startswith(OWN)
+        served = Served(adapter, () if own else (REFERENCE, *calls))
+        send(("answer", traits_of(adapter), []))
+    except (Exception, SystemExit) as error:  # third-party code may raise anything
+        send(("unloaded", ": ".join(told(error)), []))
+        return
+    while True:
+        try:
+            question = pipe.recv()
+        except EOFError:
+            return
+        send(served.reply(question))
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])), sys.argv[2], tuple(sys.argv[3:]))
