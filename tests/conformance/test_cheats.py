@@ -1,15 +1,18 @@
 """Adapters that cheat, and adapters that are right by luck: each dies by more than one verdict."""
 
+import os
 import pickle
 from typing import Any
 
 import pytest
 
+from attnkit_conformance import core
 from attnkit_conformance.adapters.isolated import ENVIRONMENT, Isolated
 from attnkit_conformance.adapters.serving import Served, load, traits_of
 from attnkit_conformance.adapters.watch import REFERENCE
 from attnkit_conformance.adapters.worker import Worker
 from attnkit_conformance.judge import judge, repeats
+from attnkit_conformance.selection import Terms, find
 
 CHEATS = "tests.conformance.cheats"
 BASELINE = f"{CHEATS}:baseline"
@@ -74,3 +77,38 @@ def test_a_cheat_dies_by_more_than_one_verdict(name: str) -> None:
     failed = failures(beside(name))
     assert len(failed) > 1, failed
     assert DIES_BY[name] & set.union(*failed.values()), failed
+
+
+def test_the_judge_cannot_be_replaced_from_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process it can: the reason that there is another."""
+    monkeypatch.setattr(core, "judge_arrays", core.judge_arrays)
+    path = f"{CHEATS}:ReplacesTheJudge"
+    (apart,) = find([path])
+    failed = failures(apart)
+    apart.close()
+    assert len(failed) > 1
+    assert set.union(*failed.values()) <= {"bound", "null_rows"}, failed
+    (here,) = find([path], Terms(here=True))
+    assert not failures(here)
+
+
+def test_what_a_process_sends_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HARMED", raising=False)
+    (adapter,) = find([f"{CHEATS}:SendsCode"])
+    results = list(judge([adapter], "quick", FEW, DTYPES, ops=("softmax_attention",)))
+    adapter.close()
+    failed = [result.message for result in results if result.status == "fail"]
+    assert all("the worker sent what is no answer" in message for message in failed), failed
+    assert len(failed) > 1
+    assert "HARMED" not in os.environ
+
+
+@pytest.mark.referee
+@pytest.mark.parametrize(
+    ("name", "profile"), [*((name, "quick") for name in (*DIES_BY, "Tires")), ("RacesRarely", "full")]
+)
+def test_a_cheat_dies_in_a_process_with_the_efforts_of_a_run(name: str, profile: str) -> None:
+    (adapter,) = find([f"{CHEATS}:{name}"], Terms(calls=(BASELINE,), seed=5))
+    failed = failures(adapter, "not property and not triple and not tile", profile)
+    adapter.close()
+    assert len(failed) > 1, failed

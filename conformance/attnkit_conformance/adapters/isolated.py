@@ -16,7 +16,7 @@ from attnkit_conformance.adapters.worker import Arrays, Worker, WorkerAdapter
 
 LIMIT = 60.0  # seconds for a call: compiling a kernel takes some, and a hang must not take an hour
 GIVES_UP = 12  # what `Worker.deaths` counts before an adapter is asked no more: twelve crashes, or three hangs
-REFUSALS = 8  # calls of an op that were refused and are remembered
+REFUSALS, ALIKE = 24, 4  # calls of an op that were refused and are remembered, and of those for one reason
 ENVIRONMENT = {
     "MALLOC_PERTURB_": "1",  # the C library fills new memory with 0xFE: what is not written is wrong
     "ATTNKIT_GOLDENS": "",  # golden values are the judge's
@@ -59,14 +59,14 @@ class Isolated(WorkerAdapter):
     """The adapter of such a process. `seed` draws the values of its repeats."""
 
     def __init__(self, worker: Worker, seed: int = 0) -> None:
-        self.take(worker)
+        worker.name = str(worker.traits["name"][1])
+        self.take(worker.name, worker)
         self.seed, self.surrounding, self.threads = seed, "", 0
         self.refused: dict[str, dict[Any, Refused]] = {}
 
-    def take(self, worker: Worker) -> None:
+    def take(self, name: str, worker: Worker) -> None:
         """Be the adapter of a worker, in everything that adapters may have."""
-        super().take(worker)
-        worker.name = self.name
+        super().take(name, worker)
         self.surroundings: str = worker.traits.get("surroundings", (True, ""))[1]
         if "with_threads" in worker.traits:
             self.with_threads = self.several_threads
@@ -119,9 +119,10 @@ class Isolated(WorkerAdapter):
             raise
 
     def remember(self, op: str, refused: Refused) -> None:
-        """Keep one call of each kind that is refused, up to a number."""
+        """Keep one call of each kind that is refused, a few for each reason."""
         known, kind = self.refused.setdefault(op, {}), (refused.dtype, *refused.arrays, *refused.params)
-        if len(known) < REFUSALS:
+        alike = sum(other.reason == refused.reason for other in known.values())
+        if alike < ALIKE and len(known) < REFUSALS:
             known.setdefault(kind, refused)
 
     def repeated(

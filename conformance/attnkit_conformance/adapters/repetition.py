@@ -6,7 +6,7 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -18,6 +18,7 @@ from attnkit_conformance.adapters.wire import Question, pack
 ROUND = 16  # calls, after which there is one with the other values
 BUSY = 3  # of so many rounds one is beside busy threads
 THREADS = 2
+WAITING = 4
 SWITCH = 1e-4  # seconds after which busy threads give way
 SIDE = 128  # of the matrices that they multiply
 
@@ -35,9 +36,9 @@ def repeated(adapter: Any, question: Question, faults: list[Fault]) -> dict[str,
     results = {"first": copied(first), "other": copied(other.run()[0])}
     kept = Former(adapter, question.method, raw, results["first"])
     sizes, farthest, differs, calls = [x.nbytes for x in first.values()], 0.0, 0, 2
-    end = time.monotonic() + again.seconds
+    late = after(again.seconds)
     for n in itertools.count():
-        if calls >= again.most or (calls >= again.least and time.monotonic() > end):
+        if calls >= again.most or (calls >= again.least and late()):
             break
         poison(sizes)
         with busy_threads() if n % BUSY == BUSY - 1 else nullcontext():
@@ -52,6 +53,12 @@ def repeated(adapter: Any, question: Question, faults: list[Fault]) -> dict[str,
         calls += 1
     faults += [*one.changes(), *other.changes(), *kept.changes()]
     return {"calls": calls, "differs": differs, "results": {name: pack(arrays) for name, arrays in results.items()}}
+
+
+def after(seconds: float) -> Callable[[], bool]:
+    """Whether this thread has worked so long, or has waited for others several times as long."""
+    own, whole = time.thread_time() + seconds, time.monotonic() + WAITING * seconds
+    return lambda: time.thread_time() > own or time.monotonic() > whole
 
 
 def copied(arrays: Arrays) -> dict[str, np.ndarray]:

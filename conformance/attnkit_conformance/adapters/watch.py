@@ -60,7 +60,7 @@ class Watch:
                 yield
             finally:
                 sys.setprofile(None)
-                threading.setprofile(None)  # type: ignore[arg-type]
+                threading.setprofile(None)
         self.seen |= {f"{name} (imported)" for name in self.modules if name in sys.modules and name not in loaded}
 
     def note(self, frame: FrameType, event: str, argument: Any) -> None:

@@ -66,9 +66,8 @@ def plain(value: Any) -> Any:
     for kind in (tuple, list, set, frozenset):
         if isinstance(value, kind):
             return kind(plain(item) for item in value)
-    for kind in PLAIN:
-        if type(value) is kind:
-            return value
+    if type(value) in PLAIN:
+        return value
     raise TypeError(f"{type(value).__name__} is no plain data")
 
 

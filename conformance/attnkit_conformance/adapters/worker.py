@@ -30,6 +30,7 @@ PATIENCE = 600.0  # seconds for one call, compilation included
 FAREWELL = 60.0  # seconds for a worker to exit after its pipe is closed
 HANG, CRASH = 4, 1  # how much worse it is to wait for a call until patience ends than for a process to start again
 TAIL = 8  # lines of what a worker wrote before it died
+HANGS = "no answer within"
 LONGEST = 400  # characters of them
 
 Arrays = Mapping[str, Any]
@@ -100,7 +101,7 @@ class Worker:
                 self.process.kill()
                 self.close()
                 self.deaths += HANG
-                raise WorkerDied(f"{self.name}: no answer within {self.patience:g} s while {doing}")
+                raise WorkerDied(f"{self.name}: {HANGS} {self.patience:g} s while {doing}")
             message = self.pipe.recv_bytes()
         except (EOFError, ConnectionError):
             self.close()
@@ -177,14 +178,12 @@ class WorkerAdapter:
     def __init__(
         self, name: str, target: str, environment: Mapping[str, str] | None = None, patience: float = PATIENCE
     ) -> None:
-        self.take(Worker(name, target, environment or {}, patience))
-        self.name = name
+        self.take(name, Worker(name, target, environment or {}, patience))
 
-    def take(self, worker: Worker) -> None:
-        """Be the adapter of a worker."""
-        self.worker, self.close = worker, worker.close
+    def take(self, name: str, worker: Worker) -> None:
+        """Be the adapter of a worker, by this name."""
+        self.name, self.worker = name, worker
         traits = {name: value for name, (_, value) in worker.traits.items()}
-        self.name: str = traits["name"]
         self.dtypes: tuple[str, ...] = tuple(traits["dtypes"])
         self.errors: bool = traits.get("errors", False)
         self.description: str = traits.get("description", "")
@@ -229,6 +228,10 @@ class WorkerAdapter:
         """The declaration of the worker's adapter."""
         reason: str | None = self.ask("unsupported", op, arrays, params)
         return reason
+
+    def close(self) -> None:
+        """End the process."""
+        self.worker.close()
 
     def faults(self) -> list[Fault]:
         """What the worker noticed since this was last asked, beside its answers."""
