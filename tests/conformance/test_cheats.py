@@ -95,7 +95,7 @@ def test_the_judge_cannot_be_replaced_from_a_process(monkeypatch: pytest.MonkeyP
 def test_what_a_process_sends_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HARMED", raising=False)
     (adapter,) = find([f"{CHEATS}:SendsCode"])
-    results = list(judge([adapter], "quick", FEW, DTYPES, ops=("softmax_attention",)))
+    results = list(judge([adapter], "quick", "not property", DTYPES, ops=("softmax_attention",)))
     adapter.close()
     failed = [result.message for result in results if result.status == "fail"]
     assert all("the worker sent what is no answer" in message for message in failed), failed

@@ -16,7 +16,8 @@ from attnkit_conformance.adapters.worker import Arrays, Worker, WorkerAdapter
 
 LIMIT = 60.0  # seconds for a call: compiling a kernel takes some, and a hang must not take an hour
 GIVES_UP = 12  # what `Worker.deaths` counts before an adapter is asked no more: twelve crashes, or three hangs
-REFUSALS, ALIKE = 24, 4  # calls of an op that were refused and are remembered, and of those for one reason
+ALIKE = 3  # refused calls of a kind that are remembered
+FEW = 4  # refused calls that are asked again though none of their kind was answered
 ENVIRONMENT = {
     "MALLOC_PERTURB_": "1",  # the C library fills new memory with 0xFE: what is not written is wrong
     "ATTNKIT_GOLDENS": "",  # golden values are the judge's
@@ -62,7 +63,8 @@ class Isolated(WorkerAdapter):
         worker.name = str(worker.traits["name"][1])
         self.take(worker.name, worker)
         self.seed, self.surrounding, self.threads = seed, "", 0
-        self.refused: dict[str, dict[Any, Refused]] = {}
+        self.refused: dict[str, dict[Any, list[Refused]]] = {}  # by op and kind: dtype and arguments
+        self.served: set[Any] = set()  # the kinds, with their ops, of which a call was answered
 
     def take(self, name: str, worker: Worker) -> None:
         """Be the adapter of a worker, in everything that adapters may have."""
@@ -110,20 +112,26 @@ class Isolated(WorkerAdapter):
         return question._replace(surrounding=self.surrounding, threads=self.threads, freed=freed)
 
     def ask(self, method: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> Any:
-        """One call in the worker; a few that are refused are remembered."""
+        """One call in the worker, of which is remembered whether it was refused."""
+        kind = (dtype_of(arrays), *arrays, *params)
         try:
-            return super().ask(method, op, arrays, params, *others)
+            answer = super().ask(method, op, arrays, params, *others)
         except Unsupported as refusal:
             if method == "call" and not self.surrounding:
-                self.remember(op, Refused(dtype_of(arrays), dict(arrays), dict(params), str(refusal)))
+                calls = self.refused.setdefault(op, {}).setdefault(kind, [])
+                if len(calls) < ALIKE:
+                    calls.append(Refused(dtype_of(arrays), dict(arrays), dict(params), str(refusal)))
             raise
+        if method == "call" and not self.surrounding:
+            self.served.add((op, *kind))
+        return answer
 
-    def remember(self, op: str, refused: Refused) -> None:
-        """Keep one call of each kind that is refused, a few for each reason."""
-        known, kind = self.refused.setdefault(op, {}), (refused.dtype, *refused.arrays, *refused.params)
-        alike = sum(other.reason == refused.reason for other in known.values())
-        if alike < ALIKE and len(known) < REFUSALS:
-            known.setdefault(kind, refused)
+    def dubious(self, op: str) -> list[Refused]:
+        """Refused calls of an op: first those with the dtype and the arguments of one that was answered, then a few."""
+        refused = self.refused.get(op, {})
+        served = [call for kind, calls in refused.items() if (op, *kind) in self.served for call in calls]
+        others = [calls[0] for kind, calls in refused.items() if (op, *kind) not in self.served]
+        return [*served, *others[:FEW]]
 
     def repeated(
         self, method: str, op: str, arrays: Arrays, params: Arrays, others: tuple[Arrays, ...],

@@ -22,7 +22,7 @@ from attnkit_conformance.adapters.isolated import Isolated, Refused
 from attnkit_conformance.core import CaseResult, Findings
 from attnkit_conformance.judge import properties
 from attnkit_conformance.model.case import Case, Sample, generator
-from attnkit_conformance.model.golden import HALVINGS, Golden, compute, draw_case, golden
+from attnkit_conformance.model.golden import HALVINGS, Golden, compute, draw_case, golden, has_near_tie
 from attnkit_conformance.model.grammar import Row
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.scenes import rows
@@ -30,6 +30,7 @@ from attnkit_conformance.scenes import rows
 PREFIX = "repeats."
 PRIVATE = "private"
 REFUSED = f"{PREFIX}refused"
+SIZES = (1.0, 1.0, 0.125)  # of other values with which a refused call is asked again
 DRAWS = 8  # of a case with other values
 RERUN = next(item for item in properties.PROPERTIES if item.name == "rerun")
 
@@ -61,7 +62,7 @@ def check_all(
     first, others = EFFORTS[profile]
     for n, (sample, row) in enumerate(chosen(adapter, op, CASES[profile], dtypes, keep)):
         yield timed(partial(check, adapter, op, sample, row, others if n else first, profile))
-    for n, refused in enumerate(list(adapter.refused.get(op.name, {}).values())):
+    for n, refused in enumerate(adapter.dubious(op.name)):
         identity = f"{op.name}/{refused.dtype}/{REFUSED}-{n}"
         if refused.dtype in dtypes and keep(identity):
             yield timed(partial(check_refusal, adapter, op, refused, identity))
@@ -122,30 +123,51 @@ def with_other_values(op: Op, row: Row, case: Case, seed: int) -> tuple[Case, Go
     for n in range(DRAWS):
         (sample,) = rows.samples_of(op, f"{PRIVATE}{seed}.{n}.", [row])
         for halvings in range(HALVINGS):
-            other = replace(sample.draw(halvings), params=case.params)
-            shapes = {name: x.shape for name, x in other.arrays.items()}
-            if shapes == {name: x.shape for name, x in case.arrays.items()} and (truth := compute(other)).tells():
+            other = sample.draw(halvings)
+            cotangents = {name: x for name, x in other.cotangents.items() if name in case.cotangents}
+            other = replace(other, params=case.params, cotangents=cotangents)
+            alike = shapes_of(other) == shapes_of(case) and not has_near_tie(op, other)
+            if alike and (truth := compute(other)).tells():
                 return other, truth
     return None
+
+
+def shapes_of(case: Case) -> dict[str, tuple[int, ...]]:
+    return {name: x.shape for name, x in case.arrays.items()}
 
 
 def check(adapter: Isolated, op: Op, sample: Sample, row: Row, effort: Effort, profile: str) -> CaseResult:
     """The verdict on the repeats of a case and of one with other values."""
     findings, case = Findings(), core.without_outputs(adapter, draw_case(sample))
     other = with_other_values(op, row, case, adapter.seed)
-    reason = "" if other else "no other values of these shapes tell"
-    if other is not None:
-        try:
-            judge_repeats(adapter, op, "call", case, *other, effort, findings)
-            if op.vjp:
-                judge_repeats(adapter, op, "vjp", case, *other, EFFORTS[profile][1], findings)
-        except Unsupported as refusal:
-            reason = str(refusal)
-        except IllFormed:
-            raise
-        except Exception as error:  # an adapter may raise anything, and the run goes on
-            findings.fail("exception", f"{type(error).__name__}: {error}")
-    return verdict(adapter, op, identity_of(sample), findings, "" if findings.measured else reason)
+    if other is None:
+        return verdict(adapter, op, identity_of(sample), findings, "no other values of these shapes tell")
+    try:
+        judge_repeats(adapter, op, "call", case, *other, effort, findings)
+    except Unsupported as refusal:
+        findings.fail("refusal", f"answered, and refused with other values (seed {adapter.seed}): {refusal}")
+    except IllFormed:
+        raise
+    except Exception as error:  # an adapter may raise anything, and the run goes on
+        findings.fail("exception", f"{type(error).__name__}: {error}")
+    else:
+        if op.vjp:
+            judge_gradients(adapter, op, case, *other, EFFORTS[profile][1], findings)
+    return verdict(adapter, op, identity_of(sample), findings, "")
+
+
+def judge_gradients(
+    adapter: Isolated, op: Op, case: Case, other: Case, truth: Golden, effort: Effort, findings: Findings
+) -> None:
+    """The same for gradients, which may be refused altogether."""
+    try:
+        judge_repeats(adapter, op, "vjp", case, other, truth, effort, findings)
+    except Unsupported:
+        return
+    except IllFormed:
+        raise
+    except Exception as error:
+        findings.fail("exception", f"vjp: {type(error).__name__}: {error}")
 
 
 def judge_repeats(
@@ -174,7 +196,7 @@ def judge_repeats(
 def check_refusal(adapter: Isolated, op: Op, refused: Refused, identity: str) -> CaseResult:
     """A call that was refused is refused with other values as well."""
     findings, rng = Findings(), generator(f"{adapter.seed} {identity}")
-    for size in (1.0, 1 / 8):
+    for size in SIZES:
         try:
             adapter.call(op.name, shuffled(refused, rng, size), refused.params)
         except Exception:  # refused again, or invalid with these values
