@@ -88,15 +88,20 @@ def third_party(path: str, terms: Terms) -> Adapter:
         raise IllFormed(f"cannot load adapter {path!r}: {error}") from None
     except (Exception, SystemExit) as error:  # third-party code may raise anything
         raise IllFormed(f"cannot load adapter {path!r}: {type(error).__name__}: {cut(str(error))}") from error
-    if wrong := list(what_is_wrong(traits)):
+    if wrong := list(what_is_wrong_with(traits)):
         if worker is not None:
             worker.close()
         raise IllFormed(f"{path!r} is no adapter: {'; '.join(wrong)}; see attnkit_conformance.adapter")
     return adapter if worker is None else Isolated(worker, terms.seed)
 
 
-def what_is_wrong(traits: Mapping[str, tuple[bool, Any]]) -> Iterator[str]:
-    """The missing attributes of an adapter, and those of a wrong type, by what it says of itself (`traits_of`)."""
+def what_is_wrong(adapter: Any) -> Iterator[str]:
+    """The missing attributes of an adapter, and those of a wrong type."""
+    return what_is_wrong_with(traits_of(adapter))
+
+
+def what_is_wrong_with(traits: Mapping[str, tuple[bool, Any]]) -> Iterator[str]:
+    """The same by what an adapter says of itself (`traits_of`), perhaps in its own process."""
     missing = [name for name in ("name", "dtypes", *NEEDED) if name not in traits]
     if missing:
         yield f"it lacks {', '.join(missing)}"
