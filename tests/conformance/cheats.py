@@ -181,6 +181,6 @@ class SendsCode(Honest):
     """What it sends would run in whoever reads it."""
 
     def call(self, op: str, arrays: Any, params: Any) -> Any:
-        for module in ("__main__", "attnkit_conformance.adapters.wire"):
+        for module in ("__main__", "attnkit_conformance.adapters.repetition"):
             sys.modules[module].pack = lambda arrays: Message()  # type: ignore[attr-defined]
         return super().call(op, arrays, params)

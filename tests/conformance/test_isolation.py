@@ -152,7 +152,7 @@ def test_what_adapters_may_have_is_had_in_a_process(theirs: Path) -> None:
         assert "3 threads are too many" in core.check(adapter, case).message
     assert core.check(adapter, case).status == "pass"
     results = list(judge.judge([adapter], "quick", "freed", ("float32",), ops=("softmax_attention",)))
-    assert [result.status for result in results] == ["pass"] * 3
+    assert [result.message for result in results] == [""] * 3
     every = surroundings.check_all(adapter, BY_NAME["softmax_attention"], "full", ("float32",))
     verdicts = {result.id.split(".")[1]: result for result in every if result.id.endswith("plain")}
     assert {name: result.status for name, result in verdicts.items()} == {

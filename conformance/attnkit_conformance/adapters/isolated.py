@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnkit_conformance.adapter import DERIVATIVES, Unsupported
+from attnkit_conformance.adapters.watch import REFERENCE
 from attnkit_conformance.adapters.wire import Again, Question, pack, unpack
 from attnkit_conformance.adapters.worker import Arrays, Worker, WorkerAdapter
 
@@ -52,8 +53,9 @@ class Repeated(NamedTuple):
 
 def process_of(target: str, limit: float = LIMIT, calls: tuple[str, ...] = ()) -> Worker:
     """A process for the adapter `target`, killed after `limit` seconds for a call, which may not call the functions
-    named in `calls`."""
-    return Worker(target, target, ENVIRONMENT, limit, calls, quiet=True)
+    named in `calls`, nor the reference.
+    """
+    return Worker(target, target, ENVIRONMENT, limit, (REFERENCE, *calls), quiet=True)
 
 
 class Isolated(WorkerAdapter):
@@ -113,17 +115,17 @@ class Isolated(WorkerAdapter):
 
     def ask(self, method: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> Any:
         """One call in the worker, of which is remembered whether it was refused."""
+        if method != "call" or self.surrounding or any(isinstance(x, Freed) for x in arrays.values()):
+            return super().ask(method, op, arrays, params, *others)
         kind = (dtype_of(arrays), *arrays, *params)
         try:
             answer = super().ask(method, op, arrays, params, *others)
         except Unsupported as refusal:
-            if method == "call" and not self.surrounding:
-                calls = self.refused.setdefault(op, {}).setdefault(kind, [])
-                if len(calls) < ALIKE:
-                    calls.append(Refused(dtype_of(arrays), dict(arrays), dict(params), str(refusal)))
+            calls = self.refused.setdefault(op, {}).setdefault(kind, [])
+            if len(calls) < ALIKE:
+                calls.append(Refused(dtype_of(arrays), dict(arrays), dict(params), str(refusal)))
             raise
-        if method == "call" and not self.surrounding:
-            self.served.add((op, *kind))
+        self.served.add((op, *kind))
         return answer
 
     def dubious(self, op: str) -> list[Refused]:

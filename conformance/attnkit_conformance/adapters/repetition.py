@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.adapters.serving import Call, Fault, Former, poison
+from attnkit_conformance.adapters.calls import Call, Fault, Former, poison
 from attnkit_conformance.adapters.wire import Question, pack
 
 ROUND = 16  # calls, after which there is one with the other values

@@ -10,16 +10,15 @@ import importlib
 import pickle
 import signal
 import sys
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
-
-from attnkit_conformance.adapter import DERIVATIVES, IllFormed, Unsupported, answered, as_numpy, cut, package_of
-from attnkit_conformance.adapters.watch import REFERENCE, Watch
-from attnkit_conformance.adapters.wire import Packed, Question, pack, plain, unpack
+from attnkit_conformance.adapter import DERIVATIVES, IllFormed, Unsupported, cut, package_of
+from attnkit_conformance.adapters.calls import Call, Fault, Former, converted, poison
+from attnkit_conformance.adapters.repetition import repeated
+from attnkit_conformance.adapters.watch import Watch
+from attnkit_conformance.adapters.wire import Question, pack, plain, unpack
 
 RARELY = 200_000  # objects between collections of garbage
 DATA = (
@@ -28,12 +27,6 @@ DATA = (
 NEEDED = ("array", "numpy", "call", "vjp")
 METHODS = (*NEEDED, "unsupported", "with_threads", "freed", *DERIVATIVES)
 METHOD = "method"
-CACHED = 1024  # bytes below which NumPy keeps freed memory for itself
-KEPT = 7  # blocks of each size that it keeps
-OWN = ("attnkit.", "attnkit_conformance.")  # packages whose adapters are held to no Watch
-
-Arrays = Mapping[str, Any]
-Fault = tuple[str, str]  # name of the check, message
 
 
 def load(target: str) -> Any:
@@ -105,8 +98,6 @@ def answer(adapter: Any, question: Question, faults: list[Fault], former: list[F
             reason = adapter.unsupported(question.op, arrays, question.params)
             return "answer", reason if reason is None else cut(str(reason))
         if question.again is not None:
-            from attnkit_conformance.adapters.repetition import repeated
-
             return "answer", repeated(adapter, question, faults)
         call = Call(adapter, question, question.arrays, question.others)
         poison(call.sizes)
@@ -128,65 +119,6 @@ def told(error: BaseException) -> tuple[str, str]:
     return type(error).__name__, cut(str(error))
 
 
-def converted(adapter: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Arrays as the adapter takes them."""
-    return {name: adapter.array(x, x.dtype.name) for name, x in arrays.items()}
-
-
-class Call:
-    """A call whose arrays are converted once, to be run any number of times."""
-
-    def __init__(self, adapter: Any, question: Question, arrays: Packed, others: tuple[Packed, ...]) -> None:
-        self.adapter, self.question = adapter, question
-        given = unpack(arrays)
-        self.sizes = [x.nbytes for x in given.values()]
-        self.arrays = converted(adapter, given)
-        self.others = [converted(adapter, unpack(each)) for each in others]
-        self.before = self.contents()
-        if name := question.freed:
-            self.arrays[name] = adapter.freed(self.arrays[name])
-            self.before.pop(name)
-
-    def contents(self) -> dict[str, bytes]:
-        """The bytes of the arguments."""
-        return {name: as_numpy(self.adapter, name, x).tobytes() for name, x in self.arrays.items()}
-
-    def run(self) -> tuple[dict[str, np.ndarray], Any]:
-        """The results as NumPy arrays, and as the adapter returned them."""
-        question = self.question
-        raw = getattr(self.adapter, question.method)(question.op, self.arrays, question.params, *self.others)
-        return answered(self.adapter, question.method, raw), raw
-
-    def changes(self) -> Iterator[Fault]:
-        """The arguments that have other contents now."""
-        if self.question.freed:
-            return
-        for name, content in self.contents().items():
-            if content != self.before[name]:
-                yield "inputs", f"{name} was changed by the call"
-
-
-class Former:
-    """The results of a call before, which no later call may change."""
-
-    def __init__(self, adapter: Any, method: str, raw: Any, outputs: Mapping[str, np.ndarray]) -> None:
-        self.adapter, self.method, self.raw = adapter, method, raw
-        self.contents = {name: x.tobytes() for name, x in outputs.items()}
-
-    def changes(self) -> Iterator[Fault]:
-        """The results that have other contents now."""
-        for name, x in answered(self.adapter, self.method, self.raw).items():
-            if x.tobytes() != self.contents[name]:
-                yield "outputs", f"{name} of an earlier {self.method} was changed by this call: it is the same memory"
-
-
-def poison(sizes: list[int]) -> None:
-    """Fill the small blocks that NumPy keeps when they are freed: the C library fills all others (MALLOC_PERTURB_)."""
-    for size in {size for size in sizes if 0 < size < CACHED}:
-        blocks = [np.full(size, 0xFE, np.uint8) for _ in range(KEPT)]
-        del blocks
-
-
 def serve(pipe: Connection, target: str, calls: tuple[str, ...]) -> None:
     """The loop of the process: a question in, an answer out, until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the judge's
@@ -197,8 +129,7 @@ def serve(pipe: Connection, target: str, calls: tuple[str, ...]) -> None:
 
     try:
         adapter = load(target)
-        own = type(adapter).__module__.startswith(OWN)
-        served = Served(adapter, () if own else (REFERENCE, *calls))
+        served = Served(adapter, calls)
         send(("answer", traits_of(adapter), []))
     except (Exception, SystemExit) as error:  # third-party code may raise anything
         send(("unloaded", ": ".join(told(error)), []))

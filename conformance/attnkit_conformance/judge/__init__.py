@@ -182,9 +182,10 @@ def has_given_up(adapter: Adapter) -> bool:
 
 
 def while_willing(adapter: Adapter, verdicts: Iterator[CaseResult]) -> Iterator[CaseResult]:
-    """The verdicts on an adapter until it gives up."""
+    """The verdicts on an adapter until it gives up, with what its process noticed meanwhile."""
     while not has_given_up(adapter) and (verdict := next(verdicts, None)) is not None:
-        yield verdict
+        faults = core.faults_of(adapter)
+        yield replace(verdict, status="fail", failures=(*verdict.failures, *faults)) if faults else verdict
 
 
 def given_up(adapter: Adapter, op: Op) -> CaseResult:

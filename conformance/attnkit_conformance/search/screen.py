@@ -95,6 +95,8 @@ def check(adapter: Adapter, case: Case, truth: Truth | None = None) -> CaseResul
         return verdict(adapter, case, "unsupported", reason=str(refusal) or "unsupported")
     except Exception as error:  # an adapter may raise anything, and the search goes on
         return verdict(adapter, case, "fail", Findings(failures=[("exception", f"{type(error).__name__}: {error}")]))
+    if faults := core.faults_of(adapter):
+        return verdict(adapter, case, "fail", Findings(failures=faults))
     found = compared(got, truth.cheap)
     if not found.failures:
         return verdict(adapter, case, "pass", found)
