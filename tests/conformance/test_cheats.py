@@ -40,7 +40,7 @@ class Beside(Worker):
         self.served, self.close = Served(adapter, (REFERENCE, *self.calls)), lambda: None
         return traits_of(adapter)
 
-    def ask(self, question: Any) -> Any:
+    def ask(self, question: Any, calls: int = 1) -> Any:
         reply = self.served.reply(pickle.loads(pickle.dumps(question)))
         return self.told(pickle.dumps(reply))
 
@@ -58,7 +58,7 @@ def failures(adapter: Any, expression: str = FEW, profile: str = "quick") -> dic
 @pytest.fixture
 def few_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of calls that do not depend on time."""
-    efforts = repeats.Effort(400, 400, 0.0), repeats.Effort(60, 60, 0.0)
+    efforts = repeats.Effort(400, 400, 0.0, 60.0), repeats.Effort(60, 60, 0.0, 60.0)
     monkeypatch.setattr(repeats, "EFFORTS", {"quick": efforts, "full": efforts})
 
 

@@ -6,7 +6,7 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -18,7 +18,6 @@ from attnkit_conformance.adapters.wire import Question, pack
 ROUND = 16  # calls, after which there is one with the other values
 BUSY = 3  # of so many rounds one is beside busy threads
 THREADS = 2
-WAITING = 4
 SWITCH = 1e-4  # seconds after which busy threads give way
 SIDE = 128  # of the matrices that they multiply
 
@@ -36,10 +35,13 @@ def repeated(adapter: Any, question: Question, faults: list[Fault]) -> dict[str,
     results = {"first": copied(first), "other": copied(other.run()[0])}
     kept = Former(adapter, question.method, raw, results["first"])
     sizes, farthest, differs, calls = [x.nbytes for x in first.values()], 0.0, 0, 2
-    late = after(again.seconds)
+    worked, ended = time.thread_time() + again.seconds, time.monotonic() + again.longest
+
+    def enough() -> bool:
+        late = calls >= again.least and time.thread_time() > worked
+        return late or calls >= again.most or time.monotonic() > ended
+
     for n in itertools.count():
-        if calls >= again.most or (calls >= again.least and late()):
-            break
         poison(sizes)
         with busy_threads() if n % BUSY == BUSY - 1 else nullcontext():
             for _ in range(ROUND):
@@ -49,16 +51,14 @@ def repeated(adapter: Any, question: Question, faults: list[Fault]) -> dict[str,
                     differs = differs or calls
                     if difference > farthest:
                         results["farthest"], farthest = copied(got), difference
-        other.run()
+                if enough():
+                    break
+        other.run()  # the last call too: what it overwrites are results with other values
         calls += 1
+        if enough():
+            break
     faults += [*one.changes(), *other.changes(), *kept.changes()]
     return {"calls": calls, "differs": differs, "results": {name: pack(arrays) for name, arrays in results.items()}}
-
-
-def after(seconds: float) -> Callable[[], bool]:
-    """Whether this thread has worked so long, or has waited for others several times as long."""
-    own, whole = time.thread_time() + seconds, time.monotonic() + WAITING * seconds
-    return lambda: time.thread_time() > own or time.monotonic() > whole
 
 
 def copied(arrays: Arrays) -> dict[str, np.ndarray]:

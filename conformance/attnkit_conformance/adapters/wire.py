@@ -33,9 +33,8 @@ class Question(NamedTuple):
 
 
 class Again(NamedTuple):
-    """How often a call is repeated in its process: `most` times, but no longer than `seconds` after the `least`.
-
-    `arrays` and `others` have the same shapes and other values.
+    """How often a call is repeated in its process: `most` times, but after the `least` no longer than `seconds` of
+    work, and never longer than `longest` seconds. `arrays` and `others` have the same shapes and other values.
     """
 
     arrays: Packed
@@ -43,6 +42,7 @@ class Again(NamedTuple):
     most: int
     least: int
     seconds: float
+    longest: float
 
 
 def pack(arrays: Mapping[str, np.ndarray]) -> Packed:

@@ -94,14 +94,14 @@ class Worker:
         traits: dict[str, Any] = self.receive("loading")
         return traits
 
-    def receive(self, doing: str) -> Any:
+    def receive(self, doing: str, calls: int = 1) -> Any:
         """The worker's next answer; an exception in the worker is raised here."""
         try:
-            if not self.pipe.poll(self.patience):
+            if not self.pipe.poll(calls * self.patience):
                 self.process.kill()
                 self.close()
                 self.deaths += HANG
-                raise WorkerDied(f"{self.name}: {HANGS} {self.patience:g} s while {doing}")
+                raise WorkerDied(f"{self.name}: {HANGS} {calls * self.patience:g} s while {doing}")
             message = self.pipe.recv_bytes()
         except (EOFError, ConnectionError):
             self.close()
@@ -140,14 +140,14 @@ class Worker:
         text = "\n".join(self.written).strip()[-LONGEST:]
         return f"; it had written: {text}" if text else ""
 
-    def ask(self, question: Question) -> Any:
-        """An answer, of a fresh process if the last one is gone."""
+    def ask(self, question: Question, calls: int = 1) -> Any:
+        """An answer, of a fresh process if the last one is gone; for so many `calls` there is as much patience."""
         if self.process.poll() is not None:
             self.close()
             self.start()
         with suppress(ConnectionError):  # the worker has died: `receive` reports how
             self.pipe.send(question)
-        return self.receive(f"running {question.method} of {question.op}")
+        return self.receive(f"running {question.method} of {question.op}", calls)
 
 
 def exception_of(name: str, text: str) -> Exception:

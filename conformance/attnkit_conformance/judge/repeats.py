@@ -38,16 +38,17 @@ Keep = Callable[[str], bool]
 
 
 class Effort(NamedTuple):
-    """At most so many calls, and no longer than so many seconds after the least number."""
+    """At most so many calls; after the least number no longer than so many seconds of work; never longer than that."""
 
     most: int
     least: int
     seconds: float
+    longest: float
 
 
 EFFORTS: Mapping[str, tuple[Effort, Effort]] = {
-    "quick": (Effort(2500, 60, 0.25), Effort(200, 40, 0.02)),
-    "full": (Effort(20_000, 600, 4.0), Effort(2000, 200, 1.0)),
+    "quick": (Effort(2500, 60, 0.25, 2.0), Effort(200, 40, 0.02, 0.5)),
+    "full": (Effort(20_000, 600, 4.0, 20.0), Effort(2000, 200, 1.0, 5.0)),
 }
 """Of the first case of an op, and of others: in quick a race of one call in 20 is met, in full one in 200."""
 CASES = {"quick": 3, "full": 8}
