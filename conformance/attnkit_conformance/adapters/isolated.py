@@ -18,7 +18,7 @@ from attnkit_conformance.adapters.worker import Arrays, Worker, WorkerAdapter
 LIMIT = 60.0  # seconds for a call: compiling a kernel takes some, and a hang must not take an hour
 GIVES_UP = 12  # what `Worker.deaths` counts before an adapter is asked no more: twelve crashes, or three hangs
 ALIKE = 3  # refused calls of a kind that are remembered
-SEVERAL = 4  # calls of which each may take the limit: repeats of slow ones are two, one more, and what came before
+SEVERAL = 5  # so many limits are the most that repeats take: four calls, and what is repeated meanwhile
 FEW = 4  # refused calls that are asked again though none of their kind was answered
 ENVIRONMENT = {
     "MALLOC_PERTURB_": "1",  # the C library fills new memory with 0xFE: what is not written is wrong
@@ -141,6 +141,7 @@ class Isolated(WorkerAdapter):
         with_arrays: Arrays, with_others: tuple[Arrays, ...], most: int, least: int, seconds: float, longest: float,
     ) -> Repeated:  # fmt: skip
         """A call again and again in the worker, between calls `with_arrays` of the same shapes."""
+        longest = min(longest, self.worker.patience)
         again = Again(pack(with_arrays), tuple(map(pack, with_others)), most, least, seconds, longest)
         question = self.question(method, op, arrays, params, *others)._replace(again=again)
         told = self.worker.ask(question, SEVERAL)
