@@ -148,7 +148,7 @@ class Tires(Honest):
 
 
 class TiresSoon(Tires):
-    lasts = 300
+    lasts = 100
 
 
 class Picks(Honest):

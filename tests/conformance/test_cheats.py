@@ -1,18 +1,24 @@
 """Adapters that cheat, and adapters that are right by luck: each dies by more than one verdict."""
 
+import json
+import operator
 import os
 import pickle
+import threading
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from attnkit_conformance import core
 from attnkit_conformance.adapters.isolated import ENVIRONMENT, Isolated
 from attnkit_conformance.adapters.serving import Served, load, traits_of
-from attnkit_conformance.adapters.watch import REFERENCE
+from attnkit_conformance.adapters.watch import REFERENCE, Watch
 from attnkit_conformance.adapters.worker import Worker
 from attnkit_conformance.judge import judge, repeats
 from attnkit_conformance.selection import Terms, find
+from tests.conformance import cheats
 
 CHEATS = "tests.conformance.cheats"
 BASELINE = f"{CHEATS}:baseline"
@@ -58,7 +64,7 @@ def failures(adapter: Any, expression: str = FEW, profile: str = "quick") -> dic
 @pytest.fixture
 def few_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of calls that do not depend on time."""
-    efforts = repeats.Effort(400, 400, 0.0, 60.0), repeats.Effort(60, 60, 0.0, 60.0)
+    efforts = repeats.Effort(150, 150, 0.0, 60.0), repeats.Effort(50, 50, 0.0, 60.0)
     monkeypatch.setattr(repeats, "EFFORTS", {"quick": efforts, "full": efforts})
 
 
@@ -79,23 +85,50 @@ def test_a_cheat_dies_by_more_than_one_verdict(name: str) -> None:
     assert DIES_BY[name] & set.union(*failed.values()), failed
 
 
+def test_calls_are_noticed_under_other_names_and_in_threads() -> None:
+    """Of functions, of methods of a class, of builtins, and of all that a module defines."""
+    watch = Watch(("operator:matmul", f"{CHEATS}:Honest", BASELINE, "json"))
+    x = np.ones((1, 2, 2))
+    alias, other = operator.matmul, cheats.baseline
+    called: dict[str, Callable[[], object]] = {
+        "operator:matmul": lambda: alias(x, x),
+        f"{CHEATS}:Honest": lambda: cheats.Remembers().array(x, "float64"),
+        BASELINE: lambda: other({"q": x, "k": x, "v": x}, {}),
+        "json:dumps": lambda: json.dumps([]),
+    }
+    for name, call in called.items():
+        call()
+        assert not watch.taken(), "nobody watches"
+        thread = threading.Thread(target=call)
+        with watch.calls():
+            thread.start()
+            thread.join()
+        assert name in watch.taken()
+        with watch.calls():
+            call()
+        assert name in watch.taken()
+    with watch.calls():
+        x.sum()
+    assert watch.taken() == []
+
+
 def test_the_judge_cannot_be_replaced_from_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process it can: the reason that there is another."""
     monkeypatch.setattr(core, "judge_arrays", core.judge_arrays)
     path = f"{CHEATS}:ReplacesTheJudge"
     (apart,) = find([path])
-    failed = failures(apart)
+    failed = failures(apart, "pair.plain or cross")
     apart.close()
     assert len(failed) > 1
     assert set.union(*failed.values()) <= {"bound", "null_rows"}, failed
     (here,) = find([path], Terms(here=True))
-    assert not failures(here)
+    assert not failures(here, "pair.plain or cross")
 
 
 def test_what_a_process_sends_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HARMED", raising=False)
     (adapter,) = find([f"{CHEATS}:SendsCode"])
-    results = list(judge([adapter], "quick", "not property", DTYPES, ops=("softmax_attention",)))
+    results = list(judge([adapter], "quick", "float32/cross or float32/pair.plain", DTYPES, ops=("softmax_attention",)))
     adapter.close()
     failed = [result.message for result in results if result.status == "fail"]
     assert all("the worker sent what is no answer" in message for message in failed), failed

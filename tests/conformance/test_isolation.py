@@ -9,6 +9,7 @@ from attnkit_conformance import core, judge
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapters import isolated
 from attnkit_conformance.adapters.isolated import Isolated
+from attnkit_conformance.adapters.surroundings import surrounded
 from attnkit_conformance.judge import surroundings
 from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.opdb import BY_NAME
@@ -90,7 +91,7 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_crash_and_a_hang_are_verdicts_and_the_run_goes_on(
     theirs: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(smallest, "SECONDS", 0.1)
+    monkeypatch.setattr(smallest, "smaller", lambda adapter, result, case, kind="": case)
     report = theirs / "report.json"
     chosen = ["-k", "float32/pair.plain", "--limit", "2", "--json", str(report)]
     assert main(["run", "theirs_hostile:Hostile", *chosen]) == 1
@@ -133,11 +134,11 @@ def test_the_page_of_long_errors_stays_small() -> None:
     findings.fail("exception", "x" * 2_800_000)
     failing = [
         core.CaseResult(f"qk_layernorm/float32/{n}", "a", "qk_layernorm", "float32", "fail", (), (*findings.failures,))
-        for n in range(1500)
+        for n in range(1000)
     ]
     refused = [
         core.CaseResult(f"qk_layernorm/float32/{n}", "a", "qk_layernorm", "float32", "unsupported", reason=f"{n}" * 600)
-        for n in range(1500)
+        for n in range(1000)
     ]
     assert len(files.as_html([*failing, *refused], files.header([], "full"))) < 1_000_000
 
@@ -153,14 +154,15 @@ def test_what_adapters_may_have_is_had_in_a_process(theirs: Path) -> None:
     assert core.check(adapter, case).status == "pass"
     results = list(judge.judge([adapter], "quick", "freed", ("float32",), ops=("softmax_attention",)))
     assert [result.message for result in results] == [""] * 3
-    every = surroundings.check_all(adapter, BY_NAME["softmax_attention"], "full", ("float32",))
-    verdicts = {result.id.split(".")[1]: result for result in every if result.id.endswith("plain")}
+    every = surroundings.check_all(
+        adapter, BY_NAME["softmax_attention"], "full", ("float32",), lambda identity: identity.endswith(".plain")
+    )
+    verdicts = {result.id.split(".")[1]: result for result in every}
     assert {name: result.status for name, result in verdicts.items()} == {
         "errstate": "fail", "warnings": "pass", "threads": "pass",
     }  # fmt: skip
     assert "seen in its process" in verdicts["errstate"].message
-    adapter.close()
-    (inside,) = find(["theirs_rounded:Rounded@errstate"])
+    inside = surrounded(adapter, "errstate")
     assert inside.name == "rounded@errstate"
     assert "seen in its process" in core.check(inside, case).message
-    inside.close()
+    adapter.close()

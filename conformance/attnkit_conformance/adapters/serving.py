@@ -74,15 +74,15 @@ class Served:
 
     def reply(self, question: Question) -> tuple[str, Any, list[Fault]]:
         """The kind of an answer, the answer, and what was noticed besides."""
+        faults: list[Fault] = []
         try:
             adapter = self.in_surrounding(question.surrounding)
-            faults: list[Fault] = []
             with self.watch.calls(), ExitStack() as around:
                 if question.threads:
                     around.enter_context(self.adapter.with_threads(question.threads))
                 kind, value = answer(adapter, question, faults, self.former)
         except Exception as error:
-            return "error", told(error), []
+            kind, value = "error", told(error)
         if seen := self.watch.taken():
             faults.append(("calls", f"{question.method} called {', '.join(seen)}, which it may not"))
         return kind, value, faults

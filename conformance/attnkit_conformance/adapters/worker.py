@@ -31,6 +31,7 @@ FAREWELL = 60.0  # seconds for a worker to exit after its pipe is closed
 HANG, CRASH = 4, 1  # how much worse it is to wait for a call until patience ends than for a process to start again
 TAIL = 8  # lines of what a worker wrote before it died
 HANGS = "no answer within"
+READING = 1.0  # seconds for the last lines to arrive: processes of its own may keep the pipe
 LONGEST = 400  # characters of them
 
 Arrays = Mapping[str, Any]
@@ -74,7 +75,6 @@ class Worker:
         self.environment, self.calls, self.quiet = dict(environment), calls, quiet
         self.faults: list[Fault] = []  # what the worker noticed beside its answers, until somebody takes it
         self.deaths = 0
-        self.written: deque[str] = deque(maxlen=TAIL)
         self.traits = self.start()
 
     def start(self) -> dict[str, Any]:
@@ -89,8 +89,9 @@ class Worker:
         theirs.close()
         self.pipe = Connection(ours.detach())
         self.close = weakref.finalize(self, end, self.pipe, self.process)
-        if self.process.stdout is not None:
-            threading.Thread(target=drain, args=(self.process.stdout, self.written), daemon=True).start()
+        self.written: deque[str] = deque(maxlen=TAIL)
+        self.reader = threading.Thread(target=drain, args=(self.process.stdout, self.written), daemon=True)
+        self.reader.start()
         traits: dict[str, Any] = self.receive("loading")
         return traits
 
@@ -136,7 +137,8 @@ class Worker:
         return value
 
     def last_words(self) -> str:
-        """The last lines that the worker wrote."""
+        """The last lines that the worker wrote, which has ended."""
+        self.reader.join(READING)
         text = "\n".join(self.written).strip()[-LONGEST:]
         return f"; it had written: {text}" if text else ""
 
@@ -163,8 +165,10 @@ def how(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def drain(output: IO[bytes], lines: deque[str]) -> None:
-    """Read what a process writes, so that it can go on, and keep the last lines."""
+def drain(output: IO[bytes] | None, lines: deque[str]) -> None:
+    """Read what a process writes, if it is not shown, so that it can go on, and keep the last lines."""
+    if output is None:
+        return
     with output:
         for line in iter(lambda: output.readline(LONGEST), b""):
             lines.append(line.decode(errors="replace").rstrip())
