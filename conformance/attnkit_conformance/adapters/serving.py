@@ -27,6 +27,7 @@ DATA = (
 NEEDED = ("array", "numpy", "call", "vjp")
 METHODS = (*NEEDED, "unsupported", "with_threads", "freed", *DERIVATIVES)
 METHOD = "method"
+SHOWN = 3  # functions that are named of those that were called
 
 
 def load(target: str) -> Any:
@@ -84,7 +85,8 @@ class Served:
         except Exception as error:
             kind, value = "error", told(error)
         if seen := self.watch.taken():
-            faults.append(("calls", f"{question.method} called {', '.join(seen)}, which it may not"))
+            more = f" and {len(seen) - SHOWN} more" if len(seen) > SHOWN else ""
+            faults.append(("calls", f"{question.method} called {', '.join(seen[:SHOWN])}{more}, which it may not"))
         return kind, value, faults
 
 

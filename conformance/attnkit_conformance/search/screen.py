@@ -80,8 +80,17 @@ class Truth:
 
 def check(adapter: Adapter, case: Case, truth: Truth | None = None) -> CaseResult | None:
     """Judge one adapter on one case; None where its result tells nothing, for bounds are meaningless there or results
-    leave the range of their dtype.
+    leave the range of their dtype. What its process noticed is a failure whatever the result.
     """
+    result = judged(adapter, case, truth)
+    if faults := core.faults_of(adapter):
+        result = result or verdict(adapter, case, "fail")
+        return replace(result, status="fail", failures=(*result.failures, *faults))
+    return result
+
+
+def judged(adapter: Adapter, case: Case, truth: Truth | None) -> CaseResult | None:
+    """The same for the result alone."""
     asked = core.without_outputs(adapter, case)
     truth = truth if truth is not None and asked is case else Truth(asked)
     try:
@@ -95,8 +104,6 @@ def check(adapter: Adapter, case: Case, truth: Truth | None = None) -> CaseResul
         return verdict(adapter, case, "unsupported", reason=str(refusal) or "unsupported")
     except Exception as error:  # an adapter may raise anything, and the search goes on
         return verdict(adapter, case, "fail", Findings(failures=[("exception", f"{type(error).__name__}: {error}")]))
-    if faults := core.faults_of(adapter):
-        return verdict(adapter, case, "fail", Findings(failures=faults))
     found = compared(got, truth.cheap)
     if not found.failures:
         return verdict(adapter, case, "pass", found)
