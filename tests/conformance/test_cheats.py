@@ -17,6 +17,10 @@ from attnkit_conformance.adapters.serving import Served, load, traits_of
 from attnkit_conformance.adapters.watch import REFERENCE, Watch
 from attnkit_conformance.adapters.worker import Worker
 from attnkit_conformance.judge import judge, repeats
+from attnkit_conformance.model.golden import draw_case
+from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.scenes import rows
+from attnkit_conformance.search import screen
 from attnkit_conformance.selection import Terms, find
 from tests.conformance import cheats
 
@@ -83,6 +87,15 @@ def test_a_cheat_dies_by_more_than_one_verdict(name: str) -> None:
     failed = failures(beside(name))
     assert len(failed) > 1, failed
     assert DIES_BY[name] & set.union(*failed.values()), failed
+
+
+def test_a_search_and_properties_say_what_a_process_noticed() -> None:
+    case = draw_case(rows.named(BY_NAME["softmax_attention"], "float32", "pair.plain"))
+    found = screen.check(beside("ChangesInputs"), case)
+    assert found is not None
+    assert found.checks == {"inputs"}
+    failed = failures(beside("ChangesInputs"), "property.batch_mates")
+    assert {"inputs"} in failed.values()
 
 
 def test_calls_are_noticed_under_other_names_and_in_threads() -> None:
