@@ -171,8 +171,8 @@ def run(args: argparse.Namespace) -> int:
     closed(adapters)
     status = conclude(results, adapters, args)
     if left > 0:
-        print(f"{ended[0]}: {left} of {left + len(results)} cases are not judged")
-    return status or INTERRUPTED * (ended == [CTRL_C])
+        print(f"{'; '.join(dict.fromkeys(ended))}: {left} of {left + len(results)} cases are not judged")
+    return status or INTERRUPTED * (CTRL_C in ended)
 
 
 def terms_of(args: argparse.Namespace) -> Terms:

@@ -43,7 +43,10 @@ class Adapter(Protocol):
     torch or JAX too, where gradients are those of `call` by torch or JAX; "alone", in nothing else. `description`
     (text) is shown in reports beside the name.
 
-    So is `with_threads(number)`, a context in which calls may use that many threads: a search draws their number.
+    `run MODULE:ADAPTER` loads an adapter in a process of its own, which gets inputs and sends results; these attributes
+    are read once. `--here` loads it beside the judge.
+
+    Optional is `with_threads(number)`, a context in which calls may use that many threads: a search draws their number.
 
     So are three methods, for derivatives beyond gradients, on which an adapter that has them is judged in float64:
 

@@ -56,7 +56,7 @@ def process_of(target: str, limit: float = LIMIT, calls: tuple[str, ...] = ()) -
     """A process for the adapter `target`, killed after `limit` seconds for a call, which may not call the functions
     named in `calls`, nor the reference.
     """
-    return Worker(target, target, ENVIRONMENT, limit, (REFERENCE, *calls), quiet=True)
+    return Worker(target, target, ENVIRONMENT, limit, (REFERENCE, *calls), strange=True)
 
 
 class Isolated(WorkerAdapter):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import importlib
 import pickle
-import signal
 import sys
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
@@ -123,7 +122,6 @@ def told(error: BaseException) -> tuple[str, str]:
 
 def serve(pipe: Connection, target: str, calls: tuple[str, ...]) -> None:
     """The loop of the process: a question in, an answer out, until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the judge's
     collect_rarely()
 
     def send(message: tuple[str, Any, list[Fault]]) -> None:

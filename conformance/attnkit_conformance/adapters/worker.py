@@ -28,6 +28,7 @@ from attnkit_conformance.adapters.wire import Question, pack, read, unpack
 
 PATIENCE = 600.0  # seconds for one call, compilation included
 FAREWELL = 60.0  # seconds for a worker to exit after its pipe is closed
+SOON = 2.0  # the same for a strange one
 HANG, CRASH = 4, 1  # how much worse it is to wait for a call until patience ends than for a process to start again
 TAIL = 8  # lines of what a worker wrote before it died
 HANGS = "no answer within"
@@ -50,29 +51,39 @@ class NotLoaded(RuntimeError):
     """There is no adapter at the path that a worker is to load."""
 
 
-def end(pipe: Connection, process: subprocess.Popen[bytes]) -> None:
-    """End a worker and wait for it: closing the pipe stops it, and one that does not react is killed."""
+def end(pipe: Connection, process: subprocess.Popen[bytes], farewell: float) -> None:
+    """End a worker and wait for it: closing the pipe stops it, and one that does not react in time is killed."""
     pipe.close()
     try:
-        process.wait(FAREWELL)
+        process.wait(farewell)
     except subprocess.TimeoutExpired:
-        process.kill()
+        kill(process)
         process.wait()
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process, and what it has started if it is the first of a session."""
+    with suppress(ProcessLookupError):
+        if os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
 
 
 class Worker:
     """A process that loads `target` = "package.module:ATTRIBUTE", with extra environment variables, and answers
     questions. It ends with `close()`, or when this object is no longer used. Functions named in `calls` are watched.
 
-    With `quiet` what it writes to its output and errors is not shown but kept: its last lines are told when it dies.
+    One that is `strange` is in a session of its own, so that Ctrl-C is not for it, and ends without a long farewell.
+    What it writes to its output and errors is not shown but kept: its last lines are told when it dies.
     """
 
     def __init__(
         self, name: str, target: str, environment: Mapping[str, str], patience: float, calls: tuple[str, ...] = (),
-        quiet: bool = False,
+        strange: bool = False,
     ) -> None:  # fmt: skip
         self.name, self.target, self.patience = name, target, patience
-        self.environment, self.calls, self.quiet = dict(environment), calls, quiet
+        self.environment, self.calls, self.strange = dict(environment), calls, strange
         self.faults: list[Fault] = []  # what the worker noticed beside its answers, until somebody takes it
         self.deaths = 0
         self.traits = self.start()
@@ -82,13 +93,19 @@ class Worker:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **self.environment}
         command = [sys.executable, "-m", "attnkit_conformance.adapters.serving", str(theirs.fileno()), self.target]
-        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if self.quiet else {}
+        output, errors = (subprocess.PIPE, subprocess.STDOUT) if self.strange else (None, None)
         self.process = subprocess.Popen(
-            [*command, *self.calls], env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, **output
-        )  # type: ignore[call-overload]
+            [*command, *self.calls],
+            env=environment,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            start_new_session=self.strange,
+        )
         theirs.close()
         self.pipe = Connection(ours.detach())
-        self.close = weakref.finalize(self, end, self.pipe, self.process)
+        self.close = weakref.finalize(self, end, self.pipe, self.process, SOON if self.strange else FAREWELL)
         self.written: deque[str] = deque(maxlen=TAIL)
         self.reader = threading.Thread(target=drain, args=(self.process.stdout, self.written), daemon=True)
         self.reader.start()
@@ -99,7 +116,7 @@ class Worker:
         """The worker's next answer; an exception in the worker is raised here."""
         try:
             if not self.pipe.poll(calls * self.patience):
-                self.process.kill()
+                kill(self.process)
                 self.close()
                 self.deaths += HANG
                 raise WorkerDied(f"{self.name}: {HANGS} {calls * self.patience:g} s while {doing}")
@@ -113,7 +130,7 @@ class Worker:
         try:
             return self.told(message)
         except NoAnswer as error:
-            self.process.kill()
+            kill(self.process)
             self.close()
             self.deaths += CRASH
             raise WorkerDied(f"{self.name}: the worker sent what is no answer while {doing} ({error})") from None
