@@ -84,7 +84,7 @@ def test_an_honest_adapter_passes() -> None:
 @pytest.mark.usefixtures("few_repeats")
 @pytest.mark.parametrize("name", DIES_BY)
 def test_a_cheat_dies_by_more_than_one_verdict(name: str) -> None:
-    failed = failures(beside(name))
+    failed = failures(beside(name), "not property" if name == "Picks" else FEW)
     assert len(failed) > 1, failed
     assert DIES_BY[name] & set.union(*failed.values()), failed
 

@@ -16,7 +16,7 @@ from attnkit_conformance.adapters.calls import Call, Fault, Former, poison
 from attnkit_conformance.adapters.wire import Question, pack
 
 ROUND = 16  # calls, after which there is one with the other values
-BUSY = 3  # of so many rounds one is beside busy threads
+BUSY = 6  # of so many rounds one is beside busy threads
 THREADS = 2
 SWITCH = 1e-4  # seconds after which busy threads give way
 SIDE = 128  # of the matrices that they multiply
