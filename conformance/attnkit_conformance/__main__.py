@@ -7,9 +7,11 @@ import argparse
 import contextlib
 import math
 import os
+import secrets
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -19,17 +21,18 @@ from typing import Any
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters import device, families, transforms
+from attnkit_conformance.adapters.isolated import LIMIT
 from attnkit_conformance.adapters.mutation import report as mutation_report
 from attnkit_conformance.adapters.mutation.areas import AREAS
 from attnkit_conformance.adapters.mutation.copies import Copies
 from attnkit_conformance.adapters.mutation.trials import Trials
 from attnkit_conformance.adapters.planted import BUGS
 from attnkit_conformance.adapters.planted import page as planted_page
+from attnkit_conformance.adapters.serving import collect_rarely
 from attnkit_conformance.adapters.surroundings import page as surroundings_page
 from attnkit_conformance.adapters.transforms import page
-from attnkit_conformance.adapters.worker import collect_rarely
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import declared, in_order, judge, matcher, planned
+from attnkit_conformance.judge import PROCESS, declared, in_order, judge, matcher, planned
 from attnkit_conformance.judge.processes import judge_in_processes
 from attnkit_conformance.judge.verdicts import deciding, grade_counts
 from attnkit_conformance.judge.verify import by_kernel, judge_for
@@ -38,7 +41,7 @@ from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judge
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
 from attnkit_conformance.report import files, table, terminal, trust, unnoticed
-from attnkit_conformance.selection import find
+from attnkit_conformance.selection import Terms, find
 
 FINDINGS = Path("out") / "found"  # failing cases of a search
 COMPILED = ("keras-jax",)  # compiles every shape: peers judges it on the quick profile only
@@ -60,11 +63,14 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--junit", type=Path, help="write JUnit XML")
     run.add_argument("--html", type=Path, help="write one self-contained page")
     run.add_argument("--search", type=float, metavar="SECONDS", help="judge drawn cases instead of the fixed ones")
-    run.add_argument("--seed", type=int, default=0, help="of the search; the same seed draws the same cases")
+    run.add_argument("--seed", type=int, help="the same seed draws the same cases (of the search, 0) and repeats")
     run.add_argument("--save", type=Path, metavar="DIR", default=FINDINGS, help=f"where failures are saved: {FINDINGS}")
     run.add_argument("--samples", type=Path, nargs="+", metavar="FILE", help="judge the cases that a search saved")
     run.add_argument("--workers", type=int, metavar="N", default=1, help="processes that judge; this one by default")
     run.add_argument("--seconds", type=float, metavar="S", help="judge no longer, and say how many cases are left")
+    run.add_argument("--here", action="store_true", help="judge yours in this process, as a debugger needs it")
+    run.add_argument("--limit", type=float, metavar="S", default=LIMIT, help=f"seconds for a call ({LIMIT:g})")
+    run.add_argument("--calls", action="append", metavar="F", help="package.module:function that yours may not call")
     selection(run)
     threshold(run)
 
@@ -166,7 +172,8 @@ def main(arguments: list[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> int:
     """Judge, show, and write the requested reports."""
     dtypes, names = chosen_dtypes(args.dtype), args.adapters or families.default()
-    adapters = find(names)
+    look_up = partial(find, terms=terms_of(args))
+    adapters = look_up(names)
     if args.samples or args.search is not None:
         return conclude(drawn_or_saved(args, adapters, dtypes), adapters, args)
     collect_rarely()
@@ -174,19 +181,26 @@ def run(args: argparse.Namespace) -> int:
         verdicts = judge(adapters, args.profile, args.k, dtypes)
     else:
         closed(adapters)
-        verdicts = judge_in_processes(find, names, args.profile, args.k, dtypes, args.workers)
+        verdicts = judge_in_processes(look_up, names, args.profile, args.k, dtypes, args.workers)
     ended: list[str] = []
     in_time = until(verdicts, args.seconds, ended)
     results = terminal.show_progress(in_time, lambda: planned(adapters, args.profile, args.k, dtypes))
     if not results:
         raise ValueError("nothing selected: no case matches")
+    ended += [f"{result.adapter} gave up" for result in results if PROCESS in result.checks]
     left = planned(adapters, args.profile, args.k, dtypes) - len(results) if ended else 0
     results = with_programs(in_order(results, adapters), adapters)
     closed(adapters)
     status = conclude(results, adapters, args)
     if left > 0:
-        print(f"{ended[0]}: {left} of {left + len(results)} cases are not judged")
-    return status or INTERRUPTED * (ended == [CTRL_C])
+        print(f"{'; '.join(dict.fromkeys(ended))}: {left} of {left + len(results)} cases are not judged")
+    return status or INTERRUPTED * (CTRL_C in ended)
+
+
+def terms_of(args: argparse.Namespace) -> Terms:
+    """How adapters by path are judged; without a seed, repeats have values that nobody knows beforehand."""
+    seed = secrets.randbelow(2**32) if args.seed is None else args.seed
+    return Terms(args.here, args.limit, tuple(args.calls or ()), seed)
 
 
 CTRL_C, INTERRUPTED = "interrupted", 130
@@ -244,12 +258,14 @@ def drawn_or_saved(args: argparse.Namespace, adapters: list[Adapter], dtypes: tu
         if not results:
             raise ValueError("nothing selected: no adapter serves the op and dtype of a sample")
         return results
-    hunt = search.Search(adapters, args.search, args.seed, args.save, dtypes, matcher(args.k))
+    hunt = search.Search(adapters, args.search, args.seed or 0, args.save, dtypes, matcher(args.k))
     hunt.run(terminal.show_search())
     for finding in hunt.findings:
         own = [name for name in args.adapters if ":" in name or finding.result.adapter == "reference"]
         names = " ".join(own or [finding.result.adapter])
-        print(f"found by seed {args.seed}; again: python -m attnkit_conformance run {names} --samples {finding.path}")
+        print(
+            f"found by seed {args.seed or 0}; again: python -m attnkit_conformance run {names} --samples {finding.path}"
+        )
     tried = sum(hunt.examples.values())
     silent = sum(hunt.silent.values())
     print(f"{tried} cases judged by {hunt.verdicts} verdicts, {silent} told nothing; judged and silent by op:")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy
+from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy, cut
 from attnkit_conformance.model import grades, policies, tolerance
 from attnkit_conformance.model.case import DTYPES, PROFILES, Case, Sample, is_dtype
 from attnkit_conformance.model.golden import Golden, draw_case, golden
@@ -83,7 +83,7 @@ class Findings:
 
     def fail(self, check: str, text: str) -> None:
         """Record a failed check."""
-        self.failures.append((check, text))
+        self.failures.append((check, cut(text)))
 
 
 def op_named(name: str) -> Op:
@@ -213,6 +213,12 @@ def judge_arrays(
         findings.failures.extend(measured.failures)
 
 
+def faults_of(adapter: Adapter) -> list[Failure]:
+    """What the process of an adapter noticed beside its answers, such as a changed input; none without a process."""
+    noticed = getattr(adapter, "faults", None)
+    return list(noticed()) if noticed else []
+
+
 def check(adapter: Adapter, case: Case) -> CaseResult:
     """Judge one adapter on one case; a failure that hangs on a policy names it."""
     given = asked(adapter, case)
@@ -236,7 +242,8 @@ def by_policy(result: CaseResult, case: Case, again: Callable[[Case], CaseResult
 def check_once(adapter: Adapter, case: Case) -> CaseResult:
     """The verdict on a case as it is."""
     started, findings = time.perf_counter(), Findings()
-    reason = judge_case(adapter, case, findings)
+    reason = cut(judge_case(adapter, case, findings))
+    findings.failures += faults_of(adapter)
     status = "fail" if findings.failures else "unsupported" if reason and not findings.measured else "pass"
     seconds = time.perf_counter() - started
     return CaseResult(

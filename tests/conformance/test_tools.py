@@ -167,7 +167,7 @@ def test_a_process_that_dies_is_a_failure_and_the_others_go_on(
     )
     (tmp_path / "dying.py").write_text(dying)
     monkeypatch.chdir(tmp_path)
-    command = ["run", "dying:Mine", "-k", "float32/cross", "--workers", "2", "--json", "report.json"]
+    command = ["run", "dying:Mine", "--here", "-k", "float32/cross", "--workers", "2", "--json", "report.json"]
     assert main(command) == 1
     verdicts = json.loads((tmp_path / "report.json").read_text())["results"]
     assert {(v["op"], v["status"]) for v in verdicts} == {

@@ -49,7 +49,7 @@ def growth_of_equal_summands(n: int) -> float:
 
 def growth_of_width(d: int) -> float:
     """Growth of the probe in wide heads. Rounding a score's inputs moves it by √(Σ (q_i k_i)²), as the probe does;
-    rounding the partial sums p_i of its d products by √(Σ p_i²), which is √d as much. Up to 64 features the roundings of
+    rounding the partial sums p_i of its d products by √(Σ p_i²), √d as much. Up to 64 features the roundings of
     `BOUND` are enough for both.
     """
     return max(1.0, float(np.sqrt(d / WIDE)))

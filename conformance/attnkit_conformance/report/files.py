@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.adapter import Adapter, cut
 from attnkit_conformance.adapters.families import device as machine_device
 from attnkit_conformance.adapters.surroundings import library_of as library_of_arrays
 from attnkit_conformance.adapters.surroundings import surroundings_of
@@ -28,6 +28,8 @@ from attnkit_conformance.report import axes
 
 LIBRARIES = ("attnkit", "numpy", "torch", "jax", "cupy", "array_api_strict")
 TEMPLATE = Path(__file__).parent / "report.html"
+ROOM = 300_000  # characters of texts of adapters on a page
+BRIEF = 100  # of each text behind that
 Header = dict[str, Any]
 
 
@@ -141,20 +143,39 @@ def as_junit(results: list[CaseResult], head: Header) -> str:
     return xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
+class Texts:
+    """Texts of adapters on a page: the first ones as they are, the beginnings of others, so that a page stays small."""
+
+    def __init__(self) -> None:
+        self.room = ROOM
+
+    def fitting(self, text: str) -> str:
+        """A text, or its beginning."""
+        shown = text if self.room > 0 else cut(text, BRIEF)
+        self.room -= len(shown)
+        return shown
+
+
 def compact(results: list[CaseResult], every: Sequence[axes.Axis]) -> dict[str, Any]:
     """Verdicts as short rows for the page: names are indices into lists."""
     adapters = list(dict.fromkeys(r.adapter for r in results))
     ops = [name for name in BY_NAME if any(r.op == name for r in results)]
-    reasons = list(dict.fromkeys(r.reason for r in results))
-    rows = []
+    reasons, texts, rows = list(dict.fromkeys(r.reason for r in results)), Texts(), []
     for r in results:
         place = [adapters.index(r.adapter), ops.index(r.op), r.id.partition("/")[2], STATUSES.index(r.status)]
         errors = [[m.output, finite(m.ratio), finite(m.rms), finite(m.relative)] for m in r.measured]
-        failures = [list(failure) for failure in r.failures]
+        failures = [[check, texts.fitting(text)] for check, text in r.failures]
         rows.append([*place, reasons.index(r.reason), errors, failures, told(r) if failures else ""])
     formulas = [BY_NAME[name].formula for name in ops]
     tables = axes.compact(results, every)
-    return {"adapters": adapters, "ops": ops, "formulas": formulas, "reasons": reasons, "rows": rows, "axes": tables}
+    return {
+        "adapters": adapters,
+        "ops": ops,
+        "formulas": formulas,
+        "reasons": list(map(texts.fitting, reasons)),
+        "rows": rows,
+        "axes": tables,
+    }
 
 
 def as_html(results: list[CaseResult], head: Header) -> str:

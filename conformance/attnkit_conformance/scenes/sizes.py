@@ -1,4 +1,4 @@
-"""Long and wide calls: the head sizes and the lengths for which kernels of the world are made, across the edges of their
+"""Long and wide calls: head sizes and lengths for which kernels of the world are made, across the edges of their
 tiles and splits of keys.
 
 Few queries meet many keys, many queries few keys, and wide heads moderate lengths: what a case costs is a few hundred

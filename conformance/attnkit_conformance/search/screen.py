@@ -81,7 +81,7 @@ class Truth:
 
 def check(adapter: Adapter, case: Case, truth: Truth | None = None) -> CaseResult | None:
     """Judge one adapter on one case; None where its result tells nothing, for bounds are meaningless there or results
-    leave the range of their dtype.
+    leave the range of their dtype. What its process noticed is a failure whatever the result.
     """
     asked = core.asked(adapter, case)
     result = check_once(adapter, asked, truth if truth is not None and asked is case else Truth(asked))
@@ -93,6 +93,15 @@ def check(adapter: Adapter, case: Case, truth: Truth | None = None) -> CaseResul
 
 def check_once(adapter: Adapter, case: Case, truth: Truth) -> CaseResult | None:
     """The same of the case as it is."""
+    result = judged(adapter, case, truth)
+    if faults := core.faults_of(adapter):
+        result = result or verdict(adapter, case, "fail")
+        return replace(result, status="fail", failures=(*result.failures, *faults))
+    return result
+
+
+def judged(adapter: Adapter, case: Case, truth: Truth) -> CaseResult | None:
+    """The same for the result alone."""
     try:
         got = answers(adapter, case)
     except IllFormed:

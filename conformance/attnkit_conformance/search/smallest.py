@@ -13,6 +13,7 @@ import numpy as np
 
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.adapters.worker import HANGS
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import derivatives
 from attnkit_conformance.model.case import Case
@@ -55,7 +56,12 @@ def program_of(adapter: Adapter, result: CaseResult) -> str:
         smallest = smaller(adapter, result, derivatives.problem_of(sample).case, kind)
         return program_of_derivative(adapter, smallest, kind)
     case = case_of(result)
-    return "" if case is None else program(adapter, smaller(adapter, result, case))
+    if case is None:
+        return ""
+    if HANGS in result.message:  # to ask again is to wait again
+        typed = {name: case.typed(name) for name in case.arrays}
+        return runnable(typed, [written(case), result.message], case.layouts)
+    return program(adapter, smaller(adapter, result, case))
 
 
 def case_of(result: CaseResult) -> Case | None:
