@@ -11,7 +11,7 @@ import numpy as np
 
 from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy, cut
 from attnkit_conformance.model import grades, policies, tolerance
-from attnkit_conformance.model.case import DTYPES, PROFILES, Case, Sample, is_dtype
+from attnkit_conformance.model.case import BRIEF, DTYPES, PROFILES, Case, Sample, is_dtype
 from attnkit_conformance.model.golden import Golden, draw_case, golden
 from attnkit_conformance.model.layout import DENSE
 from attnkit_conformance.model.op import Op
@@ -106,7 +106,7 @@ def samples(op: str, profile: str = "full", dtypes: tuple[str, ...] = DTYPES) ->
     row = op_named(op)
     for dtype in dtypes:
         if dtype in row.dtypes:
-            yield from row.samples(row, dtype, "quick" if profile == "quick" else "full")
+            yield from row.samples(row, dtype, "quick" if profile in BRIEF else "full")
             yield from row_samples(row, dtype, profile)
 
 

@@ -58,7 +58,7 @@ def test_the_first_cases_are_some_of_every_op():
     adapter = Autograd("torch_cuda-triton", "triton", "cpu", "a stand-in", implementations("torch")["triton"])
     beside = ("linear_attention_step", "newton_inverse")  # their cases have no names
     for op in (op for op in OPDB if covers(adapter, op.name) and op.name not in beside):
-        assert [*selected([adapter], op, "quick", matcher(FIRST), ("bfloat16",))], op.name
+        assert [*selected([adapter], op, "small", matcher(FIRST), ("bfloat16",))], op.name
 
 
 def test_names_are_distinct():

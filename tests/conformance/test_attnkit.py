@@ -72,7 +72,7 @@ def test_conforms(group: str, op: str, families: dict[str, list[Any]]) -> None:
             families[name] = list(selection.find([name]))
     dtypes = (dtype,) if dtype in BY_NAME[op].dtypes else DTYPES
     chosen = [adapter for name in names for adapter in families[name]]
-    results = list(judge(chosen, "quick", expression, dtypes, ops=(op,)))
+    results = list(judge(chosen, "small", expression, dtypes, ops=(op,)))
     assert not failures(results), "\n".join(failures(results))
     if all(result.status == "unsupported" for result in results):
         pytest.skip(results[0].reason if results else f"{group} is not installed")
@@ -86,7 +86,7 @@ def test_jax_conforms_as_xla_compiles_by_itself() -> None:
     usual = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
     usual = {name: value for name, value in usual.items() if name in jax.light()}
     assert usual
-    results = list(judge(jax.adapters(options=usual), "quick", COMPILED, ("float32",), ops=ops))
+    results = list(judge(jax.adapters(options=usual), "small", COMPILED, ("float32",), ops=ops))
     assert results
     assert not failures(results), "\n".join(failures(results))
 

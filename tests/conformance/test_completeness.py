@@ -92,8 +92,8 @@ def test_own_parameters_are_those_of_the_signature(op: Any) -> None:
 def test_every_output_has_a_sample_that_tells_right_from_wrong(op: Any) -> None:
     for dtype in op.dtypes:
         seen = dict.fromkeys((f"d{name}" for name in op.differentiable if name != "bias"), 0)
-        quick = [sample.id for sample in core.samples(op.name, "quick", (dtype,))]
-        for sample in (*core.samples(op.name, "quick", (dtype,)), *core.samples(op.name, "scenes", (dtype,))):
+        quick = [sample.id for sample in core.samples(op.name, "small", (dtype,))]
+        for sample in (*core.samples(op.name, "small", (dtype,)), *core.samples(op.name, "scenes", (dtype,))):
             if (
                 sample.id not in quick
             ):  # half types are so coarse that quick may be blind to a gradient: then scenes tell
@@ -112,27 +112,27 @@ def test_every_output_has_a_sample_that_tells_right_from_wrong(op: Any) -> None:
 
 def test_ids_are_unique_and_quick_is_part_of_full() -> None:
     every = [identity for op in OPDB for identity in ids_of(op.name)]
-    quick = [sample.id for op in OPDB for sample in core.samples(op.name, "quick")]
+    quick = [sample.id for op in OPDB for sample in core.samples(op.name, "small")]
     rows = [identity for identity in quick if "/pair." in identity]
-    quick += [identity for op in OPDB for identity in properties.identities(op, "quick")]
+    quick += [identity for op in OPDB for identity in properties.identities(op, "small")]
     assert len(every + rows) == len({*every, *rows})
     assert {*quick} <= {*every, *rows}
     full = [sample.id for sample in core.samples("softmax_attention", "full")]
     assert len(full) == len({*full})
-    assert {sample.id for sample in core.samples("softmax_attention", "quick")} <= {*full}
+    assert {sample.id for sample in core.samples("softmax_attention", "small")} <= {*full}
 
 
 @pytest.mark.parametrize("op", ["pointwise_attention", "pointwise_attention_packed"])
 def test_every_score_function_is_met_by_the_quick_profile(op: str) -> None:
     """In every dtype: those of the reference's table, whatever is added to it. The default needs no mention."""
     for dtype in DTYPES:
-        words = {word for sample in core.samples(op, "quick", (dtype,)) for word in re.findall(r"\w+", sample.id)}
+        words = {word for sample in core.samples(op, "small", (dtype,)) for word in re.findall(r"\w+", sample.id)}
         assert {*attnkit_reference.ACTIVATIONS} - words == {"relu"} - words
 
 
 @pytest.mark.parametrize("op", OPDB, ids=lambda op: op.name)
 def test_samples_are_the_same_every_time(op: Any) -> None:
-    once, again = (core.cases(op.name, "quick", op.dtypes[:1]) for _ in range(2))  # other dtypes round the same draws
+    once, again = (core.cases(op.name, "small", op.dtypes[:1]) for _ in range(2))  # other dtypes round the same draws
     for one, two in zip(once, again, strict=True):
         for held, again in ((one.arrays, two.arrays), (one.cotangents, two.cotangents)):
             assert {n: x.tobytes() for n, x in held.items()} == {n: x.tobytes() for n, x in again.items()}
@@ -172,7 +172,7 @@ def test_every_kernel_has_a_sample_that_it_serves(library: str) -> None:
     for op, names in found.items():
         for name in names:
             for adapter in selection.find([EMULATED.get((library, name), f"{library}-{name}")]):
-                results = (core.check(adapter, case) for case in core.cases(op, "quick", adapter.dtypes))
+                results = (core.check(adapter, case) for case in core.cases(op, "small", adapter.dtypes))
                 assert any(map(served_here_or_elsewhere, results)), f"{adapter.name} serves no sample of {op}"
 
 
@@ -193,5 +193,5 @@ def test_every_op_is_in_the_table() -> None:
 
 def test_every_dtype_is_judged_for_every_attention_op() -> None:
     for op in OPDB:
-        assert {sample.id.split("/")[1] for sample in core.samples(op.name, "quick")} == set(op.dtypes)
+        assert {sample.id.split("/")[1] for sample in core.samples(op.name, "small")} == set(op.dtypes)
         assert op.group == "" or op.dtypes == DTYPES

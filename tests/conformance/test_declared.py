@@ -67,7 +67,7 @@ class Partial:
         raise Unsupported("forward only")
 
 
-def verdicts(adapter: Any, profile: str = "quick") -> list[CaseResult]:
+def verdicts(adapter: Any, profile: str = "small") -> list[CaseResult]:
     return list(judge.judge([adapter], profile, "not property", adapter.dtypes, ops=(OP,)))
 
 
@@ -77,7 +77,7 @@ def test_every_case_lies_inside_and_none_is_refused() -> None:
     results = verdicts(adapter)
     assert {result.status for result in results} == {"pass"}
     assert len(results) > 30
-    assert judge.planned([adapter], "quick", OP + "/", adapter.dtypes) == len(results)
+    assert judge.planned([adapter], "small", OP + "/", adapter.dtypes) == len(results)
     (line,) = declared.summary(adapter, results)
     assert (
         f"{len(results)} of {len(results)} cases within what it declares; not covered: heads (grouped, shared)" in line

@@ -40,7 +40,7 @@ class Generic(Autograd):
 
 
 def verdicts(adapter: Any, op: str = OP, kinds: str = "jvp. or hvp. or vmap_grad.") -> list[CaseResult]:
-    return list(judge.judge([adapter], "quick", kinds, adapter.dtypes, ops=(op,)))
+    return list(judge.judge([adapter], "small", kinds, adapter.dtypes, ops=(op,)))
 
 
 def statuses(results: list[CaseResult]) -> dict[str, set[str]]:
@@ -224,7 +224,7 @@ def test_a_failure_has_the_program_of_its_smallest_case(bug: type[Generic]) -> N
 def test_a_failure_may_be_expected(tmp_path: Path) -> None:
     (tmp_path / "planted.txt").write_text(f"{OP}/float64/hvp.plain a rule is missing\n")
     adapter = LosesTheSecondGraph()
-    (result,) = judge.judge([adapter], "quick", "/hvp.plain", ("float64",), ops=(OP,), xfails=tmp_path)
+    (result,) = judge.judge([adapter], "small", "/hvp.plain", ("float64",), ops=(OP,), xfails=tmp_path)
     assert (result.status, result.reason) == ("xfail", "a rule is missing")
 
 
@@ -313,7 +313,7 @@ def test_a_declaration_that_cannot_be_kept_is_refused(changes: dict[str, Any], t
 
 def test_planned_verdicts_are_those_that_come() -> None:
     adapter, kinds = Generic(), f"{OP}/ and (jvp. or hvp. or vmap_grad.)"
-    assert judge.planned([adapter], "quick", kinds, adapter.dtypes) == len(verdicts(adapter, kinds=kinds))
+    assert judge.planned([adapter], "small", kinds, adapter.dtypes) == len(verdicts(adapter, kinds=kinds))
 
 
 @pytest.mark.parametrize("kind", DERIVATIVES)

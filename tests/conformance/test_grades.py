@@ -13,8 +13,9 @@ import pytest
 from attnkit_conformance import core, judge, selection
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.adapters import families, worker
+from attnkit_conformance.adapters import families, serving
 from attnkit_conformance.adapters.base import Absent
+from attnkit_conformance.adapters.strict import Strict
 from attnkit_conformance.judge import derivatives, properties, verdicts
 from attnkit_conformance.model import grades, policies, tolerance
 from attnkit_conformance.model.case import Case
@@ -191,7 +192,7 @@ def test_a_failure_of_two_reasons_has_the_grade_of_what_is_left() -> None:
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
 def test_properties_have_grades_too(adapter: Any, op: str, name: str, grade: str) -> None:
-    (result,) = properties.check_all(adapter, BY_NAME[op], "quick", ("float32",), lambda text: text.endswith(name))
+    (result,) = properties.check_all(adapter, BY_NAME[op], "small", ("float32",), lambda text: text.endswith(name))
     assert (result.status, result.grade) == ("fail", grade)
 
 
@@ -255,7 +256,7 @@ def test_the_exit_status_is_decided_by_a_grade(grade: str) -> None:
 
 
 def test_a_refusal_within_a_declaration_is_no_wrong_result() -> None:
-    results = list(judge.judge([Refuses()], "quick", "not property", ("float32",), ops=(OP,)))
+    results = list(judge.judge([Refuses()], "small", "not property", ("float32",), ops=(OP,)))
     assert {result.grade for result in results} == {"refused"}
 
 
@@ -328,7 +329,7 @@ def test_a_state_without_a_maximum_asks_for_no_policy() -> None:
     """Its level is -inf, as the definition has it."""
     (case,) = (
         case
-        for case in core.cases("efficient_attention", "quick", ("float32",))
+        for case in core.cases("efficient_attention", "small", ("float32",))
         if "initial_m" in case.arrays and "poison" not in case.tags and np.any(np.isneginf(case.arrays["initial_m"]))
     )
     assert policies.asked_by(case) == ()
@@ -357,20 +358,20 @@ def test_a_property_may_be_declined_by_an_adapter_and_by_an_op() -> None:
         declines = ("key_permutation", "visible_nan", "poisoned_padding", "tails")
 
     op, every = BY_NAME[OP], properties.check_all
-    asked = {result.id.partition("property.")[2] for result in every(Correct(), op, "quick", ("float32",))}
-    left = {result.id.partition("property.")[2]: result for result in every(Ordered(), op, "quick", ("float32",))}
+    asked = {result.id.partition("property.")[2] for result in every(Correct(), op, "small", ("float32",))}
+    left = {result.id.partition("property.")[2]: result for result in every(Ordered(), op, "small", ("float32",))}
     assert asked - left.keys() == {"key_permutation", "visible_nan"}
     ordered = replace(op, declines=("key_permutation",))
-    of_op = [result.id for result in every(Correct(), ordered, "quick", ("float32",))]
+    of_op = [result.id for result in every(Correct(), ordered, "small", ("float32",))]
     assert len(of_op) == len(asked) - 1
     assert not any("key_permutation" in identity for identity in of_op)
 
     class ReadsNaN(MultipliesPadding):
         declines = Ordered.declines
 
-    contents = [result for result in every(ReadsNaN(), op, "quick", ("float32",)) if "padding_contents" in result.id]
+    contents = [result for result in every(ReadsNaN(), op, "small", ("float32",)) if "padding_contents" in result.id]
     assert [result.status for result in contents] == ["pass"], "finite contents are asked all the same"
-    weights = [result.id for result in every(Ordered(), BY_NAME["sigmoid_attention_weights"], "quick", ("float32",))]
+    weights = [result.id for result in every(Ordered(), BY_NAME["sigmoid_attention_weights"], "small", ("float32",))]
     assert weights
     assert not any("sigmoid_tail" in identity for identity in weights)
 
@@ -378,7 +379,7 @@ def test_a_property_may_be_declined_by_an_adapter_and_by_an_op() -> None:
 @pytest.mark.parametrize(
     ("declines", "text"),
     [
-        (("infinite_biases",), r"declines must be a tuple of some of infinite_bias, .*key_permutation.*\['infinite_bi"),
+        (("infinite_biases",), r"declines must be a tuple of some of infinite_bias, .*key_permutation.*\('infinite_bi"),
         ("tails", "got 'tails'"),
     ],
 )
@@ -414,20 +415,9 @@ def test_adapters_of_this_repository_promise_everything() -> None:
 
 
 def test_a_worker_tells_what_its_adapter_declines() -> None:
-    class Pipe:
-        def __init__(self) -> None:
-            self.sent: list[Any] = []
-
-        def send(self, message: Any) -> None:
-            self.sent.append(message)
-
-        def recv(self) -> Any:
-            raise EOFError
-
-    pipe: Any = Pipe()
-    for target in ("attnkit_conformance.adapters.strict:Strict", f"{__name__}:Correct"):
-        worker.serve(pipe, target)
-    assert [traits["declines"] for _, traits in pipe.sent] == [(), None]
+    strict, undeclared = (serving.traits_of(adapter) for adapter in (Strict(), Correct()))
+    assert strict["declines"] == (True, ())
+    assert "declines" not in undeclared
 
 
 THEIRS = """
@@ -450,7 +440,7 @@ def test_a_run_says_the_grades_and_ends_by_them(
         ("theirs_wrong", "Lacks", ""),
     ):
         (tmp_path / f"{name}.py").write_text(THEIRS.format(base=base, declines=declines))
-    chosen = ("-k", "/cross or causal-padded or property.padding_contents", "--workers", "1")
+    chosen = ("-k", "/cross or causal-padded or property.padding_contents", "--workers", "1", "--here")
     assert main(["run", "theirs_polite:Mine", *chosen]) == 0
     told = capsys.readouterr().out
     assert "(policy: poisoned_padding, right without it)" in told
@@ -473,7 +463,7 @@ def test_reports_have_grades() -> None:
         name = "mine"
 
     results = [result_of(grade) for grade in grades.GRADES]
-    data = json.loads(files.as_json(results, files.header([Mine()], "quick")))
+    data = json.loads(files.as_json(results, files.header([Mine()], "small")))
     assert data["grades"] == dict.fromkeys(grades.GRADES, 1)
     assert data["adapters"]["mine"]["declines"] is None
     assert [result["grade"] for result in data["results"]] == [*grades.GRADES]
@@ -483,5 +473,5 @@ def test_reports_have_grades() -> None:
     assert suite.find("testcase[2]/failure").get("message") == (  # type: ignore[union-attr]
         "inaccurate: up to 3 bounds, 1e-05 of the largest number (bound)"
     )
-    page = files.as_html(results, files.header([Mine()], "quick"))
+    page = files.as_html(results, files.header([Mine()], "small"))
     assert "failed, on mine: 1 wrong, 1 inaccurate, 1 refused, 1 tail, 1 policy." in page

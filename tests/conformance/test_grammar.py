@@ -63,7 +63,7 @@ def test_every_legal_pair_of_levels_meets_in_a_quick_case(op: Op) -> None:
     fixed = tuple(row for row in in_dense if not rows.has_learned_numbers(row))
     assert uncovered(rows.of_fixed_numbers(dense), fixed, 2) == set(), "kernels are judged on few other rows"
     assert all(map(grammar.allows, array))
-    named = [sample.id for dtype in op.dtypes for sample in rows.row_samples(op, dtype, "quick")]
+    named = [sample.id for dtype in op.dtypes for sample in rows.row_samples(op, dtype, "small")]
     assert len(named) == len(rows.rows(op, "pairs"))
 
 
@@ -125,7 +125,7 @@ def given(case: Case) -> set[str]:
 
 def pair_cases(op: Op) -> Iterator[Case]:
     for dtype in op.dtypes:
-        yield from map(golden.draw_case, rows.row_samples(op, dtype, "quick"))
+        yield from map(golden.draw_case, rows.row_samples(op, dtype, "small"))
 
 
 @pytest.mark.parametrize("op", OPDB, ids=lambda op: op.name)
@@ -140,7 +140,7 @@ def test_every_pair_of_options_is_told_in_a_quick_case(op: Op) -> None:
 
 
 def test_a_case_whose_options_say_nothing_is_not_told() -> None:
-    (case,) = (c for c in core.cases("softmax_attention", "quick", ("float32",)) if c.id.endswith("/pair.plain"))
+    (case,) = (c for c in core.cases("softmax_attention", "small", ("float32",)) if c.id.endswith("/pair.plain"))
     nothing = replace(case, params={**case.params, "window": (None, None), "scale": case.arrays["q"].shape[-1] ** -0.5})
     assert given(nothing) >= {"window", "scale"}
     assert not told(nothing, "window")

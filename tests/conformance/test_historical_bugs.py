@@ -41,25 +41,25 @@ def bound(*arrays: str) -> frozenset[tuple[str, str]]:
 
 
 BUGS = (
-    Bug(historical.SumsCumulativeSums, "sparsemax_attention", "quick",
+    Bug(historical.SumsCumulativeSums, "sparsemax_attention", "small",
         frozenset({"cross", "causal-padded", "gqa-mask"})),
     Bug(historical.AccumulatesInBfloat16, "entmax_attention", "scenes", frozenset({"many-keys"}),
         bound("o")),
-    Bug(historical_linear.SumsOverHeads, "linear_attention", "quick", frozenset({PADDED_STATE}),
+    Bug(historical_linear.SumsOverHeads, "linear_attention", "small", frozenset({PADDED_STATE}),
         bound("o", "z", "dq", "dk", "dv", "dinitial_S", "dinitial_z")),
-    Bug(historical_linear.MasksValuesOnly, "linear_attention", "quick", frozenset({PADDED_STATE}),
+    Bug(historical_linear.MasksValuesOnly, "linear_attention", "small", frozenset({PADDED_STATE}),
         bound("o", "z", "dq", "dk", "dv", "dinitial_S", "dinitial_z")),
-    Bug(historical_linear.ForgetsKeySum, "linear_attention", "quick", frozenset({PADDED_STATE}),
+    Bug(historical_linear.ForgetsKeySum, "linear_attention", "small", frozenset({PADDED_STATE}),
         bound("o", "z", "dq", "dk", "dv", "dinitial_S", "dinitial_z")),
-    Bug(historical_linear.CutsDenominator, "linear_attention", "quick", frozenset({PADDED_STATE}),
+    Bug(historical_linear.CutsDenominator, "linear_attention", "small", frozenset({PADDED_STATE}),
         bound("dk", "dinitial_z")),
     Bug(historical_linear.DividesByRootOfLength, "linear_attention", "scenes",
         frozenset({"63x63-causal.normalize=False,return_state=True,scale=0.05"}),
         bound("o", "dq", "dk", "dv", "dinitial_S", "dinitial_z")),
-    Bug(historical_linear.DividesTwice, "performer_attention", "quick", frozenset({"cross", "gqa-mask"})),
+    Bug(historical_linear.DividesTwice, "performer_attention", "small", frozenset({"cross", "gqa-mask"})),
     Bug(historical_linear.SumsOverFeatures, "performer_attention", "scenes", frozenset({"causal-padded"})),
-    Bug(historical_lowrank.NormOverTheBatch, "nystrom_attention", "quick", frozenset({"cross", "gqa-mask"})),
-    Bug(historical_lowrank.PaddingInMeans, "nystrom_attention", "quick", frozenset({"padded.batch_max", "gqa-mask"})),
+    Bug(historical_lowrank.NormOverTheBatch, "nystrom_attention", "small", frozenset({"cross", "gqa-mask"})),
+    Bug(historical_lowrank.PaddingInMeans, "nystrom_attention", "small", frozenset({"padded.batch_max", "gqa-mask"})),
     Bug(historical_lowrank.AsPrinted, "soft_attention", "scenes", frozenset({"apart", "one-token"})),
 )  # fmt: skip
 

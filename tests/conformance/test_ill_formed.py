@@ -152,7 +152,7 @@ def test_answers_that_are_none(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     method, value, text = ANSWERS[name]
     (mine,) = find(["theirs:Base"], HERE)
     monkeypatch.setattr(type(mine), method, lambda *arguments: value)
-    case = next(core.cases("qk_layernorm", "quick", ("float32",)))
+    case = next(core.cases("qk_layernorm", "small", ("float32",)))
     with pytest.raises(IllFormed, match=f"^adapter 'mine': {text}"):
         core.check(mine, case)
 
@@ -170,7 +170,7 @@ def test_an_answer_that_is_none_ends_the_run(
     verdicts, here = multiprocessing.Pipe(duplex=False)
     for job in ((("theirs:Base",), "qk_layernorm"), None):
         waiting.put(job)
-    processes.work(partial(find, terms=HERE), waiting, here, "quick", None, ("float32",))
+    processes.work(partial(find, terms=HERE), waiting, here, "small", None, ("float32",))
     running = [processes.Running(multiprocessing.current_process(), verdicts)]
     with pytest.raises(IllFormed, match="got None"):
         list(processes.collected(running, pytest.fail))
@@ -184,7 +184,7 @@ def test_what_a_worker_finds_ill_formed_is_so_here(tmp_path: Path) -> None:
     (tmp_path / "theirs_apart.py").write_text(text)
     adapter = WorkerAdapter("apart", "theirs_apart:Base")
     with pytest.raises(IllFormed, match="call must return a dict"):
-        core.check(adapter, next(core.cases("qk_layernorm", "quick", ("float32",))))
+        core.check(adapter, next(core.cases("qk_layernorm", "small", ("float32",))))
     adapter.close()
 
 
@@ -195,7 +195,7 @@ def test_what_a_method_raises_is_a_failure(method: str, monkeypatch: pytest.Monk
 
     (mine,) = find(["theirs:Base"], HERE)
     monkeypatch.setattr(type(mine), method, fail)
-    verdict = core.check(mine, next(core.cases("qk_layernorm", "quick", ("float32",))))
+    verdict = core.check(mine, next(core.cases("qk_layernorm", "small", ("float32",))))
     assert verdict.status == "fail"
     assert "[exception] RuntimeError: out of memory" in verdict.message
 

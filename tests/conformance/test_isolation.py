@@ -124,7 +124,7 @@ def test_an_adapter_that_crashes_again_and_again_is_given_up(
     out = capsys.readouterr().out
     assert "its process crashed or hung again and again: the rest of its cases is not judged" in out
     assert ", 3 fail," in out, "two crashes, and the sentence"
-    planned = judge.planned(find(["theirs_hostile:Crashing"]), "quick", None, ("float32",))
+    planned = judge.planned(find(["theirs_hostile:Crashing"]), "small", None, ("float32",))
     assert f"hostile gave up: {planned - 3} of {planned} cases are not judged" in out
 
 
@@ -152,7 +152,7 @@ def test_what_adapters_may_have_is_had_in_a_process(theirs: Path) -> None:
     with adapter.with_threads(3):
         assert "3 threads are too many" in core.check(adapter, case).message
     assert core.check(adapter, case).status == "pass"
-    results = list(judge.judge([adapter], "quick", "freed", ("float32",), ops=("softmax_attention",)))
+    results = list(judge.judge([adapter], "small", "freed", ("float32",), ops=("softmax_attention",)))
     assert [result.message for result in results] == [""] * 3
     every = surroundings.check_all(
         adapter, BY_NAME["softmax_attention"], "full", ("float32",), lambda identity: identity.endswith(".plain")

@@ -289,7 +289,7 @@ class VagueErrors(Correct):
 def failed_checks(adapter: Any, op: str, dtype: str, profile: str = "scenes") -> set[str]:
     """Names of all checks that an adapter fails on an op."""
     results = [core.check(adapter, case) for case in core.cases(op, profile, (dtype,))]
-    results += properties.check_all(adapter, BY_NAME[op], "quick", (dtype,))
+    results += properties.check_all(adapter, BY_NAME[op], "small", (dtype,))
     return {check for result in results for check in result.checks}
 
 
@@ -328,7 +328,7 @@ WRONG: tuple[tuple[Callable[[], Any], str, str, str], ...] = (
 @pytest.mark.parametrize(("place", "op"), [*enumerate(BY_NAME)])
 def test_rounded_reference_passes_quick(place: int, op: str) -> None:
     """In a half type, where rounding is most of the error."""
-    assert failed_checks(Correct(), op, ("bfloat16", "float16")[place % 2], "quick") == set()
+    assert failed_checks(Correct(), op, ("bfloat16", "float16")[place % 2], "small") == set()
 
 
 @pytest.mark.referee
@@ -340,7 +340,7 @@ def test_rounded_reference_passes_every_scene(op: str) -> None:
 
 @pytest.mark.parametrize(("wrong", "op", "dtype", "check"), WRONG, ids=lambda x: getattr(x, "__name__", x))
 def test_wrong_adapter_is_caught_by_the_named_check(wrong: Callable[[], Any], op: str, dtype: str, check: str) -> None:
-    assert any(check in failed_checks(wrong(), op, dtype, profile) for profile in ("quick", "scenes"))
+    assert any(check in failed_checks(wrong(), op, dtype, profile) for profile in ("small", "scenes"))
 
 
 def plain_case(op: str, dtype: str) -> Any:
@@ -441,7 +441,7 @@ class NoLse(Correct):
 
 
 def test_what_an_adapter_does_not_return_is_not_asked_for_and_the_rest_is_judged() -> None:
-    scenes = [case for case in core.cases("softmax_attention", "quick", ("float32",)) if "/pair." not in case.id]
+    scenes = [case for case in core.cases("softmax_attention", "small", ("float32",)) if "/pair." not in case.id]
     cases = [case for case in scenes if "return_lse" in case.params]
     assert cases
     for case in cases:

@@ -208,7 +208,7 @@ class WritesToArguments(Correct):
 
 @functools.cache
 def quick_cases() -> list[Case]:
-    return [draw_case(sample) for dtype in DTYPES for sample in rows.row_samples(BY_NAME[OP], dtype, "quick")]
+    return [draw_case(sample) for dtype in DTYPES for sample in rows.row_samples(BY_NAME[OP], dtype, "small")]
 
 
 def failing(adapter: Any) -> set[str]:
@@ -299,7 +299,7 @@ def test_the_page_has_a_table_of_layouts_with_its_conclusion() -> None:
     assert axes.conclusion(bad, LAYOUTS).startswith(
         "1 of 2 verdicts on arrays and cotangents that are not dense failed"
     )
-    page = files.as_html(bad, files.header([], "quick"))
+    page = files.as_html(bad, files.header([], "small"))
     static = page.rpartition("<noscript>")[2].partition("</noscript>")[0]
     assert "<td>✓ 1</td><td>✓ 1</td>" in static, "dense, on numpy and jax"
     assert "<td>✓ 1 ⊘ 1</td><td>–</td>" in static, "turned"

@@ -106,7 +106,7 @@ def test_a_planted_bug_dies_in_quick(
     generic = [adapter for adapter in adapters() if adapter.name in ("numpy-generic", "numpy-generic-explicit")]
     plant(monkeypatch, function, old, new)
     with np.errstate(all="ignore"):
-        results = judge.judge(generic, "quick", "not property and not error", ops=(op,))
+        results = judge.judge(generic, "small", "not property and not error", ops=(op,))
         assert any(result.checks & NUMBERS for result in results)
 
 

@@ -39,7 +39,7 @@ def judged(chosen: list, profile: str, dtypes: tuple[str, ...]) -> Counter:
 @pytest.mark.parametrize("family", [name for name in peers.REQUIRES if name != "keras"])
 def test_peer_agrees_but_for_what_is_written_down(family: str) -> None:
     chosen = [adapter for adapter in installed(family) if adapter.name not in NOTHING_QUICK]
-    passed = judged(chosen, PROFILES.get(family, "quick"), SINGLE.get(family, DOUBLE_AND_SINGLE))
+    passed = judged(chosen, PROFILES.get(family, "small"), SINGLE.get(family, DOUBLE_AND_SINGLE))
     assert set(passed) == {adapter.name for adapter in chosen}, "an adapter was judged on nothing"
 
 
@@ -51,7 +51,7 @@ def test_keras_agrees_on_what_is_no_sparsemax() -> None:
 
     adapter = Keras("numpy")
     try:
-        assert judged([adapter], "quick", ("float32",))["keras-numpy"]
+        assert judged([adapter], "small", ("float32",))["keras-numpy"]
     finally:
         adapter.close()
 

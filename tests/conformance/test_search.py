@@ -232,7 +232,7 @@ OPPOSITE, ACROSS = [-1.0, 0.01], [0.1, 1.0]
 def test_a_gradient_that_has_no_digits_left_may_be_a_few_bounds_off(k: list[float], times: float, silent: bool) -> None:
     """The weight of nearly opposite vectors is 1 + cos: all implementations were off by twice a bound."""
     arrays = {"q_t": [[4.0, 0.0]], "k_t": [k], "v_t": [[0.5, -1.0]]}
-    plain = next(core.cases("cosine_attention_step", "quick", ("float32",)))
+    plain = next(core.cases("cosine_attention_step", "small", ("float32",)))
     rounded = {n: np.array(x, np.float32).astype(np.float64) for n, x in arrays.items()}
     case = replace(plain, arrays=rounded, params={}, cotangents={"o_t": np.array([[1.0, 0.3]])})
     adapter = Off("v_t", times * golden(case).gradients["v_t"].allowed)
@@ -256,7 +256,7 @@ def test_an_adapter_has_the_threads_of_a_recipe(monkeypatch: pytest.MonkeyPatch)
 
 def test_where_the_reference_jumps_a_result_tells_nothing() -> None:
     """A score is so near to the kink of relu that rounding decides its slope."""
-    plain = next(core.cases("pointwise_attention", "quick", ("float32",)))
+    plain = next(core.cases("pointwise_attention", "small", ("float32",)))
     arrays = {"q": [[[[1.0, 1.0]]]], "k": [[[[1.0, -1.0 + 1e-7]]]], "v": [[[[1.0]]]]}
     case = replace(plain, arrays={n: np.array(x) for n, x in arrays.items()}, cotangents={"o": np.ones((1, 1, 1, 1))})
     case = replace(case, params={}, tags=frozenset())

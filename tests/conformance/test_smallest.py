@@ -19,7 +19,7 @@ TAIL = "divides by the padded length"
 @pytest.mark.parametrize("op", OPDB, ids=lambda op: op.name)
 def test_a_row_is_known_by_its_name(op: Any) -> None:
     dtype = op.dtypes[-1]
-    for sample in rows.row_samples(op, dtype, "quick"):
+    for sample in rows.row_samples(op, dtype, "small"):
         name = sample.id.split("/", 2)[2]
         again = rows.named(op, dtype, name)
         assert again.id == sample.id

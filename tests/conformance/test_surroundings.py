@@ -60,7 +60,7 @@ def wrong(results: Iterable[CaseResult]) -> str:
 
 @pytest.mark.parametrize("op", [op.name for op in OPDB])
 def test_torch_and_numpy(op: str, adapters: dict[str, list[Any]]) -> None:
-    results = list(judge([*adapters["numpy"], *adapters["torch"]], "quick", "surrounding.", ops=(op,)))
+    results = list(judge([*adapters["numpy"], *adapters["torch"]], "small", "surrounding.", ops=(op,)))
     assert not wrong(results), wrong(results)
     assert {"numpy-auto", "torch-auto"} <= {result.adapter for result in results if result.status == "pass"}
 
@@ -88,7 +88,7 @@ def test_quick_meets_every_level_and_full_every_pair(adapters: dict[str, list[An
         names, ops = set(surroundings_of(library)), {op.name for op in OPDB if core.covers(adapter, op.name)}
         everywhere = adapter.name.endswith("-auto") and library != "jax"
         assert met(adapter, "full") == {(op, name) for op in ops for name in names}
-        quick = met(adapter, "quick")
+        quick = met(adapter, "small")
         assert quick == met(adapter, "full") if everywhere else {name for _, name in quick} == names, adapter.name
         assert {op for op, _ in quick} == ops or len(ops) < len(names)
 

@@ -123,7 +123,7 @@ def test_what_is_not_selected_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> N
     assert judge.planned(generic, "full", "sima_attention/float32", ("float32",)) > 20
     assert {op for op, _ in rows.known} == {"sima_attention"}, "rows of other ops are not looked for"
     with pytest.raises(AssertionError, match="a case was drawn"):
-        list(judge.judge(generic, "quick", "softmax_attention/float32/cross"))
+        list(judge.judge(generic, "small", "softmax_attention/float32/cross"))
 
 
 def test_a_case_without_a_draw_fails_and_the_others_go_on(
@@ -190,7 +190,7 @@ def test_expressions_select() -> None:
 
 def judged(xfails: Path, expression: str) -> list[core.CaseResult]:
     generic = [adapter for adapter in adapters() if adapter.name == "numpy-generic"]
-    return list(judge.judge(generic, "quick", expression, ops=("qk_layernorm",), xfails=xfails))
+    return list(judge.judge(generic, "small", expression, ops=("qk_layernorm",), xfails=xfails))
 
 
 def test_expected_failure_that_passes_is_a_failure(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def computed(folder: Path, destination: Path, change: float = 0.0) -> None:
     (adapter,) = (adapter for adapter in adapters() if adapter.name == "numpy-generic")
     tensors: dict[str, np.ndarray] = {}
     for item in exchange.read_manifest(folder)["cases"]:
-        samples = core.samples(item["op"], "quick", (item["dtype"],))
+        samples = core.samples(item["op"], "small", (item["dtype"],))
         case = golden.draw_case(next(sample for sample in samples if sample.id == item["id"]))
         tensors |= {f"{case.id}/out.{name}": x for name, x in core.outputs(adapter, case).items()}
         tensors |= {f"{case.id}/grad.{name}": x for name, x in core.gradients(adapter, case).items()}
@@ -262,7 +262,7 @@ def test_export_and_compare_round_trip(exported: Path, tmp_path: Path, capsys: p
 
 def test_exported_tensors_are_those_of_the_cases(exported: Path) -> None:
     tensors = dict(exchange.read_tensors(exported / "softmax_attention.safetensors"))
-    for case in (case for case in core.cases("softmax_attention", "quick") if "/pair." not in case.id):
+    for case in (case for case in core.cases("softmax_attention", "small") if "/pair." not in case.id):
         for name in case.arrays:
             assert tensors[f"{case.id}/in.{name}"].tobytes() == case.typed(name).tobytes()
         assert np.array_equal(tensors[f"{case.id}/out.o"], golden.compute(case).outputs["o"].golden)
@@ -298,7 +298,7 @@ def sealed(folder: Path, content: Any) -> None:
 
 
 def test_an_edited_manifest_is_refused_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = list(itertools.islice(core.cases("sigmoid_attention", "quick", ("float32",)), 2))
+    few = list(itertools.islice(core.cases("sigmoid_attention", "small", ("float32",)), 2))
     exchange.write(tmp_path / "golden", few)
     good = json.loads((tmp_path / "golden" / "manifest.json").read_text())
     first = good["cases"][0]
@@ -357,7 +357,7 @@ def test_text_in_the_page_cannot_end_its_script() -> None:
     result = core.CaseResult(
         "qk_layernorm/float32/x", "</script>", "qk_layernorm", "float32", "unsupported", reason="<b>"
     )
-    page = files.as_html([result], files.header([], "quick"))
+    page = files.as_html([result], files.header([], "small"))
     assert page.count("</script>") == 2
 
 
@@ -408,13 +408,13 @@ def test_an_implementation_is_a_line_and_what_no_device_runs_one_together(capsys
 
 def test_the_page_says_its_conclusion_and_shows_its_errors_without_a_script() -> None:
     results = [verdict("numpy-generic", "pass"), verdict("numpy_readonly", "pass"), verdict("torch-native", "pass")]
-    page = files.as_html(results, files.header([], "quick"))
+    page = files.as_html(results, files.header([], "small"))
     assert "1 ops on numpy, torch agree with the float64 reference: 3 verdicts, none failed." in page
     static = page.partition("<noscript>")[2].partition("</noscript>")[0]
     assert "<td>numpy</td><td>torch</td>" in static, "a column for each library"
     assert "<th>softmax_attention</th><td>25%</td><td>25%</td>" in static
     failing = [*results, core.CaseResult("x/float32/y", "torch-sdpa", "softmax_attention", "float32", "fail")]
-    page = files.as_html(failing, files.header([], "quick"))
+    page = files.as_html(failing, files.header([], "small"))
     assert "1 of 4 verdicts on 1 ops failed, on torch-sdpa: 1 wrong." in page
     assert "<td>25%</td><td>1 failed, 25%</td>" in page
     assert "{{" not in page.partition("<script id")[0]
@@ -426,7 +426,7 @@ def test_a_run_that_stops_in_time_says_what_is_left(
 ) -> None:
     chosen = ("numpy-generic", "-k", "qk_layernorm/float64", *workers, "--json", str(tmp_path / "verdicts.json"))
     assert main(["run", *chosen, "--seconds", "0"]) == 0
-    planned = judge.planned(adapters()[:1], "quick", "qk_layernorm/float64", ("float64",))
+    planned = judge.planned(adapters()[:1], "small", "qk_layernorm/float64", ("float64",))
     assert f"--seconds 0: {planned - 1} of {planned} cases are not judged" in capsys.readouterr().out
 
 

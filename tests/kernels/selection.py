@@ -31,7 +31,7 @@ def first_now(cases: Iterable[Any]) -> list[Any]:
 def case_of(adapter: Any, op: str, dtypes: Iterable[str], name: str) -> Case:
     """The first sample that the kernels serve and whose name begins so; others are not drawn."""
     beginning = re.compile(rf"{re.escape(name)}([.,]|$)")
-    for profile, dtype in itertools.product(("scenes", "quick"), dtypes):
+    for profile, dtype in itertools.product(("scenes", "small"), dtypes):
         for sample in core.samples(op, profile, (dtype,)):
             if beginning.match(sample.id.split("/", 2)[2]):
                 case = core.draw_case(sample)

@@ -114,7 +114,7 @@ LATER = [
 
 @pytest.mark.parametrize("row", [*FIRST, *map(later, LATER)], ids=str)
 def test_conforms(row: Judged, adapter_of: Callable[[str], Any]) -> None:
-    results = list(judge([adapter_of(row.adapter)], "quick", row.expression, row.dtypes, ops=(row.op,)))
+    results = list(judge([adapter_of(row.adapter)], "small", row.expression, row.dtypes, ops=(row.op,)))
     refused = [result for result in results if result.status == "unsupported"]
     judged = [result for result in results if result not in refused]
     assert [result.reason for result in refused if not any(text in result.reason for text in row.refused)] == []
@@ -126,7 +126,7 @@ def test_conforms(row: Judged, adapter_of: Callable[[str], Any]) -> None:
 @pytest.mark.emulated
 def test_statistics_of_every_op_conform(adapter_of: Callable[[str], Any]) -> None:
     kernels, ops = adapter_of(TRITON), ("attention_with_statistics",)
-    results = list(judge([kernels], "quick", "not property", ("float32",), ops=ops))
+    results = list(judge([kernels], "small", "not property", ("float32",), ops=ops))
     passed = " ".join(result.id.split("/", 2)[2] for result in results if result.status == "pass")
     of_rows = {"softmax_attention", "sparsemax_attention", "entmax_attention"}
     wanted = {*BY_TRITON, *of_rows} - {"rela_attention"}  # whose statistics have no kernel

@@ -86,7 +86,7 @@ def test_explicit_gradients_are_the_automatic_ones(small: None) -> None:
 
 def judged(op: str, expression: str = "cross or padded or gqa") -> set[str]:
     """The verdicts of the kit on an op in blocks."""
-    results = judge(find(["jax-blocked"]), "quick", expression, ("float32",), ops=(op,))
+    results = judge(find(["jax-blocked"]), "small", expression, ("float32",), ops=(op,))
     return {result.status for result in results}
 
 

@@ -30,7 +30,7 @@ def test_the_kit_finds_a_planted_bug(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def verdicts() -> set[str]:
         ops = ("gaussian_attention",)
-        return {result.status for result in judge(adapters, "quick", "causal-padded", ("float32",), ops=ops)}
+        return {result.status for result in judge(adapters, "small", "causal-padded", ("float32",), ops=ops)}
 
     assert verdicts() == {"pass"}
     monkeypatch.setattr(blocks, "blocks", lambda c: (block._replace(keys=block.keys - 1) for block in every(c)))

@@ -80,13 +80,13 @@ def assert_like_data(case: Case, impl: str, as_given: Callable[[Tensor], Tensor]
 @pytest.mark.parametrize(("place", "op"), [*enumerate(BY_NAME)])
 def test_meta_tensors(place: int, op: str) -> None:
     """On a third of the cases, and of every three ops on all."""
-    for sample in list(samples(op, "quick", ("float32",)))[place % 3 :: 3]:
+    for sample in list(samples(op, "small", ("float32",)))[place % 3 :: 3]:
         assert_like_data(draw_case(sample), "auto", partial(torch.Tensor.to, device="meta"), "meta")
 
 
 @pytest.mark.parametrize(("impl", "op"), [("generic", "softmax_attention"), *SERVED])
 def test_a_kernel_serves_meta_tensors_or_refuses(impl: str, op: str) -> None:
-    case = draw_case(next(samples(op, "quick", ("float16", "float32"))))
+    case = draw_case(next(samples(op, "small", ("float16", "float32"))))
     with suppress(Unsupported) if impl != "generic" else nullcontext():
         assert_like_data(case, impl, partial(torch.Tensor.to, device="meta"), "meta")
 
@@ -94,7 +94,7 @@ def test_a_kernel_serves_meta_tensors_or_refuses(impl: str, op: str) -> None:
 @pytest.mark.parametrize("op", [op.name for op in OPDB])
 def test_fake_tensors(op: str) -> None:
     """Outputs: what is inside gradients has been met on meta."""
-    *_, sample = samples(op, "quick", ("float32",))
+    *_, sample = samples(op, "small", ("float32",))
     case = draw_case(sample)
     with FakeTensorMode() as mode:
         assert_like_data(case, "auto", mode.from_tensor, "cpu", kinds=1)
@@ -104,7 +104,7 @@ def test_fake_tensors(op: str) -> None:
 def test_kernels_for_the_cpu_on_fake_tensors(impl: str, op: str) -> None:
     """With leading axes that broadcast, and a case of the kit, heads in groups where the kernel serves them."""
     row, served = BY_NAME[op], 0
-    given = map(draw_case, reversed(list(samples(op, "quick", ("float32", "float16")))))
+    given = map(draw_case, reversed(list(samples(op, "small", ("float32", "float16")))))
     broadcast = [scene_case(row, BROADCAST, {}, "meta", "float16")] if row.group in ("a", "b", "c") else []
     for case in chain(broadcast, given):
         with FakeTensorMode() as mode, suppress(Unsupported):

@@ -30,7 +30,7 @@ from attnkit_conformance import core, selection
 seen = collections.defaultdict(collections.Counter)
 for adapter in selection.find(JUDGED):
     served = OPS[:1] if adapter.name.endswith("blocked") else OPS
-    for sample in (sample for op in served for sample in core.samples(op, "quick", ("float32", "float64"))):
+    for sample in (sample for op in served for sample in core.samples(op, "small", ("float32", "float64"))):
         if OPS[0] in sample.id:
             case = core.draw_case(sample)
             seen[case.op][core.check(adapter, case).status] += 1
@@ -49,7 +49,7 @@ assert "cosine_softmax_attention" in variants.BY_OP
 SCORE_FUNCTIONS = """
 for adapter in selection.find(ADAPTERS):
     for op in ("pointwise_attention", "pointwise_attention_packed"):
-        for sample in core.samples(op, "quick", ("float32",)):
+        for sample in core.samples(op, "small", ("float32",)):
             if any(h in sample.id for h in (NEW, *NEIGHBOURS)):
                 result = core.check(adapter, core.draw_case(sample))
                 h = NEW if NEW in sample.id else "neighbours"

@@ -15,7 +15,7 @@ from pathlib import Path
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import declared, derivatives, properties, repeats, surroundings
+from attnkit_conformance.judge import declared, derivatives, probing, properties, repeats, surroundings
 from attnkit_conformance.model.case import DTYPES, NoDraw, Sample
 from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.op import Op
@@ -158,15 +158,21 @@ def judge_op(
     """Verdicts on an op, of each adapter until its process has ended too often."""
     covering = [adapter for adapter in adapters if core.covers(adapter, op.name)]
     members = [adapter for adapter in covering if surroundings.extent(adapter) != surroundings.ALONE]
+    refused: dict[str, bool] = {}  # whether an adapter answered no case
     for sample, free in selected(members, op, profile, keep, dtypes):
         try:
             case = draw_case(sample)
         except NoDraw as error:
             yield from (undrawn(adapter, op, sample, error) for adapter in free)
             continue
-        yield from (core.check(adapter, case) for adapter in free if not has_given_up(adapter))
+        for adapter in free:
+            if not has_given_up(adapter):
+                verdict = core.check(adapter, case)
+                refused[adapter.name] = refused.get(adapter.name, True) and verdict.status == "unsupported"
+                yield verdict
     families = (
         (declared.check_all, members, common),
+        (probing.check_all, [adapter for adapter in members if refused.get(adapter.name)], common),
         (derivatives.check_all, members, partial(matching, keep, op)),
         (properties.check_all, members, common),
         (surroundings.check_all, covering, partial(matching, keep, op)),

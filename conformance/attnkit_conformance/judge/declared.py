@@ -1,28 +1,40 @@
 """Declarations of adapters: cases inside, which must all be answered, and calls outside, which must be refused.
 
-`serves = {op: {factor: levels}}` names levels of the grammar of an op beside those of a plain call. Lengths, widths
-and values are not restricted, nor are layouts unless some are named; dtypes are those of its `dtypes`. The key
-"derivatives" names some of the optional methods.
+`serves = {op: {factor: levels}}` names levels of the grammar of an op beside those of a plain call; dtypes are those of
+its `dtypes`. What everybody should answer, lengths, widths, values and layouts, is restricted only where some are
+named: "shape" and "width" by any numbers of tokens and of features ("128x1024", "64x64"), or lengths by rules,
+"lengths": ("equal", 8) for as many queries as keys, multiples of 8. "derivatives" names some of the optional methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from attnkit_conformance import core
 from attnkit_conformance.adapter import DERIVATIVES, Adapter, Unsupported
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.model.case import Sample
 from attnkit_conformance.model.golden import draw_case
-from attnkit_conformance.model.grammar import Choice, Grammar, Row
+from attnkit_conformance.model.grammar import Choice, Grammar, Level, Row
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes import rows
 from attnkit_conformance.scenes.layouts import dense, with_layouts
+from attnkit_conformance.scenes.sizes import few_heads, is_cheap, single_rows
 
-OF_EVERYONE = ("shape", "width", "values", "laid")
-NOT_JUDGED = ("dtype", "poison", "cotangents")  # a plain call has no padding to poison, and refuses no gradient
+OF_EVERYONE = ("shape", "width", "values", "layout", "laid")
+LENGTHS, EQUAL = "lengths", "equal"
+LONGEST = 512  # of as many queries as keys, where lengths have rules
+SMALL = 0.05  # of what a long or wide call may cost
+NOT_JUDGED = (
+    *OF_EVERYONE[:3],
+    "dtype",
+    "poison",
+    "cotangents",
+)  # a plain call has no padding to poison, and refuses no gradient
 NOT_REFUSED = ("layout",)  # arrays of another may be copied
 OUTSIDE = "outside."
 
@@ -47,33 +59,91 @@ def derivatives(adapter: Adapter, op: Op) -> tuple[str, ...]:
 
 def grammar(adapter: Adapter, op: Op, array: str = "pairs") -> Grammar:
     """The grammar of an op within what an adapter declares; ValueError for unknown factors or levels."""
-    whole = rows.grammar(op, array)
-    declared = adapter.serves[op.name]  # type: ignore[attr-defined]
-    levels_of = {name: levels for name, levels in declared.items() if name != "derivatives"}
-    everyone = OF_EVERYONE if "layout" in levels_of else (*OF_EVERYONE, "layout")
-    free = {name: whole.factors[name] for name in everyone if name in whole.factors}
-    plain = {name: (whole.plain[name], *levels_of.get(name, ())) for name in whole.factors if name not in free}
-    unknown = [name for name in levels_of if name not in plain or name == "dtype"]
+    declared = {name: levels for name, levels in adapter.serves[op.name].items() if name != "derivatives"}  # type: ignore[attr-defined]
+    whole = with_sizes(op, rows.grammar(op, array), declared)
+    free = {name: whole.factors[name] for name in OF_EVERYONE if name in whole.factors and name not in declared}
+    free |= {name: whole.factors[name] for name in rows.COUNTS if name in whole.factors}
+    if "values" in declared:
+        free["values"] = (whole.plain["values"], *declared["values"])
+    plain = {name: (whole.plain[name], *declared.get(name, ())) for name in whole.factors if name not in free}
+    if array in rows.OF_SIZES:
+        few = {"heads": "one", "batch": "single"}
+        plain |= {name: (*plain[name], level) for name, level in few.items() if name in plain}
+    known = {*plain, *OF_EVERYONE[:4], LENGTHS} - {"dtype"}
+    unknown = [name for name in declared if name not in known]
     if unknown:
-        raise ValueError(f"serves: {op.name} has no option {unknown[0]!r}; expected some of {', '.join(plain)}")
+        raise ValueError(f"serves: {op.name} has no option {unknown[0]!r}; expected some of {', '.join(sorted(known))}")
     return whole.within({**plain, **free, "dtype": adapter.dtypes})
 
 
-def samples(adapter: Adapter, op: Op, profile: str, dtypes: Iterable[str]) -> Iterator[Sample]:
-    """The rows of a profile within the declaration, including pairs on lengths that cross tiles in the quick one."""
+def with_sizes(op: Op, whole: Grammar, declared: Mapping[str, Sequence[Any]]) -> Grammar:
+    """The grammar with the lengths and widths that are declared in place of its own; ValueError for what is no size."""
+    sizes = {name: tuple(declared[name]) for name in rows.COUNTS if name in declared}
+    for name, levels in sizes.items():
+        pattern = re.sub(r"\d+", r"\\d+", re.escape(str(whole.plain[name])))
+        wrong = [level for level in levels if not re.fullmatch(pattern, str(level))] or ([] if levels else [levels])
+        if wrong:
+            raise ValueError(f"serves: {op.name}: {name} such as {whole.plain[name]!r}; got {wrong[0]!r}")
+    if LENGTHS in declared and "shape" not in sizes:
+        sizes["shape"] = by_rules(op, whole.factors["shape"], tuple(declared[LENGTHS]))
+    return Grammar({**whole.factors, **sizes}, whole.forbidden) if sizes else whole
+
+
+def sizes(adapter: Adapter, op: Op) -> set[str]:
+    """The counts, of tokens and of features, that an adapter restricts."""
+    names = {"shape" if name == LENGTHS else name for name in adapter.serves[op.name]}  # type: ignore[attr-defined]
+    return names & {*rows.COUNTS}
+
+
+def by_rules(op: Op, shapes: Sequence[Level], rules: tuple[Any, ...]) -> tuple[Level, ...]:
+    """Lengths like these that obey the rules, none twice; ValueError for other rules than "equal" and a multiple."""
+    multiples = [rule for rule in rules if type(rule) is int and rule > 0]
+    if len(multiples) > 1 or [rule for rule in rules if rule != EQUAL and rule not in multiples] or op.row_case:
+        raise ValueError(f"serves: {op.name}: lengths are {EQUAL!r}, multiples of a number, or both; got {rules!r}")
+    step = multiples[0] if multiples else 1
+    found = []
+    for shape in shapes:
+        L, S = (-(-n // step) * step for n in rows.sizes(shape))
+        if EQUAL in rules:
+            L = S = min(max(L, S), -(-LONGEST // step) * step)
+        found.append(f"{L}x{S}")
+    return tuple(dict.fromkeys(found))
+
+
+def samples(adapter: Adapter, op: Op, profile: str, dtypes: Iterable[str], before: str = "") -> Iterator[Sample]:
+    """The rows of a profile within the declaration, including pairs on lengths that cross tiles in the quick one; with
+    `before` before their names.
+    """
     small = grammar(adapter, op)
     pairs = plain_pairs(small)
     arrays = {"pair.": with_layouts(small, pairs, (small.plain,))}
     if rows.shapes_of(op, "tiles"):
         tiled = grammar(adapter, op, "tiles")
         arrays["tile."] = with_layouts(tiled, plain_pairs(tiled), (tiled.plain,))
+    dear = getattr(adapter, "compiles", False) or getattr(adapter, "emulates", False)
+    if rows.shapes_of(op, "sizes") and profile != "small" and not dear:
+        arrays["size."] = single_rows(grammar(adapter, op, "sizes"))
     if profile == "full" and not getattr(adapter, "compiles", False):
         arrays["triple."] = with_layouts(small, dense(small).covering(3, pairs)[len(pairs) :])
         others = (*arrays["pair."], *arrays["triple."])
         arrays["layout."] = small.covering(2, others)[len(others) :]
+    known: set[str] = set()  # declared lengths may be the same in several arrays
     for prefix, array in arrays.items():
         for dtype in dtypes:
-            yield from rows.samples_of(op, prefix, [row for row in array if row["dtype"] == dtype])
+            own = [row for row in array if row["dtype"] == dtype]
+            if op.row_case is None and prefix != "size.":
+                own = [affordable(row, small.plain) for row in own]
+            for sample in rows.samples_of(op, before + prefix, own):
+                if sample.id not in known:
+                    known.add(sample.id)
+                    yield sample
+
+
+def affordable(row: Row, plain: Row) -> Row:
+    """The row, with one item and few heads where it is long or wide, no longer than a plain call where it is both."""
+    if not is_cheap(row["shape"], row["width"]):
+        row = {**row, "shape": plain["shape"]}
+    return row if is_cheap(row["shape"], row["width"], SMALL) else few_heads(row)
 
 
 def plain_pairs(own: Grammar) -> tuple[Row, ...]:

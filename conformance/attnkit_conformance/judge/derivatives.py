@@ -18,7 +18,7 @@ from attnkit_conformance import core
 from attnkit_conformance.adapter import DERIVATIVES, Adapter, IllFormed, Unsupported, answered
 from attnkit_conformance.core import CaseResult, Findings
 from attnkit_conformance.judge import declared
-from attnkit_conformance.model.case import Case, Sample, numpy_dtype
+from attnkit_conformance.model.case import BRIEF, Case, Sample, numpy_dtype
 from attnkit_conformance.model.derivatives import Problem, off_kinks
 from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.grammar import Grammar, Row
@@ -44,7 +44,7 @@ def kinds(adapter: Adapter, op: Op) -> tuple[str, ...]:
 def samples(adapter: Adapter, op: Op, profile: str) -> list[Sample]:
     """A handful in the quick profile and all in the full one; for an adapter that compiles, one and two."""
     few, many = (1, COMPILED) if getattr(adapter, "compiles", False) else (HANDFUL, None)
-    most = {"quick": few, "full": many}.get(profile, 0)
+    most = few if profile in BRIEF else many if profile == "full" else 0
     if declared.declares(adapter, op.name):
         own = declared.grammar(adapter, op)
         return in_double(op, own, declared.plain_pairs(own))[:most]

@@ -22,7 +22,7 @@ from attnkit_conformance.adapter import IllFormed, Unsupported
 from attnkit_conformance.adapters.isolated import Isolated, Refused
 from attnkit_conformance.core import CaseResult, Findings
 from attnkit_conformance.judge import properties
-from attnkit_conformance.model.case import Case, Sample, generator
+from attnkit_conformance.model.case import BRIEF, Case, Sample, generator
 from attnkit_conformance.model.golden import HALVINGS, Golden, compute, draw_case, golden, has_near_tie
 from attnkit_conformance.model.grammar import Row
 from attnkit_conformance.model.op import Op
@@ -60,8 +60,9 @@ def check_all(
     adapter: Any, op: Op, profile: str, dtypes: tuple[str, ...], keep: Keep = lambda identity: True
 ) -> Iterator[CaseResult]:
     """Verdicts on an op."""
-    if not isinstance(adapter, Isolated) or profile not in EFFORTS:
+    if not isinstance(adapter, Isolated) or profile == "scenes":
         return
+    profile = "quick" if profile in BRIEF else profile
     first, others = EFFORTS[profile]
     for n, pair in enumerate(itertools.islice(chosen(adapter, op, dtypes, keep), CASES[profile])):
         yield timed(partial(check, adapter, op, pair, others if n else first, others))

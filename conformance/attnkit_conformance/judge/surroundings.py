@@ -16,7 +16,7 @@ from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.surroundings import Surrounding, library_of, surroundings_of, within
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.model.case import Sample
+from attnkit_conformance.model.case import BRIEF, Sample
 from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.grammar import Row
 from attnkit_conformance.model.op import Op
@@ -45,7 +45,7 @@ def selected(
         return
     every = tuple(surroundings_of(library_of(adapter)).values())
     compiles = getattr(adapter, "compiles", False)
-    most = 1 if compiles else QUICK if profile == "quick" else None
+    most = 1 if compiles else QUICK if profile in BRIEF else None
     chosen = tuple(samples(op, tuple(dtype for dtype in dtypes if dtype in adapter.dtypes)))[:most]
     own = [one for one in OPDB if core.covers(adapter, one.name)]
     step = 1 if profile == "full" else min(len(own), len(every), len(every) if compiles else SPREAD)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.model import grades
+from attnkit_conformance.scenes.rows import PROBE
 
+ENOUGH = 1 / 3  # of a profile has to be met for a run to say that an adapter passes
 SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -25,6 +27,26 @@ def percent(ratio: float | None) -> str:
 def counts(results: Iterable[CaseResult]) -> Counter[str]:
     """The number of verdicts by status."""
     return Counter(result.status for result in results)
+
+
+def share(results: Iterable[CaseResult]) -> float:
+    """The share of a profile that an adapter answered, beside what it was found to serve."""
+    count = counts(result for result in results if f"/{PROBE}" not in result.id)
+    return 1 - count["unsupported"] / max(1, count.total())
+
+
+def shares(results: Iterable[CaseResult]) -> dict[str, float]:
+    """The same by adapter."""
+    by_adapter: dict[str, list[CaseResult]] = {}
+    for result in results:
+        by_adapter.setdefault(result.adapter, []).append(result)
+    return {name: share(verdicts) for name, verdicts in by_adapter.items()}
+
+
+def too_few(results: Sequence[CaseResult]) -> dict[str, float]:
+    """The adapters that answered some cases, but so few of what they were asked that nothing is said to pass."""
+    measured = {result.adapter for result in results if result.measured}
+    return {name: part for name, part in shares(results).items() if name in measured and part < ENOUGH}
 
 
 def grade_counts(results: Iterable[CaseResult]) -> dict[str, int]:

@@ -15,7 +15,9 @@ from attnkit_conformance.model.layout import DENSE, aligned, laid_out, suits, ti
 INTEGER = "integer"  # an output of integers of any width
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 HAS_BFLOAT16 = find_spec("ml_dtypes") is not None  # NumPy itself has none
-PROFILES = ("quick", "scenes", "full")  # scenes: all hand-written ones, without rows of grammars
+PROFILES = ("small", "quick", "scenes", "full")
+"""Small: the quick one without long and wide calls; scenes: all hand-written ones, without rows of grammars."""
+BRIEF = ("small", "quick")
 
 
 class NoDraw(ValueError):

@@ -22,7 +22,17 @@ from attnkit_conformance.adapters.surroundings import library_of as library_of_a
 from attnkit_conformance.adapters.surroundings import surroundings_of
 from attnkit_conformance.core import STATUSES, CaseResult
 from attnkit_conformance.judge.surroundings import extent
-from attnkit_conformance.judge.verdicts import counts, grade_counts, percent, told, told_by_grade, worst
+from attnkit_conformance.judge.verdicts import (
+    counts,
+    grade_counts,
+    percent,
+    share,
+    shares,
+    told,
+    told_by_grade,
+    too_few,
+    worst,
+)
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.report import axes
 
@@ -119,6 +129,7 @@ def as_json(results: list[CaseResult], head: Header) -> str:
     """Everything, one record per verdict."""
     totals = {status: sum(result.status == status for result in results) for status in STATUSES}
     counts = {"totals": totals, "grades": grade_counts(results)}
+    counts["shares"] = {name: finite(part) for name, part in shares(results).items()}
     return json.dumps({**head, **counts, "results": [record(r) for r in results]}, indent=1) + "\n"
 
 
@@ -131,6 +142,8 @@ def as_junit(results: list[CaseResult], head: Header) -> str:
         failed = sum(result.status == "fail" for result in own)
         counts = {"tests": str(len(own)), "failures": str(failed), "skipped": str(skipped), "errors": "0"}
         suite = xml.SubElement(root, "testsuite", {"name": adapter, **counts})
+        properties = xml.SubElement(suite, "properties")
+        xml.SubElement(properties, "property", {"name": "share", "value": f"{share(own):.4f}"})
         for result in own:
             attributes = {"classname": adapter, "name": result.id, "time": f"{result.seconds:.4f}"}
             case = xml.SubElement(suite, "testcase", attributes)
@@ -206,7 +219,8 @@ def conclusion(results: list[CaseResult]) -> str:
         where = ", ".join(dict.fromkeys(r.adapter for r in failed))
         grades = told_by_grade(failed)
         return f"{len(failed):,} of {len(judged):,} verdicts on {ops} ops failed, on {where}: {grades}."
-    return f"{ops} ops on {names} agree with the float64 reference: {len(judged):,} verdicts, none failed."
+    few = "".join(f" {name} answered {part:.0%} of what it was asked." for name, part in too_few(results).items())
+    return f"{ops} ops on {names} agree with the float64 reference: {len(judged):,} verdicts, none failed.{few}"
 
 
 def static_table(results: list[CaseResult]) -> str:

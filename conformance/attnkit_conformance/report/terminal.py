@@ -10,7 +10,17 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from attnkit_conformance.core import STATUSES, CaseResult
-from attnkit_conformance.judge.verdicts import SHORT, counts, grouped, percent, told, told_by_grade, worst
+from attnkit_conformance.judge.verdicts import (
+    SHORT,
+    counts,
+    grouped,
+    percent,
+    share,
+    told,
+    told_by_grade,
+    too_few,
+    worst,
+)
 from attnkit_conformance.model import grades
 from attnkit_conformance.model.case import DTYPES
 
@@ -83,8 +93,11 @@ def show(results: list[CaseResult], by_op: bool = False) -> None:
     reasons = Counter(brief(r.reason) for r in present if r.status in ("unsupported", "xfail"))
     for reason, number in reasons.most_common(MAX_REASONS):
         print(f"{number:7,} × {reason}")
-    total = counts(results)
-    print(", ".join(f"{total[status]} {status}" for status in STATUSES))
+    total, few = counts(results), too_few(results)
+    names = {**dict.fromkeys(STATUSES), "pass": "right"} if few else dict.fromkeys(STATUSES)
+    print(", ".join(f"{total[status]} {name or status}" for status, name in names.items()))
+    for adapter, part in few.items():
+        print(f"{adapter} answered {part:.0%} of what it was asked: too little to say that it passes")
     if failures:
         print(f"the failures by grade: {told_by_grade(failures)}")
 
@@ -97,7 +110,7 @@ def show_implementations(results: list[CaseResult]) -> list[CaseResult]:
         by_adapter.setdefault(result.adapter, []).append(result)
     absent: dict[str, list[str]] = {}
     present: list[CaseResult] = []
-    heads = (*(f"{SHORT[d]:>5}" for d in DTYPES), *(f"{status:>{len(status) + 2}}" for status in STATUSES))
+    heads = (*(f"{SHORT[d]:>5}" for d in DTYPES), *(f"{status:>{len(status) + 2}}" for status in STATUSES), "   met")
     print(f"{'worst error, in % of its bound':31}{''.join(heads)}  seconds")
     for adapter, verdicts in by_adapter.items():
         if reason := absence(verdicts):
@@ -107,7 +120,8 @@ def show_implementations(results: list[CaseResult]) -> list[CaseResult]:
         total = counts(verdicts)
         errors = (f"{percent(worst(r for r in verdicts if r.dtype == d)):>5}" for d in DTYPES)
         numbers = (f"{total[status] or '·':>{len(status) + 2}}" for status in STATUSES)
-        print(f"{adapter:31}{''.join(errors)}{''.join(numbers)} {sum(r.seconds for r in verdicts):8.1f}")
+        met = f"{share(verdicts):6.0%}"
+        print(f"{adapter:31}{''.join(errors)}{''.join(numbers)}{met} {sum(r.seconds for r in verdicts):8.1f}")
     for reason, adapters in absent.items():
         print(f"{reason}: {', '.join(adapters)}")
     return present

@@ -23,17 +23,20 @@ from attnkit_conformance.model.store import kept
 from attnkit_conformance.scenes import layouts
 from attnkit_conformance.scenes.attention import ATTEMPTS, GQA, LENGTH_ARRAY, scene_sample
 from attnkit_conformance.scenes.options import FAR, LEARNED, NUMBERS, drawn
-from attnkit_conformance.scenes.sizes import SHAPES, WIDTHS, combined_rows, single_rows
+from attnkit_conformance.scenes.sizes import MANY, SHAPES, WIDTHS, combined_rows, single_rows
 
 PREFIX = {
     "pairs": "pair.", "triples": "triple.", "layouts": "layout.", "tiles": "tile.", "sizes": "size.", "large": "large.",
 }  # fmt: skip
 ARRAYS = {
+    "small": ("pairs",),
     "quick": ("pairs", "sizes"),
     "scenes": (),
     "full": ("pairs", "triples", "layouts", "tiles", "sizes", "large"),
 }
+PROBE = "probe."  # before the prefix of a row that an adapter was found to serve
 OF_SIZES = ("sizes", "large")
+COUNTS = ("shape", "width")  # factors whose levels are numbers of tokens and of features
 SMALL = ("9x9", "7x13", "13x7", "1x11")
 TILED = ("64x64", "65x100", "100x65", "33x257")
 HEADS = {"equal": (2, 2), "grouped": (4, 2), "shared": (3, 1)}  # of q and of k
@@ -73,7 +76,11 @@ SHARED: Factors = {
     "scale": ("none", "0.7", "-0.3"),
     "dropout": ("none", "mask", "2d", "seed"),
 }
-AT_SIZES: Factors = {"width": WIDTHS, "heads": (*HEADS, "one"), "batch": (*SHARED["batch"], "single", "many")}
+AT_SIZES: Factors = {
+    "width": (*WIDTHS, MANY["width"]),
+    "heads": (*HEADS, "one"),
+    "batch": (*SHARED["batch"], "single", "many"),
+}
 """The levels of these factors in rows of long and wide calls."""
 OF_SCORES = ("bias", "window", "scale", "dropout")  # not supported by ops of features
 FORBIDDEN: tuple[tuple[Choice, Choice], ...] = (
@@ -96,17 +103,17 @@ def grammar(op: Op, *arrays: str) -> Grammar:
     factors |= {"cotangents": COTANGENTS} if has_several_cotangents(op) else {}
     factors["dtype"] = tuple(dtype for dtype in factors["dtype"] if dtype in op.dtypes)
     choices = {(name, level) for name, levels in factors.items() for level in levels}
-    every = (*FORBIDDEN, *layouts.FORBIDDEN, *op.forbidden, *of_subjects(op, factors))
+    every = (*FORBIDDEN, *layouts.FORBIDDEN, *op.forbidden, *of_subjects(op, factors, arrays))
     forbidden = (frozenset(some) for some in every if choices.issuperset(some))
     return Grammar(factors, frozenset(forbidden))
 
 
 def at_sizes(op: Op, factors: Factors, alone: bool) -> dict[str, tuple[Level, ...]]:
-    """The levels that factors have in long and wide calls. Widths are no others but that of a plain call, if rows of
-    such calls are `alone` in a grammar.
+    """The levels that factors have in long and wide calls, with those of other calls; but for widths, if rows of such
+    calls are `alone` in a grammar.
     """
     further = op.sizes if op.row_case else {**AT_SIZES, "values": ("positive",)}
-    usual = {name: factors[name][:1] if alone and name == "width" else factors[name] for name in further}
+    usual = {name: () if alone and name == "width" else factors[name] for name in further}
     return {name: tuple(dict.fromkeys((*usual[name], *further[name]))) for name in further if name != "shape"}
 
 
@@ -120,7 +127,8 @@ def shapes_of(op: Op, array: str) -> tuple[Level, ...]:
     if array == "tiles":
         return op.tiles or (() if op.row_case else TILED)
     if array in OF_SIZES:
-        return op.sizes.get("shape", ()) if op.row_case else SHAPES
+        shapes = (*SHAPES, MANY["shape"]) if array == "large" else SHAPES
+        return op.sizes.get("shape", ()) if op.row_case else shapes
     return op.levels.get("shape", SMALL)
 
 
@@ -143,11 +151,11 @@ def shared_factors(op: Op) -> dict[str, tuple[Level, ...]]:
     return shared
 
 
-def of_subjects(op: Op, factors: Factors) -> Iterator[tuple[Choice, ...]]:
+def of_subjects(op: Op, factors: Factors, arrays: tuple[str, ...]) -> Iterator[tuple[Choice, ...]]:
     """What a statistics function does not support, for ops that do not support it."""
     for subject in op.subjects:
         if subject.group != "a":
-            own = {n: x for n, x in grammar(subject).factors.items() if n not in subject.own}
+            own = {n: x for n, x in grammar(subject, *arrays).factors.items() if n not in subject.own}
             for name, levels in factors.items():
                 lacking = [level for level in levels if name in SHARED and level not in own.get(name, levels[:1])]
                 yield from ((("op", subject.name), (name, level)) for level in lacking)
@@ -286,14 +294,15 @@ def own_sample(op: Op, name: str, row: Row) -> Sample:
 
 def named(op: Op, dtype: str, name: str) -> Sample:
     """The sample of a row by its name."""
-    prefix, _, text = name.partition(".")
+    prefix, _, text = name.removeprefix(PROBE).partition(".")
     whole = grammar(op, "pairs", "tiles", *OF_SIZES)
     first = shapes_of(op, "tiles" if f"{prefix}." == PREFIX["tiles"] else "pairs")[0]
     row = {**whole.plain, "shape": first, "dtype": dtype}
     for part in text.split(",") if text != "plain" else ():
         factor, _, level = part.partition("=")
-        row[factor] = next(x for x in whole.factors[factor] if str(x) == level)
-    (sample,) = samples_of(op, f"{prefix}.", [row])
+        known = [x for x in whole.factors[factor] if str(x) == level]
+        row[factor] = level if factor in COUNTS and not known else known[0]  # a declaration may name other numbers
+    (sample,) = samples_of(op, name[: -len(text)], [row])
     return sample
 
 

@@ -40,10 +40,10 @@ TELLING: tuple[tuple[Choice, ...], ...] = (
 """Sums that grow with the number of keys, where low-precision accumulators stagnate; rows that see few large scores."""
 
 
-def is_cheap(shape: Level, width: Level) -> bool:
-    """Whether a length and a width go together."""
+def is_cheap(shape: Level, width: Level, part: float = 1.0) -> bool:
+    """Whether a length and a width go together, or cost no more than a part of the most."""
     tokens, features = (tuple(map(int, str(level).split("x"))) for level in (shape, width))
-    return max(tokens[:2]) * sum(features) <= NUMBERS and prod(tokens[:2]) * sum(features) <= PRODUCTS
+    return max(tokens[:2]) * sum(features) <= part * NUMBERS and prod(tokens[:2]) * sum(features) <= part * PRODUCTS
 
 
 def few_heads(row: Row) -> Row:
@@ -56,11 +56,13 @@ def few_heads(row: Row) -> Row:
 
 def sizes(own: Grammar) -> Iterator[Mapping[str, Level]]:
     """Each length with a width and each width with a length, as far as they go together."""
-    shapes, widths = own.factors["shape"], own.factors["width"][1:]
+    shapes = [shape for shape in own.factors["shape"] if shape != MANY["shape"]]
+    widths = [width for width in own.factors["width"] if width != MANY["width"]]
     left, turn = list(widths), cycle(widths)
     for shape in shapes:
         fitting = (width for width in left if is_cheap(shape, width))
-        width = next(fitting, None) or next(width for width in turn if is_cheap(shape, width))
+        width = next(fitting, None) or next((x for x, _ in zip(turn, widths, strict=False) if is_cheap(shape, x)), None)
+        width = widths[0] if width is None else width  # a declaration may have no size that is cheap
         left = [other for other in left if other != width]
         yield {"shape": shape, "width": width}
     yield from ({"shape": shape, "width": width} for shape, width in zip(cycle(shapes), left, strict=False))

@@ -101,7 +101,7 @@ class Search:
         for adapter in self.adapters:
             if adapter not in free:
                 rng = random.Random(f"{self.seed}/{n}/{adapter.name}")
-                own = of_op(op, declared.grammar(adapter, op), rng)
+                own = of_op(op, declared.grammar(adapter, op), rng, declared.sizes(adapter, op))
                 self.judge(own, [adapter] if self.covers(adapter, op, own.dtype) else [], n)
 
     def judge(self, recipe: Recipe, adapters: Sequence[Adapter], n: int) -> None:

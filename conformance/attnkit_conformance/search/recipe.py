@@ -11,7 +11,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -139,13 +139,13 @@ def grammar_of(name: str) -> Grammar:
     return rows.grammar(BY_NAME[name])
 
 
-def of_op(op: Op, grammar: Grammar, rng: random.Random) -> Recipe:
-    """A recipe of an op, within a grammar."""
+def of_op(op: Op, grammar: Grammar, rng: random.Random, fixed: Collection[str] = ()) -> Recipe:
+    """A recipe of an op, within a grammar, whose lengths or widths may be `fixed`."""
     row = legal_row(grammar, rng)
     if op.row_case:
-        row |= {name: resized(str(row[name]), rng) for name in COUNTS if name in row}
+        row |= {name: resized(str(row[name]), rng) for name in COUNTS if name in row and name not in fixed}
     else:
-        row |= sized(grammar, row, rng)
+        row |= sized(grammar, row, rng, fixed)
     row |= {INTEGERS: rng.choice(INTEGER_DTYPES)} if row.get("key_lengths") in ("some", "zero") else {}
     row |= {name: number(grammar.factors[name], row[name], rng) for name in op.own if name in row and not op.row_case}
     places = drawn_layouts(op, row.get("poison", "no") == "no", rng)
@@ -168,7 +168,7 @@ def resized(level: str, rng: random.Random) -> str:
     return re.sub(r"\d+", lambda n: str(rng.choice((rng.randint(1, 9), n[0], n[0], n[0]))), level)
 
 
-def sized(grammar: Grammar, row: Row, rng: random.Random) -> dict[str, str]:
+def sized(grammar: Grammar, row: Row, rng: random.Random, fixed: Collection[str]) -> dict[str, str]:
     """Lengths, widths and leading axes of a scene. As many queries as keys, fewer or more, as in the row: what is legal
     depends on it.
     """
@@ -176,14 +176,17 @@ def sized(grammar: Grammar, row: Row, rng: random.Random) -> dict[str, str]:
     one, other = sorted((some(LENGTHS, rng), some(LENGTHS, rng)))
     other += one == other
     n, m = (one, one) if L == S else (one, other) if L < S else (other, one)
+    if "shape" in fixed:
+        n, m = L, S
     batch, heads, groups = rng.randint(1, 3), rng.randint(1, 4), rng.randint(2, 3)
     if n * m * batch * heads * groups > PAIRS:
         batch = heads = 1
-    if n * m * groups > PAIRS:
+    if n * m * groups > PAIRS and "shape" not in fixed:
         n, m = (200, 200) if n == m else (n, max(n + 1, PAIRS // n)) if n < m else (max(m + 1, PAIRS // m), m)
     widths = [rows.sizes(level) for level in grammar.factors["width"]]
     d, e = (max(min(known), some(WIDTHS, rng)) for known in zip(*widths, strict=True))
-    return {"shape": f"{n}x{m}", "width": f"{d}x{e}", LEAD: f"{batch}x{heads}x{groups}"}
+    width = str(row["width"]) if "width" in fixed else f"{d}x{e}"
+    return {"shape": f"{n}x{m}", "width": width, LEAD: f"{batch}x{heads}x{groups}"}
 
 
 def some(sizes: tuple[int, ...], rng: random.Random) -> int:
@@ -230,7 +233,7 @@ def scene_draw(op: Op, name: str, recipe: Recipe) -> Callable[[int], Case]:
     scene = replace(scene, lead=lead_of(row, recipe.row.get(LEAD)), params=varied(scene, recipe.seed))
     own |= {"fields": rows.FIELDS[own["fields"]]} if "fields" in own else {}
     variant = {factor: level for factor, level in own.items() if level is not None}
-    return lambda halvings: attention_case(op, scene, variant, "", recipe.dtype, ATTEMPTS)
+    return lambda halvings, again=0: attention_case(op, scene, variant, "", recipe.dtype, ATTEMPTS)
 
 
 def lead_of(row: Row, lead: Any) -> tuple[tuple[int, ...], ...]:

@@ -15,6 +15,8 @@ from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import GOOD, E, L, S, wrong, zeros
 from attnkit_conformance.model.op import ALL_TOKENS, OPTIONAL, QKV, Op, o_only
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, attention_samples
+from attnkit_conformance.scenes.rows import SMALL, TILED
+from attnkit_conformance.scenes.sizes import SHAPES
 
 MASKS = tuple(name for name in OPTIONAL if name != "length")
 HIDDEN = GOOD["q"].shape[1] * E
@@ -72,9 +74,10 @@ def sima_errors(op: Op) -> Iterator[ErrorSample]:
 
 
 # A3: as many queries as keys are the same tokens, of which no mask may hide the keys alone
+SAME = tuple(x for x in (*SMALL, *TILED, *SHAPES) if len(set(str(x).split("x"))) == 1)
 SELF_ATTENTION = tuple(
     (("shape", shape), hidden)
-    for shape in ("9x9", "64x64")
+    for shape in SAME
     for hidden in (("mask", "keys"), ("mask", "1d"), *(("key_lengths", name) for name in ("some", "zero", "number")))
 )
 
