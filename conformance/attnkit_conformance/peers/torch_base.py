@@ -11,7 +11,7 @@ import torch
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.torch import Explicit, pulled_back
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.peers.base import visible_pairs
+from attnkit_conformance.peers.base import of_keys, visible_pairs
 
 Arrays = Mapping[str, Any]
 
@@ -25,6 +25,7 @@ class TorchPeer:
     def __init__(self, name: str, dtypes: tuple[str, ...], description: str) -> None:
         self.name, self.dtypes, self.description = name, dtypes, description
         self.door = Explicit(name, "auto", "cpu", description)
+        self.copied = self.door.copied
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
         return self.door.array(x, dtype)
@@ -54,5 +55,13 @@ class TorchPeer:
 
 def visible(arrays: Arrays, params: Arrays) -> torch.Tensor | None:
     """`visible_pairs` as a tensor."""
-    seen = visible_pairs(arrays, params)
+    return tensor(visible_pairs(arrays, params))
+
+
+def visible_keys(arrays: Arrays, params: Arrays) -> torch.Tensor | None:
+    """`of_keys` as a tensor."""
+    return tensor(of_keys(arrays, params))
+
+
+def tensor(seen: np.ndarray | None) -> torch.Tensor | None:
     return None if seen is None else torch.from_numpy(np.ascontiguousarray(seen))

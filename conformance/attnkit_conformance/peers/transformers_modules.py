@@ -18,7 +18,7 @@ from transformers.models.nystromformer.modeling_nystromformer import Nystromform
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
 from attnkit_conformance.peers.base import Source, refusal
-from attnkit_conformance.peers.torch_base import TorchPeer, visible
+from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
 Arrays = Mapping[str, Any]
 NYSTROM = ("q", "k", "v", "num_landmarks", "inverse_steps", "init", "mask", "key_lengths", "scale")
@@ -78,7 +78,7 @@ class Nystromformer(TorchPeer):
         module.conv_kernel_size = None  # no convolution of v on top
         q = q * (params.get("scale", own**-0.5) * width**0.5)  # the module divides by √width
         module.query, module.key, module.value = (Constant(pad(x, (0, width - x.shape[-1]))) for x in (q, k, v))
-        seen = visible({n: arrays[n] for n in ("q", "k", "mask", "key_lengths") if n in arrays}, {})
+        seen = visible_keys(arrays, params)
         mask = None
         if seen is not None:  # (B, 1, 1, T), as in every module of the library
             pairs = seen.expand(q.shape[0], *seen.shape[1:-2], 1, tokens) if seen.ndim == 4 else seen
@@ -88,7 +88,7 @@ class Nystromformer(TorchPeer):
 
     def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
         """The module with the arrays instead of its projections; all have the same features."""
-        masked = visible({n: arrays[n] for n in ("q", "k", "mask", "key_lengths") if n in arrays}, {}) is not None
+        masked = visible_keys(arrays, params) is not None
         lines = (
             "heads, tokens, features = q.shape[1:]",
             "config = transformers.NystromformerConfig(",

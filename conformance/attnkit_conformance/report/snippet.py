@@ -111,6 +111,6 @@ def reference_call(case: Case) -> str:
     options = [f"{name}={name}" for name in case.arrays if name not in BY_NAME[case.op].arguments and name not in MASKS]
     masked = "k" in case.arrays and visible_pairs(case.arrays, case.params) is not None
     options += ["mask=seen"] if masked else [f"{name}={name}" for name in MASKS if name in case.arrays]
-    hidden = ("causal", "window") if masked else ()
+    hidden = ("causal", "window", "key_lengths") if masked else ()
     options += [f"{name}={value!r}" for name, value in case.params.items() if name not in hidden]
     return f"{case.op}({', '.join((*BY_NAME[case.op].arguments, *options))})"
