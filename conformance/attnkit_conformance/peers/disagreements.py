@@ -196,7 +196,7 @@ def same(adapter: Any, first: Case, sight: Sight) -> Fails:
         off = any(
             m.output == sight.output
             and sight.check in {check for check, _ in m.failures}
-            and m.relative >= min(PLAIN_SIGHT, sight.relative)
+            and not m.relative < min(PLAIN_SIGHT, sight.relative)  # NaN counts as large
             for m in result.measured
         )
         return off and (not sight.beyond or beyond(adapter, case, sight.output))
