@@ -18,6 +18,7 @@ from typing import Any
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters import device, families, transforms
+from attnkit_conformance.adapters.base import Absent
 from attnkit_conformance.adapters.mutation import report as mutation_report
 from attnkit_conformance.adapters.mutation.areas import AREAS
 from attnkit_conformance.adapters.mutation.copies import Copies
@@ -394,7 +395,7 @@ def peers(args: argparse.Namespace) -> int:
     for name in names:
         if name.partition("-")[0] not in (*FAMILIES, ALL):
             raise ValueError(f"peers: {name!r} is none of {', '.join((*FAMILIES, ALL))}; `run` judges any adapter")
-    adapters: list[Any] = find(names)
+    adapters: list[Any] = present(find(names))
     parts: list[tuple[list[Any], str, str | None]] = [(adapters, "quick", None)]
     if args.profile == "scenes":
         slow, fast = ([a for a in adapters if (a.name in COMPILED) is which] for which in (True, False))
@@ -412,6 +413,17 @@ def peers(args: argparse.Namespace) -> int:
     args.html.write_text(peers_page.render(results, adapters, args.profile))
     print(f"written: {args.html}")
     return int(any(result.status == "fail" for result in results))
+
+
+def present(adapters: list[Adapter]) -> list[Adapter]:
+    """The adapters whose libraries are here; of the others a line says why not. ValueError if none is left."""
+    absent = {adapter.name: adapter for adapter in adapters if isinstance(adapter, Absent)}
+    for adapter in absent.values():
+        print(f"{adapter.name} is left out: {adapter.reason}")
+    left = [adapter for adapter in adapters if adapter.name not in absent]
+    if not left:
+        raise ValueError("none of these peers is installed: pip install 'attnkit[peers,more-peers]'")
+    return left
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ class Source:
     `seen` marks the visible pairs, if not all are. `lines` are Python statements that compute `result`.
     """
 
-    library: str  # torch, jax or numpy: the library of the arrays
+    library: str  # torch, jax, mlx or numpy: the library of the arrays
     imports: tuple[str, ...]
     lines: tuple[str, ...]
     result: str
@@ -32,6 +32,20 @@ def refusal(arrays: Arrays, params: Arrays, parameters: Iterable[str]) -> str | 
     others = sorted({*arrays, *params} - {*parameters})
     learned = sorted({*arrays} & {*NUMBERS})
     return f"takes no {others[0]}" if others else f"takes {learned[0]} as a number" if learned else None
+
+
+def equal_heads(*shapes: tuple[int, ...]) -> str | None:
+    """Why a call is unsupported: shapes other than (B, H, T, d) with the same B and H, and tokens."""
+    if any(len(shape) != 4 or shape[:2] != shapes[0][:2] for shape in shapes):
+        return "takes (B, H, T, d) arrays with the same heads"
+    return "takes no empty inputs" if any(shape[2] == 0 for shape in shapes) else None
+
+
+def equal_tokens(*shapes: tuple[int, ...]) -> str | None:
+    """Why a call is unsupported: shapes other than (B, H, T, d) with the same B, H and T."""
+    if any(len(shape) != 4 or shape[:3] != shapes[0][:3] for shape in shapes):
+        return "takes (B, H, T, d) arrays"
+    return None
 
 
 def visible_pairs(arrays: Arrays, params: Arrays) -> np.ndarray | None:
