@@ -106,7 +106,7 @@ class Call:
     q: Any
     k: Any
     v: Any
-    seen: np.ndarray | None
+    seen: Any
     bias: Any
     causal: bool
     scale: float | None
@@ -155,16 +155,24 @@ class Function:
             return of_keys(arrays, params)
         return None if self.takes.by_flag(arrays, params) else visible_pairs(arrays, params)
 
-    def answer(self, arrays: Arrays, params: Arrays, pad: Callable[[Any, int], Any], broadcast: Any) -> Any:
-        """The output for arrays of a library: `pad(x, n)` adds n zeros to the features, `broadcast(x, shape)`."""
+    def mask(self, arrays: Arrays, params: Arrays) -> np.ndarray | None:
+        """The mask as the function gets it, (B, H, L, S) or (B, S)."""
+        seen = self.hides(arrays, params)
+        if seen is None:
+            return None
+        q, k = (four(arrays[name].shape) for name in ("q", "k"))
+        if self.takes.mask == "pairs":
+            return np.array(np.broadcast_to(seen, (*q[:3], k[2])))
+        return np.array(np.broadcast_to(seen, (q[0], 1, 1, k[2]))[:, 0, 0])
+
+    def answer(
+        self, arrays: Arrays, params: Arrays, seen: Any, pad: Callable[[Any, int], Any], broadcast: Callable[..., Any]
+    ) -> Any:
+        """The output for arrays of a library, `mask` as `seen`; `pad(x, n)` adds n zeros to the features."""
         lacking = 4 - len(arrays["q"].shape)
         q, k, v = (arrays[name][(None,) * lacking] for name in ("q", "k", "v"))
-        shape, width, features = (*q.shape[:-1], k.shape[-2]), self.width(arrays), v.shape[-1]
-        seen = self.hides(arrays, params)
-        if seen is not None:
-            seen = np.broadcast_to(seen, shape if self.takes.mask == "pairs" else (shape[0], 1, 1, shape[-1]))
-            seen = np.ascontiguousarray(seen if self.takes.mask == "pairs" else seen[:, 0, 0])
-        bias = broadcast(arrays["bias"], shape) if "bias" in arrays else None
+        width, features = self.width(arrays), v.shape[-1]
+        bias = broadcast(arrays["bias"], (*q.shape[:-1], k.shape[-2])) if "bias" in arrays else None
         if width != q.shape[-1]:
             q, k = (pad(x, width - x.shape[-1]) for x in (q, k))
         if self.takes.equal_features and width != features:

@@ -25,6 +25,7 @@ class JaxHeads:
 
     def __init__(self, function: Function) -> None:
         self.function, self.name, self.dtypes = function, function.name, function.dtypes
+        self.known: dict[Any, Callable[..., Any]] = {}
         self.description = f"{function.description}, CPU, jit, jax.vjp"
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
@@ -43,24 +44,42 @@ class JaxHeads:
         reason = self.unsupported(op, arrays, params)
         if reason is not None:
             raise Unsupported(reason)
-        floats = {name: arrays[name] for name in FLOATS if name in arrays}
-        outputs: dict[str, Any] = jax.jit(self.outputs(arrays, params))(floats)
+        floats, others = parts(arrays)
+        seen = self.function.mask(arrays, params)
+        outputs: dict[str, Any] = self.compiled("call", floats, others, seen, params)(floats, seen)
         return outputs
 
-    def outputs(self, arrays: Arrays, params: Arrays) -> Callable[[Arrays], dict[str, Any]]:
-        """The outputs as a function of q, k, v and bias."""
-        return lambda some: {"o": self.function.answer({**arrays, **some}, params, padded, jax.numpy.broadcast_to)}
-
     def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
-        leaves = {name: arrays[name] for name in BY_NAME[op].differentiable if name in arrays}
-        function = self.outputs(arrays, params)
-        pull = jax.jit(lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0])
-        grads: dict[str, Any] = pull(leaves, dict(cotangents))
-        return grads
+        leaves, others = parts(arrays)
+        seen = self.function.mask(arrays, params)
+        every = self.compiled("vjp", leaves, others, seen, params)(leaves, seen, dict(cotangents))
+        return {name: every[name] for name in BY_NAME[op].differentiable if name in every}
+
+    def compiled(self, kind: str, floats: Arrays, others: Arrays, seen: Any, params: Arrays) -> Callable[..., Any]:
+        """The outputs or gradients as a function of q, k, v, bias and the mask, compiled once for all calls alike."""
+        shapes = tuple((name, x.shape, x.dtype.name) for name, x in floats.items())
+        key = (kind, shapes, tuple(others), seen is None, repr(sorted(params.items())))
+        if key not in self.known:
+
+            def outputs(some: Arrays, mask: Any) -> dict[str, Any]:
+                arrays = {**some, **others}  # of the others only what there is counts
+                return {"o": self.function.answer(arrays, params, mask, padded, jax.numpy.broadcast_to)}
+
+            def gradients(some: Arrays, mask: Any, cotangents: Arrays) -> Any:
+                return jax.vjp(lambda leaves: outputs(leaves, mask), some)[1](cotangents)[0]
+
+            self.known[key] = jax.jit(outputs if kind == "call" else gradients)
+        return self.known[key]
 
     def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
         """The same call."""
         return self.function.source("jax", arrays, params)
+
+
+def parts(arrays: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:
+    """q, k, v and bias, and the other arrays."""
+    floats = {name: x for name, x in arrays.items() if name in FLOATS}
+    return floats, {name: x for name, x in arrays.items() if name not in FLOATS}
 
 
 def padded(x: Any, features: int) -> Any:

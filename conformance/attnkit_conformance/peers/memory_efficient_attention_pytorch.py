@@ -18,7 +18,7 @@ from memory_efficient_attention_pytorch.memory_efficient_attention import attent
 
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.heads import Call, Function, Takes
-from attnkit_conformance.peers.torch_base import TorchHeads, tensor
+from attnkit_conformance.peers.torch_base import TorchHeads
 
 Arrays = Mapping[str, Any]
 NAME = "memory_efficient_attention_pytorch"
@@ -38,18 +38,19 @@ class Backward(TorchHeads):
 
 
 def plain(call: Call) -> Any:
-    return attention(call.q, call.k, call.v, mask=tensor(call.seen), causal=call.causal, attn_bias=call.bias)
+    return attention(call.q, call.k, call.v, mask=call.seen, causal=call.causal, attn_bias=call.bias)
 
 
 def blocked(call: Call) -> Any:
-    mask = tensor(call.seen)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a checkpoint without use_reentrant
-        return memory_efficient_attention(call.q, call.k, call.v, mask=mask, causal=call.causal, attn_bias=call.bias)
+        return memory_efficient_attention(
+            call.q, call.k, call.v, mask=call.seen, causal=call.causal, attn_bias=call.bias
+        )
 
 
 def flash(call: Call) -> Any:
-    return FlashAttentionFunction.apply(call.q, call.k, call.v, tensor(call.seen), call.causal, *BUCKETS)
+    return FlashAttentionFunction.apply(call.q, call.k, call.v, call.seen, call.causal, *BUCKETS)
 
 
 def adapters() -> list[Any]:

@@ -39,7 +39,8 @@ class NumpyHeads:
         reason = self.unsupported(op, arrays, params)
         if reason is not None:
             raise Unsupported(reason)
-        return {"o": self.function.answer(arrays, params, self.padded, self.library.broadcast_to)}
+        seen = self.function.mask(arrays, params)
+        return {"o": self.function.answer(arrays, params, seen, self.padded, self.library.broadcast_to)}
 
     def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, np.ndarray]:
         raise Unsupported("has no gradient")

@@ -14,7 +14,7 @@ from ring_attention_pytorch.ring_attention import default_attention
 from ring_attention_pytorch.ring_flash_attention import ring_flash_attn
 
 from attnkit_conformance.peers.heads import Call, Function, Takes
-from attnkit_conformance.peers.torch_base import TorchHeads, tensor
+from attnkit_conformance.peers.torch_base import TorchHeads
 
 NAME = "ring_attention_pytorch"
 VERSION = 'importlib.metadata.version("ring-attention-pytorch")'
@@ -23,7 +23,7 @@ TURNED = ("turned = lambda x: x.swapaxes(1, 2)",)
 
 def attend(function: Any, call: Call) -> Any:
     q, k, v = (x.transpose(1, 2) for x in (call.q, call.k, call.v))
-    return function(q, k, v, mask=tensor(call.seen), causal=call.causal).transpose(1, 2)
+    return function(q, k, v, mask=call.seen, causal=call.causal).transpose(1, 2)
 
 
 def text(function: str) -> str:

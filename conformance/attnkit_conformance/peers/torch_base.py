@@ -70,7 +70,8 @@ class TorchHeads(TorchPeer):
 
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """One call."""
-        return {"o": self.function.answer(arrays, params, lambda x, n: pad(x, (0, n)), torch.broadcast_to)}
+        seen = tensor(self.function.mask(arrays, params))
+        return {"o": self.function.answer(arrays, params, seen, lambda x, n: pad(x, (0, n)), torch.broadcast_to)}
 
     def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
         """The same call."""

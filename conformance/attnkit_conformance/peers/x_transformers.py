@@ -12,12 +12,12 @@ from typing import Any
 from x_transformers.attend import Attend
 
 from attnkit_conformance.peers.heads import Call, Function, Takes
-from attnkit_conformance.peers.torch_base import TorchHeads, tensor
+from attnkit_conformance.peers.torch_base import TorchHeads
 
 
 def attend(flash: bool, call: Call) -> Any:
     module = Attend(causal=call.causal, scale=call.scale, flash=flash)
-    return module(call.q, call.k, call.v, mask=tensor(call.seen), attn_bias=call.bias)[0]
+    return module(call.q, call.k, call.v, mask=call.seen, attn_bias=call.bias)[0]
 
 
 def adapters() -> list[Any]:
