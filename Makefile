@@ -177,11 +177,16 @@ SOAKED ?= auto numpy torch
 soak: library
 	seq $(SEED) $$(($(SEED) + $(WORKERS) - 1)) | xargs -P $(WORKERS) -I{} $(BIN)/python $(DRAWN) $(SECONDS) --seed {}
 
+# Two dozen more packages, of which nothing else needs one (about 300 MB).
+$(VENV)/.more-peers: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[more-peers]'
+	@touch $@
+
 # Who agrees with which definition, and the smallest input where one does not; attnkit in models of timm and in the
 # Trainer of transformers.
-peers: install
+peers: $(VENV)/.more-peers
 	$(BIN)/python -m attnkit_conformance peers --profile scenes --html $(OUT)/peers.html
-	$(BIN)/python -m pytest -q -m peers tests/conformance tests/integrations
+	$(BIN)/python -m pytest -q -m peers tests/conformance tests/integrations tests/repository/test_wheel.py
 
 # torch.export and ONNX of every op that can be exported.
 exports: install

@@ -21,6 +21,7 @@ from typing import Any
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters import device, families, transforms
+from attnkit_conformance.adapters.base import Absent
 from attnkit_conformance.adapters.isolated import LIMIT
 from attnkit_conformance.adapters.mutation import report as mutation_report
 from attnkit_conformance.adapters.mutation.areas import AREAS
@@ -45,7 +46,7 @@ from attnkit_conformance.selection import Terms, find
 
 FINDINGS = Path("out") / "found"  # failing cases of a search
 COMPILED = ("keras-jax",)  # compiles every shape: peers judges it on the quick profile only
-SCENES = "not /pair."  # cases named in xfails/ and shown on the page of peers
+PAIRS = "/pair."  # of options: beside the scenes, which have none
 INSTALL = "pip install 'attnkit[conformance]'"
 
 
@@ -123,7 +124,8 @@ def parser() -> argparse.ArgumentParser:
     others = commands.add_parser("peers", help="judge other people's implementations and make a page of disagreements")
     others.add_argument("names", nargs="*", metavar="PEER", help="entmax, torch_sdpa-math, ...; all by default")
     others.add_argument("--html", type=Path, default=Path("out/peers.html"), help="the page")
-    others.add_argument("--profile", choices=("quick", "scenes"), default="quick")
+    others.add_argument("--profile", choices=("quick", "scenes"), default="quick",
+        help="scenes: every scene, and the pairs of quick")  # fmt: skip
     others.add_argument("--workers", type=int, metavar="N", help="processes that judge, one per core by default")
     return top
 
@@ -458,23 +460,35 @@ def peers(args: argparse.Namespace) -> int:
     for name in names:
         if name.partition("-")[0] not in (*FAMILIES, ALL):
             raise ValueError(f"peers: {name!r} is none of {', '.join((*FAMILIES, ALL))}; `run` judges any adapter")
-    adapters: list[Any] = find(names)
-    profiles: dict[str, list[Any]] = {args.profile: [], "quick": []}
-    for adapter in adapters:
-        slow = adapter.name in COMPILED and args.profile != "quick"
-        profiles["quick" if slow else args.profile].append(adapter)
-        adapter.description += " (quick profile)" if slow else ""
-    by_profile = {profile: members for profile, members in profiles.items() if members}
+    adapters: list[Any] = present(find(names))
+    parts: list[tuple[list[Any], str, str | None]] = [(adapters, "quick", None)]
+    if args.profile == "scenes":
+        slow, fast = ([a for a in adapters if (a.name in COMPILED) is which] for which in (True, False))
+        parts = [(fast, "scenes", None), (fast, "quick", PAIRS), (slow, "quick", None)]
+        for adapter in slow:
+            adapter.description += " (quick profile)"
+    parts = [part for part in parts if part[0]]
     verdicts = chain.from_iterable(
-        judge_in_processes(find, [a.name for a in members], profile, SCENES, DTYPES, args.workers)
-        for profile, members in by_profile.items()
+        judge_in_processes(find, [a.name for a in members], profile, expression, DTYPES, args.workers)
+        for members, profile, expression in parts
     )
-    count = sum(planned(members, profile, SCENES, DTYPES) for profile, members in by_profile.items())
+    count = sum(planned(members, profile, expression, DTYPES) for members, profile, expression in parts)
     results = in_order(terminal.show_progress(verdicts, lambda: count), adapters)
     args.html.parent.mkdir(parents=True, exist_ok=True)
     args.html.write_text(peers_page.render(results, adapters, args.profile))
     print(f"written: {args.html}")
     return int(any(result.status == "fail" for result in results))
+
+
+def present(adapters: list[Adapter]) -> list[Adapter]:
+    """The adapters whose libraries are here; of the others a line says why not. ValueError if none is left."""
+    absent = {adapter.name: adapter for adapter in adapters if isinstance(adapter, Absent)}
+    for adapter in absent.values():
+        print(f"{adapter.name} is left out: {adapter.reason}")
+    left = [adapter for adapter in adapters if adapter.name not in absent]
+    if not left:
+        raise ValueError("none of these peers is installed: pip install 'attnkit[peers,more-peers]'")
+    return left
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import attnkit_reference
 from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy, cut
 from attnkit_conformance.model import grades, policies, tolerance
 from attnkit_conformance.model.case import BRIEF, DTYPES, PROFILES, Case, Sample, is_dtype
@@ -153,14 +154,19 @@ def gradients(adapter: Adapter, case: Case) -> dict[str, np.ndarray]:
 def without_outputs(adapter: Adapter, case: Case) -> Case:
     """The case without parameters for further outputs that the adapter declares not to have.
 
-    Nothing else changes: the other outputs and their gradients are judged as usual.
+    Nothing else changes: the other outputs and their gradients are judged as usual. Where every cotangent was of those,
+    that of the first output is 0.
     """
     extra = [name for name in getattr(adapter, "without", ()) if name in case.params]
     if not extra:
         return case
     params = {name: value for name, value in case.params.items() if name not in extra}
-    outputs = BY_NAME[case.op].outputs(params)
+    op = BY_NAME[case.op]
+    outputs = op.outputs(params)
     cotangents = {name: x for name, x in case.cotangents.items() if name in outputs}
+    if case.cotangents and not cotangents:
+        first = op.binding.forward(attnkit_reference, op, case.arrays, params)[outputs[0]]
+        cotangents = {outputs[0]: np.zeros_like(first, np.float64)}
     return replace(case, id=f"{case.id}~without-{'-'.join(extra)}", params=params, cotangents=cotangents)
 
 

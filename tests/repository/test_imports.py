@@ -61,6 +61,9 @@ RULES = {
     "conformance/attnkit_conformance": "numpy scipy ml_dtypes rich safetensors attnkit_reference attnkit_conformance",
     "conformance/attnkit_conformance/peers": (
         "numpy scipy torch jax entmax keras transformers einops attnkit_reference attnkit_conformance"
+        " equinox flash_attention_jax flax linear_attention_transformer local_attention"
+        " memory_efficient_attention_pytorch mlx nystrom_attention onnx onnxruntime openvino performer_pytorch"
+        " reformer_pytorch ring_attention_pytorch x_transformers"
     ),
     "benchmarks": "torch triton jax cupy numpy attnkit attnkit_conformance attnkit_experiments benchmarks rich entmax",
     "experiments": (

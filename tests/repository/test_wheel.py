@@ -131,7 +131,10 @@ def test_the_wheel_is_imported_from_where_it_was_installed(clean, tmp_path):
     assert done.stdout.strip() == "True", done.stderr
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
+ON_DEMAND = {"more-peers": pytest.mark.peers}  # installed by `make peers` alone
+
+
+@pytest.mark.parametrize("extra", [pytest.param(extra, marks=ON_DEMAND.get(extra, ())) for extra in EXTRAS])
 def test_what_the_extras_name_is_what_is_imported(extra):
     """That its packages are those of this environment, in versions it allows; `wheel_extras` installs each anew."""
     missing = []

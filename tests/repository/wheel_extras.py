@@ -27,6 +27,7 @@ IMPORTS = {
     "flax": ("attnkit.integrations.flax",),
     "onnx": ("torch", "onnx", "onnxscript"),
     "peers": ("entmax", "fla", "einops", "transformers"),  # keras alone would look for TensorFlow
+    "more-peers": ("equinox", "x_transformers", "openvino", "mlx.core"),
     "docs": ("sphinx", "myst_parser", "furo"),
     "dev": ("pytest", "xdist", "onnxruntime"),
 }
@@ -35,7 +36,11 @@ JUDGED = [*RUN, "-k", "reluformer_attention and float32 and not property"]
 LIBRARIES = (
     "torch_sdpa-math jax_nn keras-numpy keras-torch entmax-exact fla-recurrent transformers-llama_eager numpy_pinv"
 )
-JUDGED_OF = {"peers": [*RUN, *LIBRARIES.split(), "-k", "float32 and not property"]}
+MORE = "x_transformers local_attention onnxruntime openvino mlx equinox"
+JUDGED_OF = {
+    extra: [*RUN, *names.split(), "-k", "float32 and not property"]
+    for extra, names in (("peers", LIBRARIES), ("more-peers", MORE))
+}
 
 
 def check(extra: str, wheel: Path, folder: Path) -> str | None:

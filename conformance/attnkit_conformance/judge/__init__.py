@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from attnkit_conformance import core
@@ -20,6 +21,7 @@ from attnkit_conformance.model.case import DTYPES, NoDraw, Sample
 from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB
+from attnkit_conformance.peers.traits import ANY, TRAITS, traits
 from attnkit_conformance.scenes.rows import is_large, is_left_to_others
 
 LARGE = 3  # long and wide calls of each dtype, for adapters to which these cost much
@@ -77,7 +79,7 @@ def evaluate(node: ast.expr, text: str, absent: bool | None) -> bool | None:
 def read_xfails(adapter: str, folder: Path = XFAILS) -> dict[str, str]:
     """{id or pattern with *: reason} of `xfails/<adapter>.txt`; ValueError for a line without a reason.
 
-    Ids after MAY_PASS fail only on some machines.
+    Ids after MAY_PASS fail only on some machines. A trait and a colon: what fails among the cases with that trait.
     """
     path, reasons = folder / f"{adapter}.txt", {}
     lines = path.read_text().splitlines() if path.exists() else []
@@ -93,16 +95,18 @@ def read_xfails(adapter: str, folder: Path = XFAILS) -> dict[str, str]:
 
 @functools.cache
 def ids_of(op: str) -> tuple[str, ...]:
-    """Ids of all scenes, derivatives, properties and errors of an op: what an expected failure may name."""
+    """Ids of all scenes, pairs of options, derivatives, properties and errors of an op: what an expected failure may
+    name."""
     row = core.op_named(op)
-    scenes = (sample.id for sample in core.samples(op, "scenes"))
-    return (*scenes, *derivatives.identities(row), *properties.identities(row, "full"))
+    scenes, quick = ([sample.id for sample in core.samples(op, profile)] for profile in ("scenes", "quick"))
+    pairs = [identity for identity in quick if identity not in {*scenes}]
+    return (*scenes, *pairs, *derivatives.identities(row), *properties.identities(row, "full"))
 
 
 def refuse_unmatched(xfails: Mapping[str, Mapping[str, str]]) -> None:
     """ValueError for an expected failure whose id matches nothing."""
     for adapter, entries in xfails.items():
-        for identity in (entry.removeprefix(MAY_PASS) for entry in entries):
+        for identity in (pattern_of(entry) for entry in entries):
             ops = [op.name for op in OPDB if fnmatch.fnmatchcase(op.name, identity.partition("/")[0])]
             if not any(fnmatch.filter(ids_of(op), identity) for op in ops):
                 raise ValueError(f"xfails/{adapter}.txt: {identity!r} matches no case")
@@ -110,8 +114,7 @@ def refuse_unmatched(xfails: Mapping[str, Mapping[str, str]]) -> None:
 
 def with_xfails(result: CaseResult, entries: Mapping[str, str]) -> CaseResult:
     """The verdict in the light of expected failures: one that does not fail is itself a failure, unless it may pass."""
-    matching = (entry for entry in entries if fnmatch.fnmatchcase(result.id, entry.removeprefix(MAY_PASS)))
-    entry = next(matching, None)
+    entry = next((entry for entry in entries if covers(entry, result)), None)
     if entry is None:
         return result
     reason = entries[entry]
@@ -121,6 +124,36 @@ def with_xfails(result: CaseResult, entries: Mapping[str, str]) -> CaseResult:
         return result
     text = f"listed as an expected failure ({reason}) but its status is {result.status}: remove it"
     return replace(result, status="fail", failures=(*result.failures, ("xfail", text)))
+
+
+def trait_of(entry: str) -> str:
+    """The trait before the colon of an expected failure, or ""."""
+    trait, colon, _ = entry.partition(":")
+    return trait if colon and trait in TRAITS else ""
+
+
+def pattern_of(entry: str) -> str:
+    """The id or pattern of an expected failure."""
+    trait = trait_of(entry)
+    return entry.removeprefix(f"{trait}:" if trait else MAY_PASS)
+
+
+def covers(entry: str, result: CaseResult) -> bool:
+    """Whether an expected failure is about a verdict."""
+    if not fnmatch.fnmatchcase(result.id, pattern_of(entry)):
+        return False
+    trait = trait_of(entry)
+    if not trait:
+        return True
+    return result.status == "fail" and (trait == ANY or trait in traits_of(result.op, result.dtype, result.id))
+
+
+@functools.cache
+def traits_of(op: str, dtype: str, identity: str) -> frozenset[str]:
+    """The traits of a scene or of a pair of options by its id; a property has none."""
+    every = chain.from_iterable(core.samples(op, profile, (dtype,)) for profile in ("scenes", "quick"))
+    sample = next((sample for sample in every if sample.id == identity), None)
+    return frozenset(traits(draw_case(sample)) if sample else ())
 
 
 def judge(

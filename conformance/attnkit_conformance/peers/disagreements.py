@@ -15,11 +15,11 @@ import numpy as np
 
 from attnkit_conformance import core
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import MAY_PASS, invariances, properties, read_xfails
+from attnkit_conformance.judge import invariances, pattern_of, properties, read_xfails
 from attnkit_conformance.model.case import DTYPES, INTEGER, Case, Sample
 from attnkit_conformance.model.golden import draw_case, golden
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.peers.base import visible_pairs
+from attnkit_conformance.peers.traits import traits
 from attnkit_conformance.report.snippet import snippet
 from attnkit_conformance.scenes.attention import scene_case
 from attnkit_conformance.search.shrink import Fails, fewer_leading, shrink, size
@@ -132,8 +132,7 @@ def start_cases(results: Sequence[CaseResult]) -> Iterator[tuple[CaseResult, Cas
 
 def alike(result: CaseResult, samples: Sequence[Sample]) -> list[Case]:
     """The cases in the dtype of a verdict that its adapter is expected to fail for the reason of the verdict."""
-    expected = read_xfails(result.adapter).items()
-    patterns = [identity.removeprefix(MAY_PASS) for identity, reason in expected if reason == result.reason]
+    patterns = [pattern_of(entry) for entry, reason in read_xfails(result.adapter).items() if reason == result.reason]
     own = [sample for sample in samples if sample.id.split("/")[1] == result.dtype]
     return [draw_case(s) for s in own if any(fnmatch.fnmatchcase(s.id, pattern) for pattern in patterns)]
 
@@ -153,28 +152,6 @@ def simplicity(result: CaseResult, case: Case) -> tuple[Any, ...]:
     """The best cases have a single reason: few traits, outputs before gradients, wide dtypes, small."""
     forward = any(m.failures and not m.output.startswith("d") for m in result.measured)
     return len(traits(case)), not forward, case.dtype not in SINGLES, DTYPES.index(case.dtype), size(case)
-
-
-def traits(case: Case) -> set[str]:
-    """Other reasons to fail: rows that see nothing, non-finite numbers."""
-    names = {"null"} if sees_nothing(case) else set()
-    if any(np.any(np.isnan(x) | (np.isinf(x) & (name != "bias"))) for name, x in floats(case)):
-        names.add("poison")
-    if "bias" in case.arrays and np.any(np.isinf(case.arrays["bias"])):
-        names.add("bias")
-    return names
-
-
-def sees_nothing(case: Case) -> bool:
-    """Whether some query has no visible key; for tokens that are both, whether one is hidden."""
-    if "k" in case.arrays:
-        pairs = visible_pairs(case.arrays, case.params)
-        return pairs is not None and not bool(np.all(np.any(pairs, axis=-1)))
-    return not bool(np.all(case.arrays.get("mask", True)))
-
-
-def floats(case: Case) -> Iterator[tuple[str, np.ndarray]]:
-    return ((name, x) for name, x in case.arrays.items() if x.dtype.kind == "f")
 
 
 def seen(adapter: Any, case: Case) -> Sight | None:
@@ -219,7 +196,7 @@ def same(adapter: Any, first: Case, sight: Sight) -> Fails:
         off = any(
             m.output == sight.output
             and sight.check in {check for check, _ in m.failures}
-            and m.relative >= min(PLAIN_SIGHT, sight.relative)
+            and not m.relative < min(PLAIN_SIGHT, sight.relative)  # NaN counts as large
             for m in result.measured
         )
         return off and (not sight.beyond or beyond(adapter, case, sight.output))

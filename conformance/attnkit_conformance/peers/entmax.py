@@ -73,8 +73,9 @@ class Entmax(TorchPeer):
         w = torch.where(alive, self.weights(op, s, arrays.get("alpha", params.get("alpha", 1.5))), 0)
         if v is None:
             return {"w": w}
-        dropped = w * arrays["dropout_mask"].to(w.dtype) if "dropout_mask" in arrays else w
-        return {"o": dropped @ torch.where(mask.any(-2)[..., None], v, 0)}
+        dropped = w * torch.where(mask, arrays["dropout_mask"], 0).to(w.dtype) if "dropout_mask" in arrays else w
+        o = dropped @ torch.where(mask.any(-2)[..., None], v, 0)
+        return {"o": torch.where(alive, o, 0)}  # for gradients, where cotangents of such rows are NaN
 
     def weights(self, op: str, s: torch.Tensor, alpha: Any) -> torch.Tensor:
         """The function of entmax."""

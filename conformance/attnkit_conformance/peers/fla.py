@@ -24,7 +24,7 @@ import torch
 
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.peers.base import Source, refusal
-from attnkit_conformance.peers.torch_base import TorchPeer, visible
+from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
 Arrays = Mapping[str, Any]
 FEATURES = {
@@ -37,7 +37,6 @@ LINEAR = (
 )  # fmt: skip
 STATES = ("initial_S", "initial_z", "return_state")
 SOFTMAX = ("q", "k", "v", "causal", "window", "scale", "enable_gqa")
-MASKS = ("q", "k", "mask", "key_lengths")
 CHUNK = 64
 
 
@@ -102,7 +101,7 @@ class Linear(TorchPeer):
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """One call on features."""
         q, k, v = (arrays[name] for name in ("q", "k", "v"))
-        pairs = visible({n: arrays[n] for n in MASKS if n in arrays}, {})
+        pairs = visible_keys(arrays, params)
         valid = torch.ones((), dtype=torch.bool) if pairs is None else pairs.expand(*pairs.shape[:-2], 1, k.shape[2]).mT
         phi = FEATURES[params.get("feature_map", "elu_plus_one")]
         fq, fk, v = phi(q), torch.where(valid, phi(torch.where(valid, k, 0)), 0), torch.where(valid, v, 0)

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.torch import Explicit, pulled_back
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.peers.base import visible_pairs
+from attnkit_conformance.peers.base import Source, of_keys, visible_pairs
+from attnkit_conformance.peers.heads import Function
 
 Arrays = Mapping[str, Any]
 
@@ -25,6 +27,7 @@ class TorchPeer:
     def __init__(self, name: str, dtypes: tuple[str, ...], description: str) -> None:
         self.name, self.dtypes, self.description = name, dtypes, description
         self.door = Explicit(name, "auto", "cpu", description)
+        self.copied = self.door.copied
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
         return self.door.array(x, dtype)
@@ -52,7 +55,38 @@ class TorchPeer:
         return pulled_back(self.call(op, {**arrays, **leaves}, params), leaves, cotangents)
 
 
+class TorchHeads(TorchPeer):
+    """softmax_attention by a function of torch tensors."""
+
+    ops = ("softmax_attention",)
+    without = ("return_lse",)
+
+    def __init__(self, function: Function) -> None:
+        super().__init__(function.name, function.dtypes, f"{function.description}, CPU, autograd")
+        self.function = function
+
+    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+        return self.function.reason(arrays, params)
+
+    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        """One call."""
+        seen = tensor(self.function.mask(arrays, params))
+        return {"o": self.function.answer(arrays, params, seen, lambda x, n: pad(x, (0, n)), torch.broadcast_to)}
+
+    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+        """The same call."""
+        return self.function.source("torch", arrays, params)
+
+
 def visible(arrays: Arrays, params: Arrays) -> torch.Tensor | None:
     """`visible_pairs` as a tensor."""
-    seen = visible_pairs(arrays, params)
-    return None if seen is None else torch.from_numpy(np.ascontiguousarray(seen))
+    return tensor(visible_pairs(arrays, params))
+
+
+def visible_keys(arrays: Arrays, params: Arrays) -> torch.Tensor | None:
+    """`of_keys` as a tensor."""
+    return tensor(of_keys(arrays, params))
+
+
+def tensor(seen: np.ndarray | None) -> torch.Tensor | None:
+    return None if seen is None else torch.from_numpy(np.array(seen))

@@ -47,7 +47,7 @@ class Sdpa(TorchPeer):
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """One call."""
         q, k, v = (arrays[name] for name in ("q", "k", "v"))
-        plain = not {"mask", "bias", "key_lengths", "query_mask"} & {*arrays} and "window" not in params
+        plain = not {"mask", "bias", "key_lengths", "query_mask", "window"} & {*arrays, *params}
         causal = bool(params.get("causal")) and plain and q.shape[-2] == k.shape[-2]
         mask = None if causal else attn_mask(arrays, params)
         options = {name: params[name] for name in ("scale", "enable_gqa") if name in params}

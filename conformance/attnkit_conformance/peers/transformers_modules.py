@@ -17,8 +17,8 @@ from torch.nn.functional import pad
 from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
-from attnkit_conformance.peers.base import Source, refusal
-from attnkit_conformance.peers.torch_base import TorchPeer, visible
+from attnkit_conformance.peers.base import Source, equal_tokens, refusal
+from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
 Arrays = Mapping[str, Any]
 NYSTROM = ("q", "k", "v", "num_landmarks", "inverse_steps", "init", "mask", "key_lengths", "scale")
@@ -43,13 +43,6 @@ def hiding(seen: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = N
     return torch.where(seen, torch.zeros((), dtype=dtype) if bias is None else bias, torch.finfo(dtype).min).to(dtype)
 
 
-def four_axes(*shapes: tuple[int, ...]) -> str | None:
-    """Why a call is unsupported: shapes other than (B, H, T, d) with the same B, H and T."""
-    if any(len(shape) != 4 or shape[:3] != shapes[0][:3] for shape in shapes):
-        return "takes (B, H, T, d) arrays"
-    return None
-
-
 class Nystromformer(TorchPeer):
     """nystrom_attention."""
 
@@ -57,7 +50,7 @@ class Nystromformer(TorchPeer):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """Why a call is unsupported: uneven segments, other numbers of steps, and masks of pairs."""
-        reason = refusal(arrays, params, NYSTROM) or four_axes(*(arrays[name].shape for name in ("q", "k", "v")))
+        reason = refusal(arrays, params, NYSTROM) or equal_tokens(*(arrays[name].shape for name in ("q", "k", "v")))
         tokens, landmarks = arrays["q"].shape[-2], params["num_landmarks"]
         if reason is None and (not tokens or tokens % landmarks):
             return "tokens are a multiple of the landmarks"
@@ -78,7 +71,7 @@ class Nystromformer(TorchPeer):
         module.conv_kernel_size = None  # no convolution of v on top
         q = q * (params.get("scale", own**-0.5) * width**0.5)  # the module divides by √width
         module.query, module.key, module.value = (Constant(pad(x, (0, width - x.shape[-1]))) for x in (q, k, v))
-        seen = visible({n: arrays[n] for n in ("q", "k", "mask", "key_lengths") if n in arrays}, {})
+        seen = visible_keys(arrays, params)
         mask = None
         if seen is not None:  # (B, 1, 1, T), as in every module of the library
             pairs = seen.expand(q.shape[0], *seen.shape[1:-2], 1, tokens) if seen.ndim == 4 else seen
@@ -88,7 +81,7 @@ class Nystromformer(TorchPeer):
 
     def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
         """The module with the arrays instead of its projections; all have the same features."""
-        masked = visible({n: arrays[n] for n in ("q", "k", "mask", "key_lengths") if n in arrays}, {}) is not None
+        masked = visible_keys(arrays, params) is not None
         lines = (
             "heads, tokens, features = q.shape[1:]",
             "config = transformers.NystromformerConfig(",
@@ -124,7 +117,7 @@ class Reformer(TorchPeer):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """Why a call is unsupported: fewer than two chunks, or partial chunks."""
-        reason = refusal(arrays, params, LSH) or four_axes(arrays["qk"].shape, arrays["v"].shape)
+        reason = refusal(arrays, params, LSH) or equal_tokens(arrays["qk"].shape, arrays["v"].shape)
         tokens, chunk = arrays["qk"].shape[-2], params["chunk_size"]
         if reason is None and (tokens % chunk or tokens <= chunk):
             return "takes whole chunks, at least two"

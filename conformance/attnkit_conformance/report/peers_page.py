@@ -19,7 +19,10 @@ from typing import Any
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.model.golden import golden
 from attnkit_conformance.opdb import OPDB
+from attnkit_conformance.peers import REQUIRES
 from attnkit_conformance.peers.disagreements import Disagreement, Example, collect, library
+from attnkit_conformance.peers.further import Further
+from attnkit_conformance.peers.further import of as further_of
 from attnkit_conformance.peers.gpu_only import GPU_ONLY, OnGpu
 from attnkit_conformance.report import files
 from attnkit_conformance.report.files import Header
@@ -38,7 +41,7 @@ COLUMNS = (
     "by",
     "not served",
 )
-LIBRARIES = ("entmax", "fla", "transformers", "keras", "einops")
+VISIBLE = 0.01  # what a disagreement beyond the cases is off by at least
 LONGEST = 6000  # characters of a program on the page
 PATIENCE = 1200  # seconds for all snippets of an environment, imports included
 RUN = """
@@ -61,7 +64,8 @@ def render(results: Sequence[CaseResult], adapters: Sequence[Any], profile: str)
     names = {result.adapter for result in results}
     members = [adapter for adapter in adapters if adapter.name in names]
     head = files.header(members, profile)
-    head["versions"] |= {name: files.version(name) for name in LIBRARIES if find_spec(name)}
+    needed = (module for adapter in members for module in REQUIRES.get(library(adapter.name), ()))
+    head["versions"] |= {name: files.version(name) for name in dict.fromkeys(needed) if find_spec(name)}
     ordered = sorted(results, key=lambda result: [adapter.name for adapter in members].index(result.adapter))
     try:
         return page(ordered, members, head, collect(ordered, members))
@@ -73,12 +77,15 @@ def render(results: Sequence[CaseResult], adapters: Sequence[Any], profile: str)
 
 def page(results: Sequence[CaseResult], adapters: Sequence[Any], head: Header, entries: Sequence[Disagreement]) -> str:
     """The whole page."""
-    printed = run([example for one in entries for example in one.examples if len(example.program) <= LONGEST])
+    further = further_of({library(adapter.name) for adapter in adapters})
+    programs = [(e.program, e.environment) for one in entries for e in one.examples if len(e.program) <= LONGEST]
+    printed = run([*programs, *((one.program, ()) for one in further)])
     parts = {
         "facts": facts(results, adapters, entries),
         "meta": meta(head),
         "matrix": matrix(results, adapters, entries),
         "disagreements": "".join(card(n, one, printed) for n, one in enumerate(entries, 1)),
+        "further": "".join(further_card(one, printed[one.program]) for one in further),
         "contents": "".join(f'<li><a href="#d{n}">{escape(one.reason)}</a></li>' for n, one in enumerate(entries, 1)),
         "gpu": gpu_rows(GPU_ONLY),
         "unsupported": unsupported(results),
@@ -230,16 +237,24 @@ def tolerated(example: Example) -> float:
     return sight.relative * limit.largest / 2
 
 
-def run(examples: Sequence[Example]) -> dict[str, str]:
-    """The output of the programs, in one process per environment; RuntimeError if one does not run."""
+def further_card(one: Further, printed: str) -> str:
+    """A disagreement beyond the cases."""
+    text = f'<pre class="snippet" data-tolerance="{VISIBLE}">{escape(one.program)}</pre>'
+    output = f'<pre class="printed">{escape(printed)}</pre>'
+    sentence = f"<h3><code>{escape(one.family)}</code>: {escape(one.reason)}</h3>"
+    return f'<section class="card">{sentence}<details><summary>program</summary>{text}{output}</details></section>'
+
+
+def run(programs: Sequence[tuple[str, tuple[tuple[str, str], ...]]]) -> dict[str, str]:
+    """The output of programs, in one process per environment; RuntimeError if one does not run."""
     printed: dict[str, str] = {}
-    for environment in dict.fromkeys(example.environment for example in examples):
-        programs = [example.program for example in examples if example.environment == environment]
+    for environment in dict.fromkeys(environment for _, environment in programs):
+        own = [text for text, where in programs if where == environment]
         command = [sys.executable, "-W", "ignore", "-c", RUN]
-        done = subprocess.run(command, input=json.dumps(programs), capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(command, input=json.dumps(own), capture_output=True, text=True, timeout=PATIENCE)
         if done.returncode:
             raise RuntimeError(f"a snippet does not run:\n{done.stderr}")
-        printed |= zip(programs, json.loads(done.stdout.splitlines()[-1]), strict=True)
+        printed |= zip(own, json.loads(done.stdout.splitlines()[-1]), strict=True)
     return printed
 
 

@@ -62,7 +62,9 @@ def gradient_lines(source: Source, name: str) -> list[str]:
         return [f"o = {source.result}", f"got = torch.autograd.grad(o, {name}, do)[0]"]
     if source.library == "jax":
         return [f"got = jax.vjp(lambda {name}: {source.result}, {name})[1](do)[0]"]
-    raise ValueError(f"snippet: {source.library} has no gradients; expected torch or jax")
+    if source.library == "mlx":
+        return [f"got = mx.vjp(lambda {name}: [{source.result}], [{name}], [do])[1][0]"]
+    raise ValueError(f"snippet: {source.library} has no gradients; expected torch, jax or mlx")
 
 
 def array_names(case: Case) -> list[str]:
@@ -85,6 +87,9 @@ def literal(name: str, x: np.ndarray, dtype: str, library: str, leaf: bool = Fal
         return f"{name} = torch.tensor({numbers(x)}{kind}){shape(x)}{'.requires_grad_()' if leaf else ''}"
     if library == "jax":
         return f'{name} = jax.numpy.array({numbers(x)}, "{dtype}"){shape(x)}'
+    if library == "mlx":
+        kind = "" if x.dtype.kind == "b" else f".astype(mx.{dtype})"
+        return f"{name} = mx.array({numbers(x)}){shape(x)}{kind}"
     return f"{name} = np.array({numbers(x)}, np.{'bool_' if dtype == 'bool' else dtype}){shape(x)}"
 
 
@@ -111,6 +116,6 @@ def reference_call(case: Case) -> str:
     options = [f"{name}={name}" for name in case.arrays if name not in BY_NAME[case.op].arguments and name not in MASKS]
     masked = "k" in case.arrays and visible_pairs(case.arrays, case.params) is not None
     options += ["mask=seen"] if masked else [f"{name}={name}" for name in MASKS if name in case.arrays]
-    hidden = ("causal", "window") if masked else ()
+    hidden = ("causal", "window", "key_lengths") if masked else ()
     options += [f"{name}={value!r}" for name, value in case.params.items() if name not in hidden]
     return f"{case.op}({', '.join((*BY_NAME[case.op].arguments, *options))})"

@@ -1,0 +1,54 @@
+"""Shared by adapters of functions of NumPy arrays, or of a library with NumPy's names: outputs only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.peers.base import Source
+from attnkit_conformance.peers.heads import Function
+
+Arrays = Mapping[str, Any]
+
+
+class NumpyHeads:
+    """softmax_attention by a function of NumPy arrays."""
+
+    ops = ("softmax_attention",)
+    without = ("return_lse",)
+    library: Any = np
+
+    def __init__(self, function: Function) -> None:
+        self.function, self.name, self.dtypes = function, function.name, function.dtypes
+        self.description = f"{function.description}, CPU, outputs only"
+
+    def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
+        return x
+
+    def numpy(self, x: Any) -> np.ndarray:
+        return np.asarray(x)
+
+    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+        """Why a call is not supported."""
+        return self.function.reason(arrays, params)
+
+    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, np.ndarray]:
+        reason = self.unsupported(op, arrays, params)
+        if reason is not None:
+            raise Unsupported(reason)
+        seen = self.function.mask(arrays, params)
+        return {"o": self.function.answer(arrays, params, seen, self.padded, self.library.broadcast_to)}
+
+    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, np.ndarray]:
+        raise Unsupported("has no gradient")
+
+    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+        """The same call."""
+        return self.function.source("numpy", arrays, params)
+
+    def padded(self, x: Any, features: int) -> Any:
+        """x with so many zeros as further features."""
+        return self.library.pad(x, [*((0, 0),) * (x.ndim - 1), (0, features)])
