@@ -29,6 +29,7 @@ from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import declared, in_order, judge, matcher, planned
 from attnkit_conformance.judge.processes import judge_in_processes
 from attnkit_conformance.judge.verify import by_kernel, judge_for
+from attnkit_conformance.like import KINDS, path_of
 from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
@@ -38,6 +39,7 @@ from attnkit_conformance.selection import find
 FINDINGS = Path("out") / "found"  # failing cases of a search
 COMPILED = ("keras-jax",)  # compiles every shape: peers judges it on the quick profile only
 SCENES = "not /pair."  # cases named in xfails/ and shown on the page of peers
+OPS = tuple(op.name for op in OPDB)
 INSTALL = "pip install 'attnkit[conformance]'"
 
 
@@ -60,6 +62,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--samples", type=Path, nargs="+", metavar="FILE", help="judge the cases that a search saved")
     run.add_argument("--workers", type=int, metavar="N", default=1, help="processes that judge; this one by default")
     run.add_argument("--seconds", type=float, metavar="S", help="judge no longer, and say how many cases are left")
+    run.add_argument("--like", choices=KINDS, help="judge functions without an adapter, by their signature")
+    run.add_argument("--device", default="", help="of torch's tensors with --like, such as cuda; a CPU by default")
+    run.add_argument("--op", default="", choices=OPS, metavar="OP", help="what a file or C function of --like computes")
     selection(run)
 
     own = commands.add_parser("verify", help="which of attnkit's kernels to trust on the GPU of this machine")
@@ -143,6 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Judge, show, and write the requested reports."""
+    args.adapters = paths_of(args)
     dtypes, names = chosen_dtypes(args.dtype), args.adapters or families.default()
     adapters = find(names)
     if args.samples or args.search is not None:
@@ -165,6 +171,17 @@ def run(args: argparse.Namespace) -> int:
     if left > 0:
         print(f"{ended[0]}: {left} of {left + len(results)} cases are not judged")
     return status or INTERRUPTED * (ended == [CTRL_C])
+
+
+def paths_of(args: argparse.Namespace) -> list[str]:
+    """The adapters named, and those of functions with `--like`."""
+    if args.like is None:
+        if args.device or args.op:
+            raise ValueError("--device and --op go with --like")
+        return list(args.adapters)
+    if not args.adapters:
+        raise ValueError(f"--like {args.like} needs a target: {KINDS[args.like]}")
+    return [path_of(args.like, target, args.device, args.op) for target in args.adapters]
 
 
 CTRL_C, INTERRUPTED = "interrupted", 130
@@ -264,6 +281,8 @@ def exchange_of_files() -> ModuleType:
 def conclude(results: list[CaseResult], adapters: Iterable[Adapter], args: argparse.Namespace) -> int:
     """Terminal, JSON, JUnit, HTML, and the exit status."""
     terminal.show(results, args.ops)
+    for adapter in adapters if args.like else ():
+        print(f"{adapter.name}: {files.described(adapter)}")
     for line in (line for adapter in adapters for line in declared.summary(adapter, results)):
         print(line)
     header = files.header(adapters, args.profile)

@@ -2,7 +2,8 @@
 
 `serves = {op: {factor: levels}}` names levels of the grammar of an op beside those of a plain call. Lengths, widths
 and values are not restricted, nor are layouts unless some are named; dtypes are those of its `dtypes`. The key
-"derivatives" names some of the optional methods.
+"derivatives" names some of the optional methods. With "may_refuse": True a call inside may be refused too, for a reason
+that levels do not name, such as its lengths.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from attnkit_conformance.scenes.layouts import dense, with_layouts
 OF_EVERYONE = ("shape", "width", "values", "laid")
 NOT_JUDGED = ("dtype", "poison", "cotangents")  # a plain call has no padding to poison, and refuses no gradient
 NOT_REFUSED = ("layout",)  # arrays of another may be copied
+NOT_FACTORS = ("derivatives", "may_refuse")
 OUTSIDE = "outside."
 
 
@@ -49,7 +51,7 @@ def grammar(adapter: Adapter, op: Op, array: str = "pairs") -> Grammar:
     """The grammar of an op within what an adapter declares; ValueError for unknown factors or levels."""
     whole = rows.grammar(op, array)
     declared = adapter.serves[op.name]  # type: ignore[attr-defined]
-    levels_of = {name: levels for name, levels in declared.items() if name != "derivatives"}
+    levels_of = {name: levels for name, levels in declared.items() if name not in NOT_FACTORS}
     everyone = OF_EVERYONE if "layout" in levels_of else (*OF_EVERYONE, "layout")
     free = {name: whole.factors[name] for name in everyone if name in whole.factors}
     plain = {name: (whole.plain[name], *levels_of.get(name, ())) for name in whole.factors if name not in free}
@@ -95,7 +97,8 @@ def check_all(
         return
     for sample in samples(adapter, op, profile, dtypes):
         if keep(sample.id):
-            yield inside(core.check(adapter, draw_case(sample)))
+            result = core.check(adapter, draw_case(sample))
+            yield result if adapter.serves[op.name].get("may_refuse") else inside(result)  # type: ignore[attr-defined]
     plain = {**grammar(adapter, op).plain}
     for name, level in (choice for choice in outside(adapter, op) if choice[0] not in NOT_REFUSED):
         for sample in rows.samples_of(op, OUTSIDE, [{**plain, name: level}]) if plain["dtype"] in dtypes else ():

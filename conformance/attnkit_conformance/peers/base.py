@@ -41,19 +41,26 @@ def visible_pairs(arrays: Arrays, params: Arrays) -> np.ndarray | None:
     terms: list[np.ndarray] = []
     if params.get("causal"):
         terms.append(j <= i + (0 if params["causal"] == "upper_left" else S - L))
-    left, right = params.get("window", (None, None))
+    left, right = params.get("window") or (None, None)
     if left is not None:
         terms.append(j - (i + S - L) >= -left)
     if right is not None:
         terms.append(j - (i + S - L) <= right)
-    masks = {name: np.asarray(arrays[name]) for name in ("mask", "key_lengths", "query_mask") if name in arrays}
-    if "mask" in masks:
-        terms.append(masks["mask"])
-    if "key_lengths" in masks:
-        terms.append(j < masks["key_lengths"][..., None, None])
-    if "query_mask" in masks:
-        terms.append(masks["query_mask"][..., None])
+    if "mask" in arrays:
+        terms.append(np.asarray(arrays["mask"]))
+    if (lengths := key_lengths(arrays, params)) is not None:
+        terms.append(j < lengths[..., None, None])
+    if "query_mask" in arrays:
+        terms.append(np.asarray(arrays["query_mask"])[..., None])
     total = None
     for part in terms:
         total = part if total is None else total & part
     return total
+
+
+def key_lengths(arrays: Arrays, params: Arrays) -> np.ndarray | None:
+    """The numbers of visible keys (A3): an array, or a plain number as a parameter, which may be one of any size."""
+    given = arrays.get("key_lengths", params.get("key_lengths"))
+    if isinstance(given, int):
+        given = min(given, arrays["k"].shape[-2])
+    return None if given is None else np.asarray(given)
