@@ -1,10 +1,11 @@
 """python -m attnkit_conformance COMMAND: run, verify, table, unnoticed, transforms, surroundings, mutate, export,
-vectors, compare or peers."""
+vectors, compare, validate, badge, scoreboard or peers."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import math
 import os
 import sys
@@ -33,12 +34,13 @@ from attnkit_conformance.like import KINDS, path_of
 from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
-from attnkit_conformance.report import files, table, terminal, trust, unnoticed
+from attnkit_conformance.report import badge, files, saved, scoreboard, table, terminal, trust, unnoticed
 from attnkit_conformance.selection import find
 
 FINDINGS = Path("out") / "found"  # failing cases of a search
 COMPILED = ("keras-jax",)  # compiles every shape: peers judges it on the quick profile only
 SCENES = "not /pair."  # cases named in xfails/ and shown on the page of peers
+MAX_FAULTS = 20  # of a file that are shown
 OPS = tuple(op.name for op in OPDB)
 INSTALL = "pip install 'attnkit[conformance]'"
 
@@ -56,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--json", type=Path, help="write every verdict as JSON")
     run.add_argument("--junit", type=Path, help="write JUnit XML")
     run.add_argument("--html", type=Path, help="write one self-contained page")
+    run.add_argument("--badge", type=Path, metavar="FILE", help="write a badge, an SVG")
     run.add_argument("--search", type=float, metavar="SECONDS", help="judge drawn cases instead of the fixed ones")
     run.add_argument("--seed", type=int, default=0, help="of the search; the same seed draws the same cases")
     run.add_argument("--save", type=Path, metavar="DIR", default=FINDINGS, help=f"where failures are saved: {FINDINGS}")
@@ -107,6 +110,17 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("folder", type=Path, metavar="DIR", help="what export wrote")
     compare.add_argument("theirs", type=Path, metavar="THEIRS", help="folder or file of safetensors, same names")
 
+    check = commands.add_parser("validate", help="check files that run --json wrote")
+    check.add_argument("files", type=Path, nargs="+", metavar="FILE")
+
+    mark = commands.add_parser("badge", help="a badge from a file that run --json wrote")
+    mark.add_argument("file", type=Path, metavar="FILE")
+    mark.add_argument("--svg", type=Path, default=Path("attnkit.svg"), help="the badge: attnkit.svg")
+
+    board = commands.add_parser("scoreboard", help="a page from many files that run --json wrote")
+    board.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    board.add_argument("--html", type=Path, default=Path("out/scoreboard.html"), help="the page: out/scoreboard.html")
+
     others = commands.add_parser("peers", help="judge other people's implementations and make a page of disagreements")
     others.add_argument("names", nargs="*", metavar="PEER", help="entmax, torch_sdpa-math, ...; all by default")
     others.add_argument("--html", type=Path, default=Path("out/peers.html"), help="the page")
@@ -138,6 +152,9 @@ def main(arguments: list[str] | None = None) -> int:
             "export": export,
             "vectors": write_vectors,
             "compare": compare,
+            "validate": validate,
+            "badge": write_badge,
+            "scoreboard": write_scoreboard,
             "peers": peers,
         }
         return commands[args.command](args)
@@ -285,13 +302,54 @@ def conclude(results: list[CaseResult], adapters: Iterable[Adapter], args: argpa
         print(f"{adapter.name}: {files.described(adapter)}")
     for line in (line for adapter in adapters for line in declared.summary(adapter, results)):
         print(line)
-    header = files.header(adapters, args.profile)
-    for path, render in ((args.json, files.as_json), (args.junit, files.as_junit), (args.html, files.as_html)):
+    header = files.header(adapters, args.profile, None if args.search is None else args.seed)
+    writers = (
+        (args.json, files.as_json), (args.junit, files.as_junit), (args.html, files.as_html), (args.badge, as_badge),
+    )  # fmt: skip
+    for path, render in writers:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(render(results, header))
             print(f"written: {path}")
     return int(any(result.status == "fail" for result in results))
+
+
+def as_badge(results: list[CaseResult], header: files.Header) -> str:
+    """The badge of a run."""
+    return badge.badge(json.loads(files.as_json(results, header)))
+
+
+def validate(args: argparse.Namespace) -> int:
+    """Show what is wrong with files of verdicts; exit status 1 if anything is."""
+    wrong = False
+    for path in args.files:
+        faults = saved.every_fault(path)
+        for fault in faults[:MAX_FAULTS]:
+            print(f"{path}: {fault}")
+        if len(faults) > MAX_FAULTS:
+            print(f"{path}: and {len(faults) - MAX_FAULTS:,} more faults")
+        if not faults:
+            print(f"{path}: {len(saved.read(path)['results']):,} verdicts, no fault")
+        wrong = wrong or bool(faults)
+    return int(wrong)
+
+
+def write_badge(args: argparse.Namespace) -> int:
+    """Write the badge of a file of verdicts."""
+    return written(args.svg, badge.badge(saved.read(args.file)))
+
+
+def write_scoreboard(args: argparse.Namespace) -> int:
+    """Write the page of many files of verdicts."""
+    return written(args.html, scoreboard.page(args.files))
+
+
+def written(path: Path, text: str) -> int:
+    """Write a file, and say so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    print(f"written: {path}")
+    return 0
 
 
 def show_table(args: argparse.Namespace) -> int:

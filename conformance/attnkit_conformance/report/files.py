@@ -26,14 +26,19 @@ from attnkit_conformance.judge.verdicts import counts, percent, worst
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.report import axes
 
+FORMAT = "attnkit_conformance/1"  # of --json; raised when older readers cannot read it
+SEMANTICS = 1  # of docs/semantics.md; raised when the result of a valid call changes
 LIBRARIES = ("attnkit", "numpy", "torch", "jax", "cupy", "array_api_strict")
 TEMPLATE = Path(__file__).parent / "report.html"
 Header = dict[str, Any]
 
 
-def header(adapters: Iterable[Adapter], profile: str) -> Header:
-    """Versions, machine, and the extent of the run."""
+def header(adapters: Iterable[Adapter], profile: str, seed: int | None = None) -> Header:
+    """Versions, machine, and the extent of the run; the seed of one that draws."""
     return {
+        "format": FORMAT,
+        "semantics": SEMANTICS,
+        "seed": seed,
         "profile": profile,
         "versions": {name: version(name) for name in LIBRARIES if find_spec(name)},
         "python": platform.python_version(),
