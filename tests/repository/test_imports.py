@@ -62,13 +62,18 @@ RULES = {
     "conformance/attnkit_conformance/peers": (
         "numpy scipy torch jax entmax keras transformers einops attnkit_reference attnkit_conformance"
     ),
+    "conformance/attnkit_conformance/bases": "numpy torch jax attnkit_conformance",
+    "conformance/attnkit_conformance/like": "numpy torch jax attnkit_conformance",
+    "conformance/attnkit_conformance/pytest.py": "pytest attnkit_conformance",
     "benchmarks": "torch triton jax cupy numpy attnkit attnkit_conformance attnkit_experiments benchmarks rich entmax",
     "experiments": (
         "torch numpy scipy attnkit attnkit_experiments tyro rich PIL matplotlib sacrebleu sacremoses safetensors"
         " sklearn tokenizers webdataset"
     ),
 }
-EXEMPT = [ROOT / "conformance/attnkit_conformance" / room for room in ("adapters", "peers")]
+EXEMPT = [
+    ROOT / "conformance/attnkit_conformance" / room for room in ("adapters", "bases", "like", "peers", "pytest.py")
+]
 PACKAGES = {
     "attnkit": ".",
     "attnkit_reference": "reference",
@@ -106,7 +111,7 @@ def allowed(name: str, rule: set[str]) -> bool:
 @pytest.mark.parametrize("folder", RULES)
 def test_import_rules(folder):
     rule, place = {*RULES[folder].split()}, ROOT / folder
-    files = [path for path in modules(place) if place in EXEMPT or not {*path.parents} & {*EXEMPT}]
+    files = [path for path in modules(place) if place in EXEMPT or not {path, *path.parents} & {*EXEMPT}]
     assert files, f"no module below {folder}"
     for path in files:
         for name in imported(ast.parse(path.read_text())):
@@ -221,3 +226,24 @@ def test_a_numpy_call_loads_only_numpy():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "['numpy']"
+
+
+WITHOUT = ("torch", "jax", "jaxlib", "rich", "pytest", "ml_dtypes", "safetensors")
+"""What the kit does without, where nobody asks for it."""
+
+
+@pytest.mark.parametrize(
+    ("module", "missing"),
+    [("__main__", None), ("bases.c", None), ("like.c", None), ("bases.torch", "torch"), ("pytest", "pytest")],
+)
+def test_the_kit_imports_without_other_libraries(module, missing):
+    """Where they are missing; and what is of one of them says so, which shows that they are."""
+    code = (
+        f"import sys\nfor name in {WITHOUT!r}: sys.modules[name] = None\n"
+        f"import attnkit_conformance.{module}\nprint(sorted(x for x in {WITHOUT!r} if sys.modules[x] is not None))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if missing is None:
+        assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+    else:
+        assert f"import of {missing} halted" in done.stderr

@@ -8,7 +8,8 @@ that levels do not name, such as its lengths.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from attnkit_conformance import core
@@ -63,19 +64,47 @@ def grammar(adapter: Adapter, op: Op, array: str = "pairs") -> Grammar:
 
 def samples(adapter: Adapter, op: Op, profile: str, dtypes: Iterable[str]) -> Iterator[Sample]:
     """The rows of a profile within the declaration, including pairs on lengths that cross tiles in the quick one."""
-    small = grammar(adapter, op)
-    pairs = plain_pairs(small)
-    arrays = {"pair.": with_layouts(small, pairs, (small.plain,))}
-    if rows.shapes_of(op, "tiles"):
-        tiled = grammar(adapter, op, "tiles")
-        arrays["tile."] = with_layouts(tiled, plain_pairs(tiled), (tiled.plain,))
-    if profile == "full" and not getattr(adapter, "compiles", False):
-        arrays["triple."] = with_layouts(small, dense(small).covering(3, pairs)[len(pairs) :])
-        others = (*arrays["pair."], *arrays["triple."])
-        arrays["layout."] = small.covering(2, others)[len(others) :]
-    for prefix, array in arrays.items():
+    for prefix, array in arrays(adapter, op, profile).items():
         for dtype in dtypes:
             yield from rows.samples_of(op, prefix, [row for row in array if row["dtype"] == dtype])
+
+
+def arrays(adapter: Adapter, op: Op, profile: str) -> Mapping[str, Sequence[Row]]:
+    """The covering arrays of a declaration by the prefix of their ids. They take a tenth of a second, and are asked for
+    by each case of a plug-in: those of a declaration are kept.
+    """
+    triples = profile == "full" and not getattr(adapter, "compiles", False)
+    key = (op.name, triples, tuple(adapter.dtypes), repr(adapter.serves[op.name]))  # type: ignore[attr-defined]
+    if key not in ARRAYS:
+        ARRAYS[key] = covering_arrays(adapter, op, triples)
+    return ARRAYS[key]
+
+
+ARRAYS: dict[tuple[object, ...], Mapping[str, Sequence[Row]]] = {}
+
+
+def covering_arrays(adapter: Adapter, op: Op, triples: bool) -> Mapping[str, Sequence[Row]]:
+    """Pairs on few tokens and on those that cross tiles; triples and pairs of layouts too, if asked for."""
+    small = grammar(adapter, op)
+    pairs = dense(small).covering(2, [small.plain, *alone(small)])
+    several = {"pair.": with_layouts(small, pairs, (small.plain,))}
+    if rows.shapes_of(op, "tiles"):
+        tiled = grammar(adapter, op, "tiles")
+        several["tile."] = with_layouts(tiled, plain_pairs(tiled), (tiled.plain,))
+    if triples:
+        several["triple."] = with_layouts(small, dense(small).covering(3, pairs)[len(pairs) :])
+        others = (*several["pair."], *several["triple."])
+        several["layout."] = small.covering(2, others)[len(others) :]
+    return several
+
+
+def alone(own: Grammar) -> Iterator[Row]:
+    """Causality and windows alone on each shape: functions have arguments for them that they are called with only then,
+    and where they begin shows where there are more keys than queries, or fewer.
+    """
+    for name in (name for name in rows.ALONE if name in own.factors):
+        for level, shape in itertools.product(own.factors[name][1:], own.factors["shape"][1:]):
+            yield {**own.plain, name: level, "shape": shape}
 
 
 def plain_pairs(own: Grammar) -> tuple[Row, ...]:
