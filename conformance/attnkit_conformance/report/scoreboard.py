@@ -82,7 +82,9 @@ def conclusion(counted: Mapping[str, Count], ops: Sequence[str]) -> str:
     right = len(counted) - len(wrong) - len(mild) - len(little)
     total = sum(x.judged for x in counted.values())
     parts = [
-        f"{right} {'is' if right == 1 else 'are'} right in all that they serve" if right else "",
+        f"{right} {'is right in all that it serves' if right == 1 else 'are right in all that they serve'}"
+        if right
+        else "",
         f"{len(wrong)} {'is' if len(wrong) == 1 else 'are'} wrong somewhere" if wrong else "",
         f"{len(mild)} in tails or by a policy alone" if mild else "",
         f"of {len(little)} too little is served to say" if little else "",

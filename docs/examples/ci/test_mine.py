@@ -1,4 +1,4 @@
-"""Every case of the quick profile as a test: `pytest test_mine.py`, `pytest test_mine.py -k "mask and float32"`."""
+"""Every case of the quick profile as a test: `pytest test_mine.py`, `pytest test_mine.py -k "mask and not float64"`."""
 
 import pytest
 from mine import ADAPTER
