@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from attnkit_conformance import pytest as plugin
 from attnkit_conformance.__main__ import parser
+from tests.repository.test_commands import understand_plugin
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples" / "ci"
@@ -20,21 +20,6 @@ ACTION = yaml.safe_load((EXAMPLES / "action" / "action.yml").read_text())
 WORKFLOW = yaml.safe_load((EXAMPLES / "attention.yml").read_text())
 HERE = "./.github/actions/judge-attention"
 LIKE = "inputs.like && format('--like {0}', inputs.like)"
-
-
-class Options:
-    """Stands for pytest's parser: the options of the plug-in as those of a command."""
-
-    def __init__(self) -> None:
-        self.parser = argparse.ArgumentParser(exit_on_error=False)
-        self.parser.add_argument("-p")
-        self.addoption = self.parser.add_argument
-
-    def getgroup(self, *names: str) -> "Options":
-        return self
-
-    def addini(self, *names: str, **kinds: Any) -> None:
-        pass
 
 
 def understand(command: str) -> None:
@@ -48,9 +33,7 @@ def understand(command: str) -> None:
         for name in re.findall(r"attnkit\[(\w+)\]", " ".join(given)):
             assert name in extras, command
     elif module == "pytest":
-        options = Options()
-        plugin.pytest_addoption(options)  # type: ignore[arg-type]
-        assert options.parser.parse_args(given).p == plugin.__name__
+        understand_plugin(given)
     else:
         assert module == "attnkit_conformance", command
         parser().parse_args(given)
@@ -93,6 +76,20 @@ def test_the_workflow_runs_commands_that_there_are() -> None:
             check_action(ACTION, step["with"])
     assert sum("run" in step for step in steps) == 5
     assert sum(step.get("uses") == HERE for step in steps) == 1
+
+
+def test_what_the_page_shows_is_understood() -> None:
+    """Steps of a job; of what is given to the action, the names."""
+    page = (ROOT / "docs" / "in-your-ci.md").read_text()
+    steps = [
+        step for block in re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL) for step in yaml.safe_load(block)
+    ]
+    assert len(steps) == 3
+    for step in steps:
+        if "run" in step:
+            understand(step["run"])
+        else:
+            check_action(ACTION, step["with"])
 
 
 @pytest.mark.parametrize(

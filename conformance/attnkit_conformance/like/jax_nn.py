@@ -52,7 +52,7 @@ class Called(JaxNn):
         own = hidden_by_name(arrays, params)
         if own is not None and all(name in self.takes for name in own):
             return {**options, **own}
-        seen = np.broadcast_to(visible_pairs(arrays, params), pairs_of(arrays))
+        seen = np.broadcast_to(np.asarray(visible_pairs(arrays, params)), pairs_of(arrays))
         return {**options, "mask": jax.numpy.asarray(seen)}
 
     def outputs(self, arrays: Arrays, params: Arrays) -> Any:
@@ -104,8 +104,9 @@ class Like(JaxAdapter):
     def __init__(self, name: str, function: Callable[..., Any], takes: Collection[str]) -> None:
         self.name, self.peer = name, Called(name, function, takes)
         on_cpu = jax.default_backend() == "cpu"  # not all of which multiply float16
+        doubles = jax.dtypes.canonicalize_dtype(np.float64) == np.float64  # JAX_ENABLE_X64
         half = ("bfloat16",) if on_cpu else ("bfloat16", "float16")
-        self.dtypes = (*(("float64",) if jax.config.jax_enable_x64 else ()), "float32", *half)
+        self.dtypes = (*(("float64",) if doubles else ()), "float32", *half)
         self.forward_only = no_gradient(function)
         self.serves = served(self.ops[0], *levels(takes), self.without)
         self.description = described("called like jax.nn.dot_product_attention", takes, KEYWORDS, self.forward_only)
@@ -150,7 +151,7 @@ def levels(takes: Collection[str]) -> tuple[tuple[str, ...], dict[str, tuple[str
     """The factors of which functions with these arguments take every level, and of others some. Without a mask lengths
     of items, causality and windows are refused where JAX means something else by them.
     """
-    some = {"scale": NUMBERS} if "scale" in takes else {}
+    some: dict[str, tuple[str, ...]] = {"scale": NUMBERS} if "scale" in takes else {}
     every = ("batch", "heads", *(("bias",) if "bias" in takes else ()))
     if "mask" in takes:
         return (*every, *HIDING), some

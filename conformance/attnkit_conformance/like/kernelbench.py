@@ -28,8 +28,8 @@ def adapter(target: str, device: str = "cpu", op: str = "") -> Like:
     name = next((name for name in CLASSES if hasattr(module, name)), None)
     if name is None:
         raise ValueError(f"{target} has neither a class {' nor '.join(CLASSES)}")
-    inputs = getattr(module, "get_init_inputs", list)() or ()
-    model = getattr(module, name)(*inputs).to(device)
+    inputs = module.get_init_inputs() if hasattr(module, "get_init_inputs") else ()
+    model = getattr(module, name)(*(inputs or ())).to(device)
     own = {ALIASES[given]: given for given in inspect.signature(model.forward).parameters if given in ALIASES}
 
     def function(q: Any, k: Any, v: Any, **options: Any) -> Any:

@@ -59,7 +59,7 @@ class Like(TorchAdapter):
 
 def levels(takes: Collection[str], biased: bool) -> tuple[list[str], dict[str, tuple[str, ...]]]:
     """The factors of which functions with these arguments take every level, and of others some."""
-    every, some = ["batch"], {}
+    every, some = ["batch"], dict[str, tuple[str, ...]]()
     if "scale" in takes:
         some["scale"] = NUMBERS
     if "enable_gqa" in takes:
