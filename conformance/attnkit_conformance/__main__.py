@@ -19,6 +19,7 @@ from typing import Any
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters import device, families, transforms
+from attnkit_conformance.adapters.like import KINDS, path_of
 from attnkit_conformance.adapters.mutation import report as mutation_report
 from attnkit_conformance.adapters.mutation.areas import AREAS
 from attnkit_conformance.adapters.mutation.copies import Copies
@@ -30,7 +31,6 @@ from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import declared, in_order, judge, matcher, planned
 from attnkit_conformance.judge.processes import judge_in_processes
 from attnkit_conformance.judge.verify import by_kernel, judge_for
-from attnkit_conformance.like import KINDS, path_of
 from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
