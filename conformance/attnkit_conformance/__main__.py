@@ -1,10 +1,11 @@
 """python -m attnkit_conformance COMMAND: run, verify, table, unnoticed, planted, transforms, surroundings, mutate,
-export, vectors, compare or peers."""
+export, vectors, compare, validate, badge, scoreboard or peers."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import math
 import os
 import secrets
@@ -23,6 +24,7 @@ from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters import device, families, transforms
 from attnkit_conformance.adapters.base import Absent
 from attnkit_conformance.adapters.isolated import LIMIT
+from attnkit_conformance.adapters.like import KINDS, path_of
 from attnkit_conformance.adapters.mutation import report as mutation_report
 from attnkit_conformance.adapters.mutation.areas import AREAS
 from attnkit_conformance.adapters.mutation.copies import Copies
@@ -41,12 +43,14 @@ from attnkit_conformance.model import grades
 from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
-from attnkit_conformance.report import files, table, terminal, trust, unnoticed
+from attnkit_conformance.report import badge, files, saved, scoreboard, table, terminal, trust, unnoticed
 from attnkit_conformance.selection import Terms, find
 
 FINDINGS = Path("out") / "found"  # failing cases of a search
 COMPILED = ("keras-jax",)  # compiles every shape: peers judges it on the quick profile only
 PAIRS = "/pair."  # of options: beside the scenes, which have none
+MAX_FAULTS = 20  # of a file that are shown
+OPS = tuple(op.name for op in OPDB)
 INSTALL = "pip install 'attnkit[conformance]'"
 
 
@@ -63,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--json", type=Path, help="write every verdict as JSON")
     run.add_argument("--junit", type=Path, help="write JUnit XML")
     run.add_argument("--html", type=Path, help="write one self-contained page")
+    run.add_argument("--badge", type=Path, metavar="FILE", help="write a badge, an SVG")
     run.add_argument("--search", type=float, metavar="SECONDS", help="judge drawn cases instead of the fixed ones")
     run.add_argument("--seed", type=int, help="the same seed draws the same cases (of the search, 0) and repeats")
     run.add_argument("--save", type=Path, metavar="DIR", default=FINDINGS, help=f"where failures are saved: {FINDINGS}")
@@ -72,6 +77,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--here", action="store_true", help="judge yours in this process, as a debugger needs it")
     run.add_argument("--limit", type=float, metavar="S", default=LIMIT, help=f"seconds for a call ({LIMIT:g})")
     run.add_argument("--calls", action="append", metavar="F", help="package.module:function that yours may not call")
+    run.add_argument("--like", choices=KINDS, help="judge functions without an adapter, by their signature")
+    run.add_argument("--device", default="", help="of torch's tensors with --like, such as cuda; a CPU by default")
+    run.add_argument("--op", default="", choices=OPS, metavar="OP", help="what a file or C function of --like computes")
     selection(run)
     threshold(run)
 
@@ -121,6 +129,17 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("theirs", type=Path, metavar="THEIRS", help="folder or file of safetensors, same names")
     threshold(compare)
 
+    check = commands.add_parser("validate", help="check files that run --json wrote")
+    check.add_argument("files", type=Path, nargs="+", metavar="FILE")
+
+    mark = commands.add_parser("badge", help="a badge from a file that run --json wrote")
+    mark.add_argument("file", type=Path, metavar="FILE")
+    mark.add_argument("--svg", type=Path, default=Path("attnkit.svg"), help="the badge: attnkit.svg")
+
+    board = commands.add_parser("scoreboard", help="a page from many files that run --json wrote")
+    board.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    board.add_argument("--html", type=Path, default=Path("out/scoreboard.html"), help="the page: out/scoreboard.html")
+
     others = commands.add_parser("peers", help="judge other people's implementations and make a page of disagreements")
     others.add_argument("names", nargs="*", metavar="PEER", help="entmax, torch_sdpa-math, ...; all by default")
     others.add_argument("--html", type=Path, default=Path("out/peers.html"), help="the page")
@@ -163,6 +182,9 @@ def main(arguments: list[str] | None = None) -> int:
             "export": export,
             "vectors": write_vectors,
             "compare": compare,
+            "validate": validate,
+            "badge": write_badge,
+            "scoreboard": write_scoreboard,
             "peers": peers,
         }
         return commands[args.command](args)
@@ -173,6 +195,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Judge, show, and write the requested reports."""
+    args.adapters = paths_of(args)
     dtypes, names = chosen_dtypes(args.dtype), args.adapters or families.default()
     look_up = partial(find, terms=terms_of(args))
     adapters = look_up(names)
@@ -203,6 +226,17 @@ def terms_of(args: argparse.Namespace) -> Terms:
     """How adapters by path are judged; without a seed, repeats have values that nobody knows beforehand."""
     seed = secrets.randbelow(2**32) if args.seed is None else args.seed
     return Terms(args.here, args.limit, tuple(args.calls or ()), seed)
+
+
+def paths_of(args: argparse.Namespace) -> list[str]:
+    """The adapters named, and those of functions with `--like`."""
+    if args.like is None:
+        if args.device or args.op:
+            raise ValueError("--device and --op go with --like")
+        return list(args.adapters)
+    if not args.adapters:
+        raise ValueError(f"--like {args.like} needs a target: {KINDS[args.like]}")
+    return [path_of(args.like, target, args.device, args.op) for target in args.adapters]
 
 
 CTRL_C, INTERRUPTED = "interrupted", 130
@@ -304,12 +338,17 @@ def exchange_of_files() -> ModuleType:
 def conclude(results: list[CaseResult], adapters: Iterable[Adapter], args: argparse.Namespace) -> int:
     """Terminal, JSON, JUnit, HTML, and the exit status."""
     terminal.show(results, args.ops)
+    for adapter in adapters if args.like else ():
+        print(f"{adapter.name}: {files.described(adapter)}")
     for line in (line for adapter in adapters for line in declared.summary(adapter, results)):
         print(line)
     for adapter in (adapter for adapter in adapters if core.declined(adapter)):
         print(f"{adapter.name} does not promise: {', '.join(core.declined(adapter))}")
-    header = files.header(adapters, args.profile)
-    for path, render in ((args.json, files.as_json), (args.junit, files.as_junit), (args.html, files.as_html)):
+    header = files.header(adapters, args.profile, None if args.search is None else args.seed)
+    writers = (
+        (args.json, files.as_json), (args.junit, files.as_junit), (args.html, files.as_html), (args.badge, as_badge),
+    )  # fmt: skip
+    for path, render in writers:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(render(results, header))
@@ -323,6 +362,44 @@ def exit_status(results: list[CaseResult], adapters: Iterable[Adapter], threshol
         return 1
     if any(result.status == "fail" for result in results):
         print(f"exit status 0: these grades do not count without --fail-on {list(grade_counts(results))[-1]}")
+    return 0
+
+
+def as_badge(results: list[CaseResult], header: files.Header) -> str:
+    """The badge of a run."""
+    return badge.badge(json.loads(files.as_json(results, header)))
+
+
+def validate(args: argparse.Namespace) -> int:
+    """Show what is wrong with files of verdicts; exit status 1 if anything is."""
+    wrong = False
+    for path in args.files:
+        faults = saved.every_fault(path)
+        for fault in faults[:MAX_FAULTS]:
+            print(f"{path}: {fault}")
+        if len(faults) > MAX_FAULTS:
+            print(f"{path}: and {len(faults) - MAX_FAULTS:,} more faults")
+        if not faults:
+            print(f"{path}: {len(saved.read(path)['results']):,} verdicts, no fault")
+        wrong = wrong or bool(faults)
+    return int(wrong)
+
+
+def write_badge(args: argparse.Namespace) -> int:
+    """Write the badge of a file of verdicts."""
+    return written(args.svg, badge.badge(saved.read(args.file)))
+
+
+def write_scoreboard(args: argparse.Namespace) -> int:
+    """Write the page of many files of verdicts."""
+    return written(args.html, scoreboard.page(args.files))
+
+
+def written(path: Path, text: str) -> int:
+    """Write a file, and say so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    print(f"written: {path}")
     return 0
 
 

@@ -1,5 +1,6 @@
 """Commands that the documentation shows exist, and understand what they are given there; templates are valid."""
 
+import argparse
 import re
 import shlex
 from pathlib import Path
@@ -11,6 +12,7 @@ import yaml
 import attnkit
 import attnkit_experiments.__main__ as experimenting
 import benchmarks.__main__ as benchmarking
+from attnkit_conformance import pytest as plugin
 from attnkit_conformance.__main__ import parser as conformance_parser
 from attnkit_experiments.recipes import RECIPES
 
@@ -27,6 +29,29 @@ def commands(text: str) -> list[str]:
     return [re.sub(r"\s+#.*", "", line.strip()) for line in lines if KNOWN.match(line.strip())]
 
 
+class Options:
+    """Stands for pytest's parser: the options of the kit's plug-in as those of a command."""
+
+    def __init__(self) -> None:
+        self.parser = argparse.ArgumentParser(exit_on_error=False)
+        self.addoption = self.parser.add_argument
+        for option in ("-p", "-k"):
+            self.addoption(option)
+
+    def getgroup(self, *names: str) -> "Options":
+        return self
+
+    def addini(self, *names: str, **kinds: object) -> None:
+        pass
+
+
+def understand_plugin(given: list[str]) -> None:
+    """SystemExit, ArgumentError or AssertionError for arguments of pytest that do not go with the kit's plug-in."""
+    options = Options()
+    plugin.pytest_addoption(options)
+    assert options.parser.parse_args(given).p == plugin.__name__
+
+
 def understand(command: str) -> None:
     """SystemExit or AssertionError if a command of the documentation could not be given."""
     words = shlex.split(command)
@@ -38,7 +63,9 @@ def understand(command: str) -> None:
         assert (ROOT / words[1]).exists(), command
         return
     module, given = words[words.index("-m") + 1], words[words.index("-m") + 2 :]
-    if module == "pytest":
+    if module == "pytest" and plugin.__name__ in given:
+        understand_plugin(given)
+    elif module == "pytest":
         assert all((ROOT / word).exists() for word in given if not word.startswith("-")), command
     elif module == "attnkit_conformance":
         conformance_parser().parse_args(given)

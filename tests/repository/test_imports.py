@@ -65,13 +65,14 @@ RULES = {
         " memory_efficient_attention_pytorch mlx nystrom_attention onnx onnxruntime openvino performer_pytorch"
         " reformer_pytorch ring_attention_pytorch x_transformers"
     ),
+    "conformance/attnkit_conformance/pytest.py": "pytest attnkit_conformance",
     "benchmarks": "torch triton jax cupy numpy attnkit attnkit_conformance attnkit_experiments benchmarks rich entmax",
     "experiments": (
         "torch numpy scipy attnkit attnkit_experiments tyro rich PIL matplotlib sacrebleu sacremoses safetensors"
         " sklearn tokenizers webdataset"
     ),
 }
-EXEMPT = [ROOT / "conformance/attnkit_conformance" / room for room in ("adapters", "peers")]
+EXEMPT = [ROOT / "conformance/attnkit_conformance" / room for room in ("adapters", "peers", "pytest.py")]
 PACKAGES = {
     "attnkit": ".",
     "attnkit_reference": "reference",
@@ -109,7 +110,7 @@ def allowed(name: str, rule: set[str]) -> bool:
 @pytest.mark.parametrize("folder", RULES)
 def test_import_rules(folder):
     rule, place = {*RULES[folder].split()}, ROOT / folder
-    files = [path for path in modules(place) if place in EXEMPT or not {*path.parents} & {*EXEMPT}]
+    files = [path for path in modules(place) if place in EXEMPT or not {path, *path.parents} & {*EXEMPT}]
     assert files, f"no module below {folder}"
     for path in files:
         for name in imported(ast.parse(path.read_text())):
@@ -224,3 +225,23 @@ def test_a_numpy_call_loads_only_numpy():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "['numpy']"
+
+
+WITHOUT = ("torch", "jax", "jaxlib", "rich", "pytest", "ml_dtypes", "safetensors")
+"""What the kit does without, where nobody asks for it."""
+
+
+def test_the_kit_imports_without_other_libraries():
+    """In a process that has none of them; what is of one of them says so, which shows that it has none."""
+    code = (
+        f"import importlib, sys\nfor name in {WITHOUT!r}: sys.modules[name] = None\n"
+        "for module in ('__main__', 'adapters.like.c', 'adapters.bases.torch', 'adapters.bases.jax', 'pytest'):\n"
+        "    try: importlib.import_module(f'attnkit_conformance.{module}')\n"
+        "    except ImportError as error: print(error)\n"
+        "    else: print(module)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "__main__", "adapters.like.c",
+        *(f"import of {name} halted; None in sys.modules" for name in ("torch", "jax", "pytest")),
+    ]  # fmt: skip

@@ -19,6 +19,7 @@ from attnkit_conformance.adapters.base import (
     refusing,
     refusing_by_name,
 )
+from attnkit_conformance.adapters.bases.jax import array_of, device_array
 from attnkit_conformance.adapters.derivatives import jax as transformations
 from attnkit_conformance.model.layout import MAKERS
 from attnkit_conformance.opdb import BY_NAME
@@ -61,17 +62,12 @@ class Jax(Transformed, AttnkitAdapter):
         self.options, self.number = options, next(Jax.numbers)
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
-        """On the default device. JAX would cut integers of 64 bits: they become what it has."""
-        own = jax.dtypes.canonicalize_dtype(x.dtype)
-        if x.dtype.kind in "iu" and own != x.dtype:
-            x = np.clip(x, np.iinfo(own).min, np.iinfo(own).max).astype(own)
-        return jax.device_put(x)  # jax.numpy.asarray would compile a copy for each shape
+        """On the default device."""
+        return device_array(x)
 
     def numpy(self, x: Any) -> np.ndarray:
         """Refuses anything that is not a JAX array."""
-        if not isinstance(x, jax.Array):
-            raise TypeError(f"{self.name}: expected a jax.Array, got {type(x).__module__}.{type(x).__name__}")
-        return np.asarray(x)
+        return array_of(x, self.name)
 
     def compiled(
         self, kind: str, op: str, params: Arrays, make: Callable[[], Callable[..., Any]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -18,9 +18,9 @@ from attnkit_conformance.adapters.base import (
     in_surroundings,
     refusing_by_name,
 )
+from attnkit_conformance.adapters.bases.torch import array_of, pulled_back, tensor_of
 from attnkit_conformance.adapters.derivatives import torch as transformations
-from attnkit_conformance.model.case import DTYPES, is_dtype, numpy_dtype
-from attnkit_conformance.model.memory import memory_of
+from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.opdb import BY_NAME
 
 
@@ -34,10 +34,7 @@ class Explicit(AttnkitAdapter):
 
     def array(self, x: np.ndarray, dtype: str) -> Any:
         """A tensor in the memory of `x`, or in a copy of it on the device."""
-        bfloat16 = is_dtype(x, "bfloat16")
-        x = x.view(np.uint16) if bfloat16 else x
-        tensor = torch.from_numpy(x) if self.device.type == "cpu" else on_device(x, self.device)
-        return tensor.view(torch.bfloat16) if bfloat16 else tensor
+        return tensor_of(x, self.device)
 
     @property
     def freed(self) -> Callable[[Any], Any] | None:
@@ -58,11 +55,7 @@ class Explicit(AttnkitAdapter):
 
     def numpy(self, x: Any) -> np.ndarray:
         """Refuses anything that is not a tensor on this device."""
-        if not isinstance(x, torch.Tensor) or x.device.type != self.device.type:
-            where = f" on {x.device}" if isinstance(x, torch.Tensor) else ""
-            raise TypeError(f"{self.name}: expected a tensor on {self.device}, got {type(x).__name__}{where}")
-        x = x.detach().cpu()
-        return x.view(torch.uint16).numpy().view(numpy_dtype("bfloat16")) if x.dtype == torch.bfloat16 else x.numpy()
+        return array_of(x, self.device, self.name)
 
 
 def without_storage(x: torch.Tensor) -> torch.Tensor:
@@ -70,13 +63,6 @@ def without_storage(x: torch.Tensor) -> torch.Tensor:
     x = x.clone()
     x.untyped_storage().resize_(0)
     return x
-
-
-def on_device(x: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A tensor with the strides of `x`, which `Tensor.to` keeps only if no two entries share a place."""
-    memory = memory_of(x)
-    elements = torch.from_numpy(memory.content.view(x.dtype)).to(device)
-    return elements.as_strided(x.shape, [n // x.itemsize for n in x.strides], memory.start // x.itemsize)
 
 
 class Autograd(Transformed, Explicit):
@@ -97,19 +83,6 @@ class Autograd(Transformed, Explicit):
                 differentiable(self.forward, op, arrays, params), arrays, *others
             )
         return answer
-
-
-def pulled_back(
-    outputs: Mapping[str, torch.Tensor], leaves: Mapping[str, torch.Tensor], cotangents: Arrays
-) -> dict[str, torch.Tensor]:
-    """Gradients of leaves; a leaf that no output depends on has gradient 0."""
-    live = [name for name in cotangents if outputs[name].requires_grad]
-    if not live:
-        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-    grads_of = [cotangents[name] for name in live]
-    grads = torch.autograd.grad([outputs[name] for name in live], list(leaves.values()), grads_of, allow_unused=True)
-    pairs = zip(leaves.items(), grads, strict=True)
-    return {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
 
 
 def auto() -> list[AttnkitAdapter]:

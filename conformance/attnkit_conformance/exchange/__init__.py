@@ -29,10 +29,9 @@ from attnkit_conformance.model.case import DTYPES, INTEGER, Case, compute_dtype,
 from attnkit_conformance.model.golden import draw_case, golden
 from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME, OPDB
-from attnkit_conformance.report.files import version
+from attnkit_conformance.report.files import SEMANTICS, version
 
 FORMAT = 3  # of the folder; raised when older readers cannot read it
-SEMANTICS = 1  # of docs/semantics.md; raised when the result of a valid call changes
 SUMS = "SHA256SUMS"
 ALLOWED = "allowed."  # before the name of a result
 TENSOR_DTYPES = {

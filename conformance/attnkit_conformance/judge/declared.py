@@ -4,10 +4,12 @@
 its `dtypes`. What everybody should answer, lengths, widths, values and layouts, is restricted only where some are
 named: "shape" and "width" by any numbers of tokens and of features ("128x1024", "64x64"), or lengths by rules,
 "lengths": ("equal", 8) for as many queries as keys, multiples of 8. "derivatives" names some of the optional methods.
+With "may_refuse": True a call inside may be refused too, for a reason that levels do not name.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,6 +38,7 @@ NOT_JUDGED = (
     "cotangents",
 )  # a plain call has no padding to poison, and refuses no gradient
 NOT_REFUSED = ("layout",)  # arrays of another may be copied
+NOT_FACTORS = ("derivatives", "may_refuse")
 OUTSIDE = "outside."
 
 
@@ -59,7 +62,7 @@ def derivatives(adapter: Adapter, op: Op) -> tuple[str, ...]:
 
 def grammar(adapter: Adapter, op: Op, array: str = "pairs") -> Grammar:
     """The grammar of an op within what an adapter declares; ValueError for unknown factors or levels."""
-    declared = {name: levels for name, levels in adapter.serves[op.name].items() if name != "derivatives"}  # type: ignore[attr-defined]
+    declared = {name: levels for name, levels in adapter.serves[op.name].items() if name not in NOT_FACTORS}  # type: ignore[attr-defined]
     whole = with_sizes(op, rows.grammar(op, array), declared)
     free = {name: whole.factors[name] for name in OF_EVERYONE if name in whole.factors and name not in declared}
     free |= {name: whole.factors[name] for name in rows.COUNTS if name in whole.factors}
@@ -114,25 +117,13 @@ def samples(adapter: Adapter, op: Op, profile: str, dtypes: Iterable[str], befor
     """The rows of a profile within the declaration, including pairs on lengths that cross tiles in the quick one; with
     `before` before their names.
     """
-    small = grammar(adapter, op)
-    pairs = plain_pairs(small)
-    arrays = {"pair.": with_layouts(small, pairs, (small.plain,))}
-    if rows.shapes_of(op, "tiles"):
-        tiled = grammar(adapter, op, "tiles")
-        arrays["tile."] = with_layouts(tiled, plain_pairs(tiled), (tiled.plain,))
-    dear = getattr(adapter, "compiles", False) or getattr(adapter, "emulates", False)
-    if rows.shapes_of(op, "sizes") and profile != "small" and not dear:
-        arrays["size."] = single_rows(grammar(adapter, op, "sizes"))
-    if profile == "full" and not getattr(adapter, "compiles", False):
-        arrays["triple."] = with_layouts(small, dense(small).covering(3, pairs)[len(pairs) :])
-        others = (*arrays["pair."], *arrays["triple."])
-        arrays["layout."] = small.covering(2, others)[len(others) :]
+    plain = grammar(adapter, op).plain
     known: set[str] = set()  # declared lengths may be the same in several arrays
-    for prefix, array in arrays.items():
+    for prefix, array in arrays(adapter, op, profile).items():
         for dtype in dtypes:
             own = [row for row in array if row["dtype"] == dtype]
             if op.row_case is None and prefix != "size.":
-                own = [affordable(row, small.plain) for row in own]
+                own = [affordable(row, plain) for row in own]
             for sample in rows.samples_of(op, before + prefix, own):
                 if sample.id not in known:
                     known.add(sample.id)
@@ -144,6 +135,47 @@ def affordable(row: Row, plain: Row) -> Row:
     if not is_cheap(row["shape"], row["width"]):
         row = {**row, "shape": plain["shape"]}
     return row if is_cheap(row["shape"], row["width"], SMALL) else few_heads(row)
+
+
+def arrays(adapter: Adapter, op: Op, profile: str) -> Mapping[str, Sequence[Row]]:
+    """The covering arrays of a declaration by the prefix of their ids. They take a tenth of a second, and are asked for
+    by each case of a plug-in: those of a declaration are kept.
+    """
+    large = profile != "small" and not getattr(adapter, "compiles", False) and not getattr(adapter, "emulates", False)
+    triples = profile == "full" and not getattr(adapter, "compiles", False)
+    key = (op.name, large, triples, tuple(adapter.dtypes), repr(adapter.serves[op.name]))  # type: ignore[attr-defined]
+    if key not in ARRAYS:
+        ARRAYS[key] = covering_arrays(adapter, op, large, triples)
+    return ARRAYS[key]
+
+
+ARRAYS: dict[tuple[object, ...], Mapping[str, Sequence[Row]]] = {}
+
+
+def covering_arrays(adapter: Adapter, op: Op, large: bool, triples: bool) -> Mapping[str, Sequence[Row]]:
+    """Pairs on few tokens and on those that cross tiles; if asked for, long and wide calls, triples and pairs of layouts."""
+    small = grammar(adapter, op)
+    pairs = dense(small).covering(2, [small.plain, *alone(small)])
+    several = {"pair.": with_layouts(small, pairs, (small.plain,))}
+    if rows.shapes_of(op, "tiles"):
+        tiled = grammar(adapter, op, "tiles")
+        several["tile."] = with_layouts(tiled, plain_pairs(tiled), (tiled.plain,))
+    if large and rows.shapes_of(op, "sizes"):
+        several["size."] = single_rows(grammar(adapter, op, "sizes"))
+    if triples:
+        several["triple."] = with_layouts(small, dense(small).covering(3, pairs)[len(pairs) :])
+        others = (*several["pair."], *several["triple."])
+        several["layout."] = small.covering(2, others)[len(others) :]
+    return several
+
+
+def alone(own: Grammar) -> Iterator[Row]:
+    """Causality and windows alone on each shape: functions have arguments for them that they are called with only then,
+    and where they begin shows where there are more keys than queries, or fewer.
+    """
+    for name in (name for name in rows.ALONE if name in own.factors):
+        for level, shape in itertools.product(own.factors[name][1:], own.factors["shape"][1:]):
+            yield {**own.plain, name: level, "shape": shape}
 
 
 def plain_pairs(own: Grammar) -> tuple[Row, ...]:
@@ -165,7 +197,8 @@ def check_all(
         return
     for sample in samples(adapter, op, profile, dtypes):
         if keep(sample.id):
-            yield inside(core.check(adapter, draw_case(sample)))
+            result = core.check(adapter, draw_case(sample))
+            yield result if adapter.serves[op.name].get("may_refuse") else inside(result)  # type: ignore[attr-defined]
     plain = {**grammar(adapter, op).plain}
     for name, level in (choice for choice in outside(adapter, op) if choice[0] not in NOT_REFUSED):
         for sample in rows.samples_of(op, OUTSIDE, [{**plain, name: level}]) if plain["dtype"] in dtypes else ():

@@ -26,6 +26,9 @@ class Signature(Protocol):
     @property
     def outputs(self) -> Callable[[Arrays], tuple[str, ...]]: ...
 
+    @property
+    def vjp(self) -> bool: ...
+
 
 @dataclass(frozen=True)
 class Binding:
@@ -69,7 +72,7 @@ def plain_backward(
     """op_vjp(*arrays, *cotangents, **params) -> gradients."""
     args, keywords = split(op, arrays, params)
     keywords.pop("return_lse", None)
-    of_outputs = [cotangents.get(name) for name in op.outputs(params)] if cotangents else []
+    of_outputs = [cotangents.get(name) for name in op.outputs(params)] if op.vjp else []  # weights have none
     return dict(getattr(module, op.name + suffix)(*args, *of_outputs, **keywords))
 
 

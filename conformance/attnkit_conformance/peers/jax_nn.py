@@ -8,13 +8,14 @@ Unsupported: dropout. Not judged: float64, since its softmax computes in float32
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.adapters.bases.jax import JaxAdapter
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.base import Source, refusal, visible_pairs
 
@@ -25,22 +26,17 @@ TAKEN = (
 FLOATS = ("q", "k", "v", "bias")
 
 
-class JaxNn:
-    """One function; gradients by jax.vjp."""
+class JaxNn(JaxAdapter):
+    """A function with the signature of JAX's; JAX's by default. Gradients by jax.vjp."""
 
-    ops = ("softmax_attention",)
+    ops: tuple[str, ...] = ("softmax_attention",)
+    compiles = False
 
-    def __init__(self, name: str, dtypes: tuple[str, ...]) -> None:
-        self.name, self.dtypes = name, dtypes
+    def __init__(
+        self, name: str, dtypes: tuple[str, ...], function: Callable[..., Any] = jax.nn.dot_product_attention
+    ) -> None:
+        self.name, self.dtypes, self.function = name, dtypes, function
         self.description = f"jax {jax.__version__}, jax.nn.dot_product_attention, CPU, jit, jax.vjp"
-
-    def array(self, x: np.ndarray, dtype: str) -> Any:
-        return jax.device_put(x)
-
-    def numpy(self, x: Any) -> np.ndarray:
-        if not isinstance(x, jax.Array):
-            raise TypeError(f"{self.name}: expected a jax.Array, got {type(x).__name__}")
-        return np.asarray(x)
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """Other than two leading axes, heads that broadcast, and dropout."""
@@ -53,22 +49,23 @@ class JaxNn:
             return "the lse of half types is a half type"
         return refusal(arrays, params, TAKEN)
 
-    def function(self, arrays: Arrays, params: Arrays) -> Any:
-        """The outputs as a function of q, k, v and bias."""
+    def options(self, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        """The keyword arguments of a call, but for the bias."""
         seen = visible_pairs(arrays, params)
-        shape = (*arrays["q"].shape[:-1], arrays["k"].shape[-2])
-        mask = None if seen is None else jax.numpy.asarray(np.broadcast_to(seen, shape))
-        residual = bool(params.get("return_lse"))
+        mask = None if seen is None else jax.numpy.asarray(np.broadcast_to(seen, pairs_of(arrays)))
+        scale = params.get("scale", arrays["q"].shape[-1] ** -0.5)
+        residual = {"return_residual": True} if params.get("return_lse") else {}
+        return {"mask": mask, "scale": scale, "implementation": "xla", **residual}
 
+    def outputs(self, arrays: Arrays, params: Arrays) -> Any:
+        """The outputs as a function of q, k, v and bias."""
+        options, residual = self.options(arrays, params), bool(params.get("return_lse"))
         features, values = arrays["q"].shape[-1], arrays["v"].shape[-1]
-        scale = params.get("scale", features**-0.5)
-        function: Any = jax.nn.dot_product_attention
 
         def outputs(leaves: Any) -> dict[str, Any]:
             q, k, v = (padded(leaves[name], max(features, values)) for name in ("q", "k", "v"))
-            bias = leaves.get("bias")
-            bias = None if bias is None else jax.numpy.broadcast_to(bias, shape)
-            answer = function(q, k, v, bias, mask, scale=scale, implementation="xla", return_residual=residual)
+            bias = {"bias": broadcast(leaves["bias"], pairs_of(arrays))} if "bias" in leaves else {}
+            answer = self.function(q, k, v, **bias, **options)
             o: Any = answer[0] if residual else answer
             results = {"o": jax.numpy.swapaxes(o, 1, 2)[..., :values]}
             return {**results, "lse": jax.numpy.swapaxes(answer[1], 1, 2)} if residual else results
@@ -80,14 +77,14 @@ class JaxNn:
         if reason is not None:
             raise Unsupported(reason)
         floats = {name: arrays[name] for name in FLOATS if name in arrays}
-        outputs: dict[str, Any] = jax.jit(self.function(arrays, params))(floats)
+        outputs: dict[str, Any] = jax.jit(self.outputs(arrays, params))(floats)
         return outputs
 
     def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
         if params.get("return_lse"):
             raise Unsupported("lse passes no gradient on")
         leaves = {name: arrays[name] for name in BY_NAME[op].differentiable if name in arrays}
-        function = self.function(arrays, params)
+        function = self.outputs(arrays, params)
         pull = jax.jit(lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0])
         grads: dict[str, Any] = pull(leaves, dict(cotangents))
         return grads
@@ -107,6 +104,17 @@ class JaxNn:
             options.append(f"scale={params.get('scale', features**-0.5)!r}")
         call = f"jax.nn.dot_product_attention({', '.join(('turned(q)', 'turned(k)', 'turned(v)', *options))})"
         return Source("jax", (), (f"turned = lambda x: {turn}",), f"{call}.swapaxes(1, 2){cut}", "jax.__version__")
+
+
+def pairs_of(arrays: Arrays) -> tuple[int, ...]:
+    """The shape of all pairs of queries and keys."""
+    return (*arrays["q"].shape[:-1], arrays["k"].shape[-2])
+
+
+def broadcast(x: Any, shape: tuple[int, ...]) -> Any:
+    """The array broadcast; by way of float32, so that the gradient, which is a sum, is not rounded on the way."""
+    wide = x if x.dtype.itemsize > 2 else x.astype("float32")
+    return jax.numpy.broadcast_to(wide, shape).astype(x.dtype)
 
 
 def padded(x: Any, features: int) -> Any:

@@ -10,15 +10,14 @@ import torch
 from torch.nn.functional import pad
 
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.adapters.torch import Explicit, pulled_back
-from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.adapters.bases.torch import TorchAdapter
 from attnkit_conformance.peers.base import Source, of_keys, visible_pairs
 from attnkit_conformance.peers.heads import Function
 
 Arrays = Mapping[str, Any]
 
 
-class TorchPeer:
+class TorchPeer(TorchAdapter):
     """A function of torch tensors on the CPU; gradients by autograd."""
 
     ops: tuple[str, ...] = ()
@@ -26,14 +25,6 @@ class TorchPeer:
 
     def __init__(self, name: str, dtypes: tuple[str, ...], description: str) -> None:
         self.name, self.dtypes, self.description = name, dtypes, description
-        self.door = Explicit(name, "auto", "cpu", description)
-        self.copied = self.door.copied
-
-    def array(self, x: np.ndarray, dtype: str) -> Any:
-        return self.door.array(x, dtype)
-
-    def numpy(self, x: Any) -> np.ndarray:
-        return self.door.numpy(x)
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """Why a call is not supported."""
@@ -48,11 +39,6 @@ class TorchPeer:
         if reason is not None:
             raise Unsupported(reason)
         return self.outputs(op, arrays, params)
-
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
-        names = [name for name in BY_NAME[op].differentiable if name in arrays]
-        leaves = {name: arrays[name].detach().requires_grad_() for name in names}
-        return pulled_back(self.call(op, {**arrays, **leaves}, params), leaves, cotangents)
 
 
 class TorchHeads(TorchPeer):

@@ -1,7 +1,7 @@
 """torch.nn.functional.scaled_dot_product_attention on the CPU, with each of its kernels and with torch's choice.
 
 Supported: softmax_attention, with masks, biases, causal and window passed as one attn_mask (is_causal if there is
-nothing else, and as many queries as keys), scale and grouped heads. lse, which it does not return, is not requested.
+nothing else, and it means the same), scale and grouped heads. lse, which it does not return, is not requested.
 Unsupported: dropout, which uses torch's random numbers; a bias in another dtype than q. The flash attention kernel
 needs two leading axes and as many features in v as in k (the adapter pads the shorter one with zeros and crops the
 output), and has no gradient with a bias.
@@ -10,7 +10,7 @@ output), and has no gradient with a bias.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -23,36 +23,47 @@ from attnkit_conformance.peers.base import Source, refusal
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 
 Arrays = Mapping[str, Any]
+KEYWORDS = ("attn_mask", "is_causal", "scale", "enable_gqa")
 TAKEN = ("q", "k", "v", "mask", "bias", "key_lengths", "query_mask", "causal", "window", "scale", "enable_gqa")
 
 
 class Sdpa(TorchPeer):
-    """One adapter per kernel."""
+    """A function with the signature of torch's, or with the keyword arguments `takes` of it; torch's by default."""
 
     ops = ("softmax_attention",)
     without = ("return_lse",)
 
-    def __init__(self, name: str, kernel: SDPBackend | None) -> None:
+    def __init__(
+        self, name: str, kernel: SDPBackend | None = None, function: Callable[..., Any] = scaled_dot_product_attention,
+        takes: Container[str] = KEYWORDS,
+    ) -> None:  # fmt: skip
         which = "the kernel that torch chooses" if kernel is None else f"kernel {kernel.name}"
-        function = "scaled_dot_product_attention"
-        super().__init__(name, DTYPES, f"torch {torch.__version__}, {function}, CPU, {which}, autograd")
-        self.kernel = kernel
+        description = f"torch {torch.__version__}, scaled_dot_product_attention, CPU, {which}, autograd"
+        super().__init__(name, DTYPES, description)
+        self.kernel, self.function, self.takes = kernel, function, takes
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
-        """Why a call is unsupported: arguments that torch does not take."""
+        """Why a call is unsupported: arguments that the function does not take."""
         if "bias" in arrays and arrays["bias"].dtype != arrays["q"].dtype:
             return "attn_mask has the dtype of q"
-        return refusal(arrays, params, TAKEN)
+        lacking = (f"takes no {name}" for name in self.options(arrays, params) if name not in self.takes)
+        return refusal(arrays, params, TAKEN) or next(lacking, None)
+
+    def options(self, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+        """The keyword arguments of a call: is_causal, which is aligned at the upper left, if there is nothing else."""
+        options = {name: params[name] for name in ("scale", "enable_gqa") if name in params}
+        alone = not {"mask", "bias", "key_lengths", "query_mask", "window"} & {*arrays, *params}
+        aligned = params.get("causal") == "upper_left" or arrays["q"].shape[-2] == arrays["k"].shape[-2]
+        if params.get("causal") and alone and aligned and "is_causal" in self.takes:
+            return {**options, "is_causal": True}
+        mask = attn_mask(arrays, params)
+        return options if mask is None else {**options, "attn_mask": mask}
 
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """One call."""
         q, k, v = (arrays[name] for name in ("q", "k", "v"))
-        plain = not {"mask", "bias", "key_lengths", "query_mask", "window"} & {*arrays, *params}
-        causal = bool(params.get("causal")) and plain and q.shape[-2] == k.shape[-2]
-        mask = None if causal else attn_mask(arrays, params)
-        options = {name: params[name] for name in ("scale", "enable_gqa") if name in params}
         with contextlib.nullcontext() if self.kernel is None else sdpa_kernel(self.kernel):
-            return {"o": scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, **options)}
+            return {"o": self.function(q, k, v, **self.options(arrays, params))}
 
     def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
         """The same call."""
@@ -110,7 +121,7 @@ def attn_mask(arrays: Arrays, params: Arrays) -> torch.Tensor | None:
 def adapters() -> list[Any]:
     """One adapter per CPU kernel."""
     return [
-        Sdpa("torch_sdpa-auto", None),
+        Sdpa("torch_sdpa-auto"),
         Sdpa("torch_sdpa-math", SDPBackend.MATH),
         Flash("torch_sdpa-flash", SDPBackend.FLASH_ATTENTION),
     ]

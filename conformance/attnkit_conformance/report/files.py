@@ -36,6 +36,8 @@ from attnkit_conformance.judge.verdicts import (
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.report import axes
 
+FORMAT = "attnkit_conformance/1"  # of --json; raised when older readers cannot read it
+SEMANTICS = 1  # of docs/semantics.md; raised when the result of a valid call changes
 LIBRARIES = ("attnkit", "numpy", "torch", "jax", "cupy", "array_api_strict")
 TEMPLATE = Path(__file__).parent / "report.html"
 ROOM = 300_000  # characters of texts of adapters on a page
@@ -43,9 +45,12 @@ BRIEF = 100  # of each text behind that
 Header = dict[str, Any]
 
 
-def header(adapters: Iterable[Adapter], profile: str) -> Header:
-    """Versions, machine, and the extent of the run."""
+def header(adapters: Iterable[Adapter], profile: str, seed: int | None = None) -> Header:
+    """Versions, machine, and the extent of the run; the seed of one that draws."""
     return {
+        "format": FORMAT,
+        "semantics": SEMANTICS,
+        "seed": seed,
         "profile": profile,
         "versions": {name: version(name) for name in LIBRARIES if find_spec(name)},
         "python": platform.python_version(),
@@ -128,9 +133,9 @@ def record(result: CaseResult) -> dict[str, Any]:
 def as_json(results: list[CaseResult], head: Header) -> str:
     """Everything, one record per verdict."""
     totals = {status: sum(result.status == status for result in results) for status in STATUSES}
-    counts = {"totals": totals, "grades": grade_counts(results)}
-    counts["shares"] = {name: finite(part) for name, part in shares(results).items()}
-    return json.dumps({**head, **counts, "results": [record(r) for r in results]}, indent=1) + "\n"
+    met = {name: finite(part) for name, part in shares(results).items()}
+    extent = {"totals": totals, "grades": grade_counts(results), "shares": met}
+    return json.dumps({**head, **extent, "results": [record(r) for r in results]}, indent=1) + "\n"
 
 
 def as_junit(results: list[CaseResult], head: Header) -> str:

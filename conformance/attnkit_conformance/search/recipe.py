@@ -225,7 +225,7 @@ def drawn_layouts(op: Op, sharing: bool, rng: random.Random) -> dict[str, str]:
 # --------------------------------------------------------------------------------------------------- scenes
 
 
-def scene_draw(op: Op, name: str, recipe: Recipe) -> Callable[[int], Case]:
+def scene_draw(op: Op, name: str, recipe: Recipe) -> Callable[..., Case]:
     """The draw of a scene: that of a row of fixed ones, with other leading axes and numbers."""
     row = {factor: level for factor, level in recipe.row.items() if factor != LEAD and factor not in BESIDE}
     own = {factor: level for factor, level in row.items() if factor in op.own}
@@ -233,7 +233,11 @@ def scene_draw(op: Op, name: str, recipe: Recipe) -> Callable[[int], Case]:
     scene = replace(scene, lead=lead_of(row, recipe.row.get(LEAD)), params=varied(scene, recipe.seed))
     own |= {"fields": rows.FIELDS[own["fields"]]} if "fields" in own else {}
     variant = {factor: level for factor, level in own.items() if level is not None}
-    return lambda halvings, again=0: attention_case(op, scene, variant, "", recipe.dtype, ATTEMPTS)
+
+    def draw(halvings: int, again: int = 0) -> Case:
+        return attention_case(op, scene, variant, "", recipe.dtype, ATTEMPTS)
+
+    return draw
 
 
 def lead_of(row: Row, lead: Any) -> tuple[tuple[int, ...], ...]:

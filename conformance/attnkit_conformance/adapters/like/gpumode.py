@@ -1,0 +1,18 @@
+"""Files in the format of GPU MODE's problems: a function custom_kernel(data), data being the tuple (q, k, v)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attnkit_conformance.adapters.like.files import module_at
+from attnkit_conformance.adapters.like.sdpa import Like
+
+
+def adapter(target: str, device: str = "cpu", op: str = "") -> Like:
+    """The adapter of a file; the problem's task.py belongs beside it if it imports one."""
+    custom_kernel = module_at(target).custom_kernel
+
+    def function(q: Any, k: Any, v: Any) -> Any:
+        return custom_kernel((q, k, v))
+
+    return Like(target, "custom_kernel of a file for GPU MODE", function, (), device, op)

@@ -1,0 +1,67 @@
+"""A badge as SVG: what a file of verdicts says, in a few words and a colour."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+from attnkit_conformance.report.shares import Count, count, percent
+
+GREEN, AMBER, RED, GREY = "#1a7f4b", "#b36b00", "#c8322f", "#6b7280"
+LEFT = "attnkit"
+HEIGHT, MARGIN = 20, 6
+NARROW, WIDE = set("iljtfrI.,:;!'|() "), set("mwMW%")
+
+
+def badge(data: Mapping[str, Any]) -> str:
+    """The badge of a file of verdicts (`saved.read`).
+
+    Green "softmax 1,234 pass" if nothing is wrong; amber if only tails or policies are; red "softmax 3 of 1,234 wrong";
+    grey "softmax 12 % served" if less than a third of the profile was met and nothing of it is wrong.
+    """
+    text, colour = message(data)
+    return drawn(LEFT, text, colour)
+
+
+def message(data: Mapping[str, Any]) -> tuple[str, str]:
+    """The words, and their colour."""
+    results = data["results"]
+    ops = list(dict.fromkeys(result["op"] for result in results if result["status"] != "unsupported"))
+    subject = ops[0].removesuffix("_attention").replace("_", " ") if len(ops) == 1 else f"{len(ops)} ops"
+    return worded(subject, count(results))
+
+
+def worded(subject: str, counted: Count) -> tuple[str, str]:
+    """The words about a subject, and their colour."""
+    if counted.severe:
+        return f"{subject} {counted.severe:,} of {counted.judged:,} wrong", RED
+    if not counted.enough:
+        return f"{subject} {percent(counted.share)} served", GREY
+    if counted.mild:
+        return f"{subject} {counted.right:,} pass, {counted.mild:,} mild", AMBER
+    return f"{subject} {counted.right:,} pass", GREEN
+
+
+def drawn(left: str, right: str, colour: str) -> str:
+    """Two words side by side. Each has its length prescribed, so that no font goes beyond its half."""
+    a, b = (length(text) + 2 * MARGIN for text in (left, right))
+    title = html.escape(f"{left}: {right}")
+    words = "".join(
+        f'<text x="{start + MARGIN}" y="14" textLength="{width - 2 * MARGIN}" lengthAdjust="spacingAndGlyphs">'
+        f"{html.escape(text)}</text>"
+        for text, start, width in ((left, 0, a), (right, a, b))
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{a + b}" height="{HEIGHT}" role="img" aria-label="{title}">'
+        f"<title>{title}</title>"
+        f'<clipPath id="r"><rect width="{a + b}" height="{HEIGHT}" rx="4"/></clipPath>'
+        f'<g clip-path="url(#r)"><rect width="{a}" height="{HEIGHT}" fill="#30343c"/>'
+        f'<rect x="{a}" width="{b}" height="{HEIGHT}" fill="{colour}"/></g>'
+        f'<g fill="#fff" font-family="system-ui,sans-serif" font-size="12">{words}</g></svg>\n'
+    )
+
+
+def length(text: str) -> int:
+    """About how long a text is in pixels, at 12 pixels."""
+    return round(sum(4 if x in NARROW else 10 if x in WIDE else 7 for x in text))

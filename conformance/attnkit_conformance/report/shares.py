@@ -1,0 +1,60 @@
+"""What implementations serve, and what of that is right, counted from saved verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MILD = ("tail", "policy")
+"""Grades of failures in which the definition and the implementation agree but in tails or special values."""
+ENOUGH = 1 / 3
+"""The share of a profile below which a run does not count as passed."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """Verdicts: right, wrong (all failures, expected ones too), of these in tails or by a policy alone, and refused."""
+
+    right: int = 0
+    wrong: int = 0
+    mild: int = 0
+    refused: int = 0
+
+    @property
+    def judged(self) -> int:
+        """Verdicts on calls that were served."""
+        return self.right + self.wrong
+
+    @property
+    def share(self) -> float:
+        """The part of the verdicts that is on calls that were served."""
+        return self.judged / max(self.judged + self.refused, 1)
+
+    @property
+    def enough(self) -> bool:
+        """Whether so much is served that one may speak of a pass."""
+        return self.share >= ENOUGH
+
+    @property
+    def severe(self) -> int:
+        """Failures that are more than tails and policies."""
+        return self.wrong - self.mild
+
+
+def count(results: Iterable[Mapping[str, Any]]) -> Count:
+    """The count of some saved verdicts."""
+    right = wrong = mild = refused = 0
+    for result in results:
+        right += result["status"] == "pass"
+        refused += result["status"] == "unsupported"
+        if result["status"] in ("fail", "xfail"):
+            wrong += 1
+            mild += result.get("grade") in MILD
+    return Count(right, wrong, mild, refused)
+
+
+def percent(share: float) -> str:
+    """A share as text: 0 % and 100 % are nothing and all."""
+    rounded = round(100 * share)
+    return f"{min(max(rounded, 1), 99) if 0 < share < 1 else rounded} %"
