@@ -153,7 +153,7 @@ ARRAYS: dict[tuple[object, ...], Mapping[str, Sequence[Row]]] = {}
 
 
 def covering_arrays(adapter: Adapter, op: Op, large: bool, triples: bool) -> Mapping[str, Sequence[Row]]:
-    """Pairs on few tokens and on those that cross tiles; if asked for, long and wide calls, triples and pairs of layouts."""
+    """Pairs on few tokens and across tiles; if asked for, long and wide calls, triples and pairs of layouts."""
     small = grammar(adapter, op)
     pairs = dense(small).covering(2, [small.plain, *alone(small)])
     several = {"pair.": with_layouts(small, pairs, (small.plain,))}
