@@ -1,5 +1,5 @@
-"""python -m attnkit_conformance COMMAND: run, verify, table, unnoticed, transforms, surroundings, mutate, export,
-vectors, compare, validate, badge, scoreboard or peers."""
+"""python -m attnkit_conformance COMMAND: run, verify, table, unnoticed, planted, transforms, surroundings, mutate,
+export, vectors, compare, validate, badge, scoreboard or peers."""
 
 from __future__ import annotations
 
@@ -8,34 +8,42 @@ import contextlib
 import json
 import math
 import os
+import secrets
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters import device, families, transforms
+from attnkit_conformance.adapters.isolated import LIMIT
 from attnkit_conformance.adapters.mutation import report as mutation_report
 from attnkit_conformance.adapters.mutation.areas import AREAS
 from attnkit_conformance.adapters.mutation.copies import Copies
 from attnkit_conformance.adapters.mutation.trials import Trials
+from attnkit_conformance.adapters.planted import BUGS
+from attnkit_conformance.adapters.planted import page as planted_page
+from attnkit_conformance.adapters.serving import collect_rarely
 from attnkit_conformance.adapters.surroundings import page as surroundings_page
 from attnkit_conformance.adapters.transforms import page
-from attnkit_conformance.adapters.worker import collect_rarely
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import declared, in_order, judge, matcher, planned
+from attnkit_conformance.judge import PROCESS, declared, in_order, judge, matcher, planned
 from attnkit_conformance.judge.processes import judge_in_processes
+from attnkit_conformance.judge.verdicts import deciding, grade_counts
 from attnkit_conformance.judge.verify import by_kernel, judge_for
 from attnkit_conformance.like import KINDS, path_of
+from attnkit_conformance.model import grades
 from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
 from attnkit_conformance.report import badge, files, saved, scoreboard, table, terminal, trust, unnoticed
-from attnkit_conformance.selection import find
+from attnkit_conformance.selection import Terms, find
 
 FINDINGS = Path("out") / "found"  # failing cases of a search
 COMPILED = ("keras-jax",)  # compiles every shape: peers judges it on the quick profile only
@@ -60,15 +68,19 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--html", type=Path, help="write one self-contained page")
     run.add_argument("--badge", type=Path, metavar="FILE", help="write a badge, an SVG")
     run.add_argument("--search", type=float, metavar="SECONDS", help="judge drawn cases instead of the fixed ones")
-    run.add_argument("--seed", type=int, default=0, help="of the search; the same seed draws the same cases")
+    run.add_argument("--seed", type=int, help="the same seed draws the same cases (of the search, 0) and repeats")
     run.add_argument("--save", type=Path, metavar="DIR", default=FINDINGS, help=f"where failures are saved: {FINDINGS}")
     run.add_argument("--samples", type=Path, nargs="+", metavar="FILE", help="judge the cases that a search saved")
     run.add_argument("--workers", type=int, metavar="N", default=1, help="processes that judge; this one by default")
     run.add_argument("--seconds", type=float, metavar="S", help="judge no longer, and say how many cases are left")
+    run.add_argument("--here", action="store_true", help="judge yours in this process, as a debugger needs it")
+    run.add_argument("--limit", type=float, metavar="S", default=LIMIT, help=f"seconds for a call ({LIMIT:g})")
+    run.add_argument("--calls", action="append", metavar="F", help="package.module:function that yours may not call")
     run.add_argument("--like", choices=KINDS, help="judge functions without an adapter, by their signature")
     run.add_argument("--device", default="", help="of torch's tensors with --like, such as cuda; a CPU by default")
     run.add_argument("--op", default="", choices=OPS, metavar="OP", help="what a file or C function of --like computes")
     selection(run)
+    threshold(run)
 
     own = commands.add_parser("verify", help="which of attnkit's kernels to trust on the GPU of this machine")
     own.add_argument("--seconds", type=float, default=120.0, help="for how long; every op is judged once (120)")
@@ -82,6 +94,11 @@ def parser() -> argparse.ArgumentParser:
     blind = commands.add_parser("unnoticed", help="what could be wrong in results without a failure, as markdown")
     blind.add_argument("-k", metavar="EXPR", help="ops whose name matches")
     blind.add_argument("--write", type=Path, metavar="FILE", help="replace the table in FILE")
+
+    bugs = commands.add_parser("planted", help="which bugs of a softmax adapter this kit and other rules notice")
+    bugs.add_argument("-k", metavar="EXPR", help="bugs whose name matches")
+    bugs.add_argument("--profile", choices=planted_page.KIT, action="append", help="of the kit; both by default")
+    bugs.add_argument("--write", type=Path, metavar="FILE", help="replace the table in FILE")
 
     change = commands.add_parser("transforms", help="judge every op under the transformations of torch and JAX")
     change.add_argument("-k", metavar="EXPR", help="rows such as 'torch/entmax_attention/generic' that match")
@@ -109,6 +126,7 @@ def parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="judge tensors that another program computed from exported inputs")
     compare.add_argument("folder", type=Path, metavar="DIR", help="what export wrote")
     compare.add_argument("theirs", type=Path, metavar="THEIRS", help="folder or file of safetensors, same names")
+    threshold(compare)
 
     check = commands.add_parser("validate", help="check files that run --json wrote")
     check.add_argument("files", type=Path, nargs="+", metavar="FILE")
@@ -136,8 +154,17 @@ def selection(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dtype", choices=DTYPES, action="append", help="only this dtype; may be repeated")
 
 
+def threshold(command: argparse.ArgumentParser) -> None:
+    """The option that decides the exit status."""
+    text = (
+        f"exit status 1 for failures of this grade or a worse one ({', '.join(grades.GRADES)}); "
+        f"by default {grades.REFUSED}, and {grades.POLICY} for an adapter with `declines`"
+    )
+    command.add_argument("--fail-on", choices=tuple(grades.GRADES), help=text)
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; the exit status is 1 if anything fails and 2 if the command is invalid."""
+    """Run a command; the exit status is 1 if anything fails that `--fail-on` names, and 2 if the command is invalid."""
     args = parser().parse_args(arguments)
     os.environ.setdefault("ATTNKIT_POISON", "1")  # attnkit's outputs hold NaN before they are written
     try:
@@ -146,6 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
             "verify": verify,
             "table": show_table,
             "unnoticed": show_unnoticed,
+            "planted": show_planted,
             "transforms": judge_transforms,
             "surroundings": show_surroundings,
             "mutate": mutate,
@@ -167,7 +195,10 @@ def run(args: argparse.Namespace) -> int:
     """Judge, show, and write the requested reports."""
     args.adapters = paths_of(args)
     dtypes, names = chosen_dtypes(args.dtype), args.adapters or families.default()
-    adapters = find(names)
+    terms = terms_of(args)
+    look_up = partial(find, terms=terms)
+    args.seed = terms.seed if args.search is None else args.seed or 0
+    adapters = look_up(names)
     if args.samples or args.search is not None:
         return conclude(drawn_or_saved(args, adapters, dtypes), adapters, args)
     collect_rarely()
@@ -175,19 +206,26 @@ def run(args: argparse.Namespace) -> int:
         verdicts = judge(adapters, args.profile, args.k, dtypes)
     else:
         closed(adapters)
-        verdicts = judge_in_processes(find, names, args.profile, args.k, dtypes, args.workers)
+        verdicts = judge_in_processes(look_up, names, args.profile, args.k, dtypes, args.workers)
     ended: list[str] = []
     in_time = until(verdicts, args.seconds, ended)
     results = terminal.show_progress(in_time, lambda: planned(adapters, args.profile, args.k, dtypes))
     if not results:
         raise ValueError("nothing selected: no case matches")
+    ended += [f"{result.adapter} gave up" for result in results if PROCESS in result.checks]
     left = planned(adapters, args.profile, args.k, dtypes) - len(results) if ended else 0
     results = with_programs(in_order(results, adapters), adapters)
     closed(adapters)
     status = conclude(results, adapters, args)
     if left > 0:
-        print(f"{ended[0]}: {left} of {left + len(results)} cases are not judged")
-    return status or INTERRUPTED * (ended == [CTRL_C])
+        print(f"{'; '.join(dict.fromkeys(ended))}: {left} of {left + len(results)} cases are not judged")
+    return status or INTERRUPTED * (CTRL_C in ended)
+
+
+def terms_of(args: argparse.Namespace) -> Terms:
+    """How adapters by path are judged; without a seed, repeats have values that nobody knows beforehand."""
+    seed = secrets.randbelow(2**32) if args.seed is None else args.seed
+    return Terms(args.here, args.limit, tuple(args.calls or ()), seed)
 
 
 def paths_of(args: argparse.Namespace) -> list[str]:
@@ -302,7 +340,9 @@ def conclude(results: list[CaseResult], adapters: Iterable[Adapter], args: argpa
         print(f"{adapter.name}: {files.described(adapter)}")
     for line in (line for adapter in adapters for line in declared.summary(adapter, results)):
         print(line)
-    header = files.header(adapters, args.profile, None if args.search is None else args.seed)
+    for adapter in (adapter for adapter in adapters if core.declined(adapter)):
+        print(f"{adapter.name} does not promise: {', '.join(core.declined(adapter))}")
+    header = files.header(adapters, args.profile, args.seed)
     writers = (
         (args.json, files.as_json), (args.junit, files.as_junit), (args.html, files.as_html), (args.badge, as_badge),
     )  # fmt: skip
@@ -311,7 +351,16 @@ def conclude(results: list[CaseResult], adapters: Iterable[Adapter], args: argpa
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(render(results, header))
             print(f"written: {path}")
-    return int(any(result.status == "fail" for result in results))
+    return exit_status(results, adapters, args.fail_on)
+
+
+def exit_status(results: list[CaseResult], adapters: Iterable[Adapter], threshold: str | None) -> int:
+    """1 if a failure decides so; of failures none of which does, a line says how to count them."""
+    if deciding(results, adapters, threshold):
+        return 1
+    if any(result.status == "fail" for result in results):
+        print(f"exit status 0: these grades do not count without --fail-on {list(grade_counts(results))[-1]}")
+    return 0
 
 
 def as_badge(results: list[CaseResult], header: files.Header) -> str:
@@ -372,6 +421,22 @@ def show_unnoticed(args: argparse.Namespace) -> int:
         return 0
     keep = matcher(args.k)
     print(unnoticed.markdown(one for op in OPDB if keep(op.name) for one in unnoticed.of_op(op)))
+    return 0
+
+
+def show_planted(args: argparse.Namespace) -> int:
+    """Print or write the table of planted bugs."""
+    require("the table of planted bugs", "torch", "ml_dtypes")
+    if args.write and (args.k or args.profile):
+        raise ValueError("planted: --write takes all bugs and both profiles, -k and --profile some of them")
+    if args.write:
+        planted_page.write(args.write)
+        return 0
+    keep = matcher(args.k)
+    names = [bug.name for bug in BUGS if keep(bug.name)]
+    if not names:
+        raise ValueError(f"planted: -k {args.k!r} matches none of {', '.join(bug.name for bug in BUGS)}")
+    print(planted_page.markdown(planted_page.rows(names, args.profile or planted_page.KIT)))
     return 0
 
 
@@ -458,7 +523,7 @@ def compare(args: argparse.Namespace) -> int:
     terminal.show(results)
     if all(result.status == "unsupported" for result in results):
         raise ValueError(f"{args.theirs}: holds none of the outputs")
-    return int(any(result.status == "fail" for result in results))
+    return exit_status(results, (), args.fail_on)
 
 
 def peers(args: argparse.Namespace) -> int:

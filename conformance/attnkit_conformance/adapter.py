@@ -10,6 +10,9 @@ import numpy as np
 DERIVATIVES = ("jvp", "hvp", "vmap_grad")
 """The optional methods for derivatives beyond gradients."""
 
+LONGEST = 2000
+"""Characters of a text of an adapter that reports hold."""
+
 
 class Unsupported(Exception):
     """Raised by an adapter for a valid call that its implementation does not support; the text is the reason."""
@@ -28,19 +31,25 @@ class Adapter(Protocol):
     takes a cotangent for every differentiable output and returns {argument name: gradient}. Both may raise
     `Unsupported(reason)`, and anything else that they raise is a failure of the case.
 
-    Eight attributes are optional. `ops` (names) restricts what is asked of the adapter at all. `serves` ({op: {factor:
+    Ten attributes are optional. `ops` (names) restricts what is asked of the adapter at all. `serves` ({op: {factor:
     levels}}, levels of the grammar of an op beside those of a plain call) says which calls it answers: all of its cases
     lie inside, a refusal there is a failure, and calls beside it must be refused. `copied` (names of layouts) says of
     which layouts its library has no arrays: it is given dense ones. `compiles = True`: every case is a program to
-    compile first, so that the full profile judges all pairs of options, and no triples.
+    compile first, so that the full profile judges all pairs of options, and no triples, and few long and wide calls.
+    `emulates = True`: so few for one that emulates a GPU.
     `unsupported(op, arrays, params) -> reason or None` declares beforehand what will be refused: then exactly those
     calls must raise Unsupported. `without` (names of parameters, e.g. "return_lse") says which further outputs the
-    implementation does not have: its cases are asked without them, and all else is judged. `errors = True` holds the
-    adapter to the error texts of semantics A12. `surroundings = "also"` has it judged in the surroundings of NumPy,
-    torch or JAX too, where gradients are those of `call` by torch or JAX; "alone", in nothing else. `description`
-    (text) is shown in reports beside the name.
+    implementation does not have: its cases are asked without them, and all else is judged. `declines` (names of
+    policies, `model.policies`, and of properties) says what it does not promise: that is not asked, and any failure in
+    the rest decides the exit status; without the attribute failures of policies and in tails do not. `errors = True`
+    holds the adapter to the error texts of semantics A12. `surroundings = "also"` has it judged in the surroundings of
+    NumPy, torch or JAX too, where gradients are those of `call` by torch or JAX; "alone", in nothing else.
+    `description` (text) is shown in reports beside the name.
 
-    So is `with_threads(number)`, a context in which calls may use that many threads: a search draws their number.
+    `run MODULE:ADAPTER` loads an adapter in a process of its own, which gets inputs and sends results; these attributes
+    are read once. `--here` loads it beside the judge.
+
+    Optional is `with_threads(number)`, a context in which calls may use that many threads: a search draws their number.
 
     So are three methods, for derivatives beyond gradients, on which an adapter that has them is judged in float64:
 
@@ -91,6 +100,17 @@ def answered(adapter: Adapter, method: str, answer: Any) -> dict[str, np.ndarray
     return {name: as_numpy(adapter, name, x) for name, x in answer.items()}
 
 
+def package_of(adapter: Adapter) -> str:
+    """The package that an adapter's arrays are of."""
+    return type(adapter.array(np.zeros(1, adapter.dtypes[0]), adapter.dtypes[0])).__module__.partition(".")[0]
+
+
 def kind(x: Any) -> str:
     """None, or the name of the type of x."""
     return "None" if x is None else type(x).__name__
+
+
+def cut(text: str, most: int = LONGEST) -> str:
+    """A text of somebody else, of which a report holds the beginning and says how much is left out."""
+    left = len(text) - most
+    return text if left <= 0 else f"{text[:most]} ... ({left:,} characters left out)"

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy
-from attnkit_conformance.model import tolerance
+from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy, cut
+from attnkit_conformance.model import grades, policies, tolerance
 from attnkit_conformance.model.case import DTYPES, PROFILES, Case, Sample, is_dtype
 from attnkit_conformance.model.golden import Golden, draw_case, golden
 from attnkit_conformance.model.layout import DENSE
 from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.rest import sizes_at_rest
 from attnkit_conformance.model.tolerance import Limit, Measured
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes.rows import row_samples
 
 STATUSES = ("pass", "fail", "unsupported", "xfail")
 Failure = tuple[str, str]  # name of the check, message
+OF_VALUES = {"nonfinite", "null_rows", "bound", "exception"}  # checks in which special values may show
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class CaseResult:
     seconds: float = 0.0
     program: str = ""  # for a failure: its smallest case, the expected and the actual values
     axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # its levels on axes of which there are tables
+    policy: str = ""  # of a failure that is none, or a milder one, without what this policy concerns
+    rest: str = ""  # the grade without it
 
     @property
     def ratio(self) -> float:
@@ -48,6 +52,21 @@ class CaseResult:
     def message(self) -> str:
         """Everything that went wrong, or why nothing was judged."""
         return "\n".join(f"[{check}] {text}" for check, text in self.failures) or self.reason
+
+    @property
+    def graded(self) -> tuple[tuple[str, str, str], ...]:
+        """(check, message, grade) of each failure."""
+        if self.policy:
+            return tuple((check, text, self.rest or grades.POLICY) for check, text in self.failures)
+        of_arrays = {text: m.grade for m in self.measured for _, text in m.failures}
+        of_checks = {check: grades.OF_CHECKS.get(check, grades.WRONG) for check in self.checks}
+        return tuple((check, text, of_arrays.get(text, of_checks[check])) for check, text in self.failures)
+
+    @property
+    def grade(self) -> str:
+        """The worst grade of its failures, "" if it did not fail."""
+        failed = self.status in ("fail", "xfail")
+        return grades.worst(grade for _, _, grade in self.graded) or grades.WRONG * failed
 
     @property
     def checks(self) -> set[str]:
@@ -64,7 +83,7 @@ class Findings:
 
     def fail(self, check: str, text: str) -> None:
         """Record a failed check."""
-        self.failures.append((check, text))
+        self.failures.append((check, cut(text)))
 
 
 def op_named(name: str) -> Op:
@@ -145,10 +164,35 @@ def without_outputs(adapter: Adapter, case: Case) -> Case:
     return replace(case, id=f"{case.id}~without-{'-'.join(extra)}", params=params, cotangents=cotangents)
 
 
+def declined(adapter: Adapter) -> tuple[str, ...]:
+    """The policies and properties that an adapter declares not to promise."""
+    return tuple(getattr(adapter, "declines", None) or ())
+
+
+def asked(adapter: Adapter, case: Case) -> Case:
+    """The case without what an adapter declares not to have or declines; the same object if it is asked as it is."""
+    return policies.without(without_outputs(adapter, case), declined(adapter))
+
+
+def accepted(adapter: Adapter, case: Case, limits: Mapping[str, Limit], prefix: str = "") -> Mapping[str, Limit]:
+    """The limits of an adapter's results: wider in small entries if it declines these."""
+    if policies.TAILS not in declined(adapter):
+        return limits
+    sizes = sizes_at_rest(case)
+    return {name: tolerance.without_tails(limit, sizes.get(prefix + name, 0.0)) for name, limit in limits.items()}
+
+
 def judge_arrays(
-    findings: Findings, kind: str, got: Mapping[str, np.ndarray], limits: Mapping[str, Limit], zeros: Mapping[str, Any]
+    findings: Findings,
+    kind: str,
+    got: Mapping[str, np.ndarray],
+    limits: Mapping[str, Limit],
+    zeros: Mapping[str, Any],
+    at_rest: Callable[[], Mapping[str, float]] = dict,
 ) -> None:
-    """Names, dtypes, shapes, exact zeros and errors of outputs or gradients (`kind`)."""
+    """Names, dtypes, shapes, exact zeros and errors of outputs or gradients (`kind`). `at_rest` says how large they are
+    where scores are 0.
+    """
     prefix = "d" if kind == "gradient" else ""
     if set(got) != set(limits):
         findings.fail("names", f"{kind}s {sorted(got)}; expected {sorted(limits)}")
@@ -164,15 +208,42 @@ def judge_arrays(
         wide = tolerance.widened(x)
         if name in zeros and np.any(wide[np.broadcast_to(zeros[name], x.shape) & (limit.golden == 0)]):
             findings.fail("null_rows", f"{label} is not exactly 0 where nothing is visible")
-        measured = tolerance.measure(label, x, limit)
+        measured = tolerance.measure(label, x, limit, at_rest)
         findings.measured.append(measured)
         findings.failures.extend(measured.failures)
 
 
+def faults_of(adapter: Adapter) -> list[Failure]:
+    """What the process of an adapter noticed beside its answers, such as a changed input; none without a process."""
+    noticed = getattr(adapter, "faults", None)
+    return list(noticed()) if noticed else []
+
+
 def check(adapter: Adapter, case: Case) -> CaseResult:
-    """Judge one adapter on one case."""
+    """Judge one adapter on one case; a failure that hangs on a policy names it."""
+    given = asked(adapter, case)
+    return by_policy(replace(check_once(adapter, given), id=case.id), given, lambda plain: check_once(adapter, plain))
+
+
+def by_policy(result: CaseResult, case: Case, again: Callable[[Case], CaseResult | None]) -> CaseResult:
+    """A failure with the policies without which the case is judged better, if there are any: the fewest."""
+    if result.status != "fail" or result.checks - OF_VALUES or result.grade == grades.TAIL:
+        return result
+    for some in policies.subsets(case):
+        plain = again(policies.without(case, some))
+        if plain is None or plain.status not in ("pass", "fail") or grades.reaches(plain.grade, result.grade):
+            continue
+        repeated = again(case)  # what fails now and then hangs on nothing
+        if repeated is not None and repeated.status == "fail":
+            return replace(result, policy=", ".join(some), rest=plain.grade)
+    return result
+
+
+def check_once(adapter: Adapter, case: Case) -> CaseResult:
+    """The verdict on a case as it is."""
     started, findings = time.perf_counter(), Findings()
-    reason = judge_case(adapter, without_outputs(adapter, case), findings)
+    reason = cut(judge_case(adapter, case, findings))
+    findings.failures += faults_of(adapter)
     status = "fail" if findings.failures else "unsupported" if reason and not findings.measured else "pass"
     seconds = time.perf_counter() - started
     return CaseResult(
@@ -216,14 +287,15 @@ def judge_outputs(adapter: Adapter, case: Case, arrays: Mapping[str, Any], findi
         answer = adapter.call(case.op, arrays, case.params)
     except Unsupported as refusal:
         if declares and declared is None:
-            findings.fail("declared", f"refused without having declared it: {refusal}")
+            findings.fail("refused", f"refused without having declared it: {refusal}")
         return str(refusal) or "unsupported"
     if declared is not None:
         findings.fail("declared", f"declares itself unsupported ({declared}) but returned a result")
     truth = golden(case)
     for text in truth.blind_spots:
         findings.fail("blind", text)
-    judge_arrays(findings, "output", answered(adapter, "call", answer), truth.outputs, truth.zero_outputs)
+    got, limits = answered(adapter, "call", answer), accepted(adapter, case, truth.outputs)
+    judge_arrays(findings, "output", got, limits, truth.zero_outputs, lambda: sizes_at_rest(case))
     return ""
 
 
@@ -234,5 +306,6 @@ def judge_gradients(adapter: Adapter, case: Case, arrays: Mapping[str, Any], fin
     except Unsupported as refusal:
         return f"gradients: {refusal}"
     truth: Golden = golden(case)
-    judge_arrays(findings, "gradient", answered(adapter, "vjp", answer), truth.gradients, truth.zero_gradients)
+    got, limits = answered(adapter, "vjp", answer), accepted(adapter, case, truth.gradients, "d")
+    judge_arrays(findings, "gradient", got, limits, truth.zero_gradients, lambda: sizes_at_rest(case))
     return ""

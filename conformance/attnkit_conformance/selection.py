@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from attnkit_conformance import peers
-from attnkit_conformance.adapter import DERIVATIVES, Adapter, IllFormed
+from attnkit_conformance.adapter import Adapter, IllFormed, cut
 from attnkit_conformance.adapters import families
 from attnkit_conformance.adapters.base import Absent
+from attnkit_conformance.adapters.isolated import LIMIT, Isolated, process_of
+from attnkit_conformance.adapters.serving import METHOD, METHODS, NEEDED, load, traits_of
 from attnkit_conformance.adapters.surroundings import surrounded
-from attnkit_conformance.adapters.worker import load
+from attnkit_conformance.adapters.worker import NotLoaded, Worker, WorkerDied
 from attnkit_conformance.judge import declared
+from attnkit_conformance.judge.properties import DECLINABLE
 from attnkit_conformance.judge.surroundings import EXTENTS
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.model.layout import MAKERS
 from attnkit_conformance.opdb import BY_NAME
 
-METHODS = ("array", "numpy", "call", "vjp")
+
+@dataclass(frozen=True)
+class Terms:
+    """How adapters by path are judged: in this process (`here`) or in one of their own, for at most `limit` seconds a
+    call; which functions they may not call there, and what the values of their repeats are drawn from.
+    """
+
+    here: bool = False
+    limit: float = LIMIT
+    calls: tuple[str, ...] = ()
+    seed: int = 0
 
 
-def find(names: list[str]) -> list[Adapter]:
+def find(names: list[str], terms: Terms = Terms()) -> list[Adapter]:
     """Adapters by name ("torch-sdpa"), family ("torch", all of it) or path ("package.module:ATTRIBUTE"); with
     "@autocast" behind it, in the surrounding of that name.
 
@@ -31,7 +46,7 @@ def find(names: list[str]) -> list[Adapter]:
     adapters: list[Adapter] = []
     for name in names:
         place, at, surrounding = name.partition("@")
-        plain = [third_party(place)] if ":" in place else named(place)
+        plain = [third_party(place, terms)] if ":" in place else named(place)
         adapters += [surrounded(adapter, surrounding) for adapter in plain] if at else plain
     return adapters
 
@@ -55,62 +70,83 @@ def named(name: str) -> list[Adapter]:
     return selection
 
 
-def third_party(path: str) -> Adapter:
+def third_party(path: str, terms: Terms) -> Adapter:
     """The adapter at "package.module:ATTRIBUTE", imported from the working directory as well."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     module, _, attribute = path.partition(":")
     if not module or not attribute:
         raise IllFormed(f"cannot load adapter {path!r}: expected package.module:ATTRIBUTE")
+    worker: Worker | None = None
     try:
-        adapter: Adapter = load(path)
+        if terms.here:
+            adapter: Any = load(path)
+            traits = traits_of(adapter)
+        else:
+            worker = process_of(path, terms.limit, terms.calls)
+            traits = worker.traits
+    except (NotLoaded, WorkerDied) as error:
+        raise IllFormed(f"cannot load adapter {path!r}: {error}") from None
     except (Exception, SystemExit) as error:  # third-party code may raise anything
-        raise IllFormed(f"cannot load adapter {path!r}: {type(error).__name__}: {error}") from error
-    if wrong := list(what_is_wrong(adapter)):
+        raise IllFormed(f"cannot load adapter {path!r}: {type(error).__name__}: {cut(str(error))}") from error
+    if wrong := list(what_is_wrong_with(traits)):
+        if worker is not None:
+            worker.close()
         raise IllFormed(f"{path!r} is no adapter: {'; '.join(wrong)}; see attnkit_conformance.adapter")
-    return adapter
+    return adapter if worker is None else Isolated(worker, terms.seed)
 
 
 def what_is_wrong(adapter: Any) -> Iterator[str]:
     """The missing attributes of an adapter, and those of a wrong type."""
-    missing = [name for name in ("name", "dtypes", *METHODS) if not hasattr(adapter, name)]
+    return what_is_wrong_with(traits_of(adapter))
+
+
+def what_is_wrong_with(traits: Mapping[str, tuple[bool, Any]]) -> Iterator[str]:
+    """The same by what an adapter says of itself (`traits_of`), perhaps in its own process."""
+    missing = [name for name in ("name", "dtypes", *NEEDED) if name not in traits]
     if missing:
         yield f"it lacks {', '.join(missing)}"
         return
-    if not isinstance(adapter.name, str) or not adapter.name:
-        yield f"name must be a text; got {adapter.name!r}"
-    if not texts(adapter.dtypes) or not adapter.dtypes or set(adapter.dtypes) - set(DTYPES):
-        yield f"dtypes must be a tuple of some of {', '.join(DTYPES)}; got {adapter.dtypes!r}"
-    for name in METHODS:
-        if not callable(getattr(adapter, name)):
-            yield f"{name} must be a method; got {getattr(adapter, name)!r}"
-    ops = getattr(adapter, "ops", None)
-    if ops is not None and (not texts(ops) or set(ops) - set(BY_NAME)):
+
+    def wrong(name: str, holds: Callable[[Any], bool], expected: str, default: Any = None) -> Iterator[str]:
+        plain, value = traits.get(name, (True, default))
+        if not (plain and holds(value)):
+            yield f"{name} must be {expected}; got {repr(value) if plain else value}"
+
+    def subset(of: Iterable[str]) -> Callable[[Any], bool]:
+        return lambda value: texts(value) and set(value) <= set(of)
+
+    yield from wrong("name", lambda value: isinstance(value, str) and bool(value), "a text")
+    some = f"a tuple of some of {', '.join(DTYPES)}"
+    yield from wrong("dtypes", lambda value: subset(DTYPES)(value) and bool(value), some)
+    for name in (name for name in METHODS if name in traits):
+        yield from wrong(name, lambda value: value == METHOD, "a method")
+    ops = traits.get("ops", (True, None))[1]
+    if ops is not None and not subset(BY_NAME)(ops):
         unknown = [name for name in ops if name not in BY_NAME] if texts(ops) else ops
         yield f"ops must be a tuple of names of ops (softmax_attention, ...); got {unknown!r}"
-    if not texts(getattr(adapter, "without", ())):
-        yield f"without must be a tuple of names; got {adapter.without!r}"
-    copied = getattr(adapter, "copied", ())
-    if not texts(copied) or set(copied) - set(MAKERS):
-        yield f"copied must be a tuple of some of the layouts {', '.join(MAKERS)}; got {copied!r}"
-    if getattr(adapter, "surroundings", "") not in EXTENTS:
-        yield f"surroundings must be one of {', '.join(map(repr, EXTENTS))}; got {adapter.surroundings!r}"
-    yield from what_is_declared(adapter)
-    for name in ("unsupported", *DERIVATIVES):
-        if not callable(getattr(adapter, name, None) or str):
-            yield f"{name} must be a method; got {getattr(adapter, name)!r}"
-    if not isinstance(getattr(adapter, "description", ""), str):
-        yield f"description must be a text; got {adapter.description!r}"
+    yield from wrong("without", texts, "a tuple of names", ())
+    yield from wrong("copied", subset(MAKERS), f"a tuple of some of the layouts {', '.join(MAKERS)}", ())
+    yield from wrong(
+        "declines",
+        lambda value: value is None or subset(DECLINABLE)(value),
+        f"a tuple of some of {', '.join(DECLINABLE)}",
+    )
+    yield from wrong("surroundings", lambda value: value in EXTENTS, f"one of {', '.join(map(repr, EXTENTS))}", "")
+    yield from wrong("description", lambda value: isinstance(value, str), "a text", "")
+    yield from what_is_declared(traits)
 
 
-def what_is_declared(adapter: Any) -> Iterator[str]:
+def what_is_declared(traits: Mapping[str, tuple[bool, Any]]) -> Iterator[str]:
     """The errors in a declaration of supported calls."""
-    serves = getattr(adapter, "serves", None)
+    plain, serves = traits.get("serves", (True, None))
     if serves is None:
         return
-    if not isinstance(serves, Mapping) or not all(isinstance(of, Mapping) for of in serves.values()):
-        yield f"serves must be a dict of dicts, {{op: {{factor: levels}}}}; got {serves!r}"
+    if not plain or not isinstance(serves, Mapping) or not all(isinstance(of, Mapping) for of in serves.values()):
+        got = repr(serves) if plain else serves
+        yield f"serves must be a dict of dicts, {{op: {{factor: levels}}}}; got {got}"
         return
+    adapter: Any = SimpleNamespace(**{name: value for name, (_, value) in traits.items()})
     for name in serves:
         if name not in BY_NAME:
             yield f"serves: {name!r} is not an op"

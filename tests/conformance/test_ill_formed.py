@@ -2,6 +2,7 @@
 
 import multiprocessing
 import queue
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 from attnkit_conformance import core
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapter import IllFormed
-from attnkit_conformance.adapters import worker
+from attnkit_conformance.adapters.serving import Served
+from attnkit_conformance.adapters.wire import Question
 from attnkit_conformance.adapters.worker import WorkerAdapter
 from attnkit_conformance.judge import processes, properties
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.selection import find
+from attnkit_conformance.selection import Terms, find
 
 MODULE = """
 class Base:
@@ -88,11 +90,15 @@ ANSWERS: dict[str, tuple[str, Any, str]] = {
     "numpy": ("numpy", [1.0], "numpy must return a NumPy array; got list for q, ndarray as the adapter has it"),
 }
 
+HERE = Terms(here=True)
+
 
 @pytest.fixture(autouse=True)
 def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules of somebody else."""
     sources = {"theirs": MODULE, "theirs_syntax": "def f(:", "theirs_exits": "exit(5)", "theirs_fails": "1 / 0"}
+    sources["theirs_crash"] = "import os; print('out of luck', flush=True); os.abort()"
+    sources["theirs_hang"] = "import time; time.sleep(600)"
     for name, source in sources.items():
         (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
@@ -100,26 +106,51 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_paths_that_lead_to_no_adapter(path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", path]) == 2
+    assert main(["run", path, "--here"]) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: ")
     assert repr(path) in told
     assert PATHS[path] in told
 
 
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("theirs:Failing", "cannot load adapter 'theirs:Failing': KeyError: 'no device'"),
+        ("theirs:Bare", "'theirs:Bare' is no adapter: it lacks array, numpy, call, vjp"),
+        ("theirs_crash:Base", "the worker was ended by SIGABRT while loading; it had written: out of luck"),
+        ("theirs_hang:Base", "no answer within 0.7 s while loading"),
+    ],
+)
+def test_paths_that_lead_to_no_adapter_in_a_process(path: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same, and modules that end or stop their process."""
+    assert main(["run", path, *(("--limit", "0.7") if "hang" in path else ())]) == 2
+    told = capsys.readouterr()
+    assert text in told.err
+    assert told.err.count("\n") == 1, "a sentence"
+    assert not told.out
+
+
+def test_what_it_may_not_call_has_to_be_a_function(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "theirs:Base", "--calls", "math:pi"]) == 2
+    assert (
+        "--calls math:pi: expected a function or a class of Python's, or a builtin; got 3.14" in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_attributes_of_another_type(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     value, text = ATTRIBUTES[name]
-    (base,) = find(["theirs:Base"])
+    (base,) = find(["theirs:Base"], HERE)
     monkeypatch.setattr(type(base), name.strip(), value, raising=False)
     with pytest.raises(IllFormed, match=f"^'theirs:Base' is no adapter: {text}; see attnkit_conformance.adapter$"):
-        find(["theirs:Base"])
+        find(["theirs:Base"], HERE)
 
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_answers_that_are_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method, value, text = ANSWERS[name]
-    (mine,) = find(["theirs:Base"])
+    (mine,) = find(["theirs:Base"], HERE)
     monkeypatch.setattr(type(mine), method, lambda *arguments: value)
     case = next(core.cases("qk_layernorm", "quick", ("float32",)))
     with pytest.raises(IllFormed, match=f"^adapter 'mine': {text}"):
@@ -130,21 +161,21 @@ def test_an_answer_that_is_none_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the process that judges, in those that it spreads the work over, and from a worker."""
-    (mine,) = find(["theirs:Base"])
+    (mine,) = find(["theirs:Base"], HERE)
     monkeypatch.setattr(type(mine), "call", lambda *arguments: None)
-    assert main(["run", "theirs:Base", "--search", "60", "--dtype", "float32"]) == 2
+    assert main(["run", "theirs:Base", "--here", "--search", "60", "--dtype", "float32"]) == 2
     assert "error: adapter 'mine': call must return a dict of arrays by name; got None" in capsys.readouterr().err
 
     waiting: queue.Queue[Any] = queue.Queue()
     verdicts, here = multiprocessing.Pipe(duplex=False)
     for job in ((("theirs:Base",), "qk_layernorm"), None):
         waiting.put(job)
-    processes.work(find, waiting, here, "quick", None, ("float32",))
+    processes.work(partial(find, terms=HERE), waiting, here, "quick", None, ("float32",))
     running = [processes.Running(multiprocessing.current_process(), verdicts)]
     with pytest.raises(IllFormed, match="got None"):
         list(processes.collected(running, pytest.fail))
 
-    kind, text = worker.answer(mine, "call", "qk_layernorm", {}, {})
+    kind, text, _ = Served(mine, ()).reply(Question("call", "qk_layernorm", {}, {}))
     assert (kind, text) == ("ill-formed", "adapter 'mine': call must return a dict of arrays by name; got None")
 
 
@@ -162,7 +193,7 @@ def test_what_a_method_raises_is_a_failure(method: str, monkeypatch: pytest.Monk
     def fail(*arguments: Any) -> Any:
         raise RuntimeError("out of memory")
 
-    (mine,) = find(["theirs:Base"])
+    (mine,) = find(["theirs:Base"], HERE)
     monkeypatch.setattr(type(mine), method, fail)
     verdict = core.check(mine, next(core.cases("qk_layernorm", "quick", ("float32",))))
     assert verdict.status == "fail"
@@ -173,7 +204,7 @@ def test_an_array_that_is_not_taken_does_not_end_the_judging_of_errors(monkeypat
     def fail(*arguments: Any) -> Any:
         raise KeyError("int64")
 
-    (mine,) = find(["theirs:Base"])
+    (mine,) = find(["theirs:Base"], HERE)
     monkeypatch.setattr(type(mine), "array", fail)
     op = BY_NAME["qk_layernorm"]
     verdict = properties.check_error(mine, op, next(sample for sample in op.errors(op) if sample.name == "q-integer"))

@@ -320,7 +320,7 @@ WRONG: tuple[tuple[Callable[[], Any], str, str, str], ...] = (
     (ForgetsLse, "softmax_attention", "float32", "names"),
     (Overflows, "softmax_attention", "float32", "nonfinite"),
     (SaysNo, "softmax_attention", "float32", "declared"),
-    (RefusesSilently, "softmax_attention", "float32", "declared"),
+    (RefusesSilently, "softmax_attention", "float32", "refused"),
     (VagueErrors, "softmax_attention", "float32", "error"),
 )
 

@@ -168,7 +168,7 @@ def test_bugs_are_found_within_a_few_hundred_cases(adapter: Any, needs: str, tmp
 
 def test_a_kept_recipe_is_run_again(planted: Search, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(planted.findings[0].path)
-    assert main(["run", f"{__name__}:ADAPTER", "--samples", path]) == 1
+    assert main(["run", f"{__name__}:ADAPTER", "--here", "--samples", path]) == 1
     assert "[bound] o: off by" in capsys.readouterr().out
     assert main(["run", "numpy-generic", "--samples", path]) == 0
     assert "1 pass, 0 fail" in capsys.readouterr().out
@@ -176,7 +176,7 @@ def test_a_kept_recipe_is_run_again(planted: Search, capsys: pytest.CaptureFixtu
 
 def test_the_command_says_how_to_run_a_finding_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     select = ["-k", SOFTMAX, "--dtype", "float64", "--seed", "3", "--save", str(tmp_path)]
-    assert main(["run", f"{__name__}:ADAPTER", "--search", "2", *select]) == 1
+    assert main(["run", f"{__name__}:ADAPTER", "--here", "--search", "2", *select]) == 1
     text = capsys.readouterr().out
     (path,) = tmp_path.iterdir()
     assert f"found by seed 3; again: python -m attnkit_conformance run {__name__}:ADAPTER --samples {path}" in text

@@ -167,7 +167,7 @@ def test_a_process_that_dies_is_a_failure_and_the_others_go_on(
     )
     (tmp_path / "dying.py").write_text(dying)
     monkeypatch.chdir(tmp_path)
-    command = ["run", "dying:Mine", "-k", "float32/cross", "--workers", "2", "--json", "report.json"]
+    command = ["run", "dying:Mine", "--here", "-k", "float32/cross", "--workers", "2", "--json", "report.json"]
     assert main(command) == 1
     verdicts = json.loads((tmp_path / "report.json").read_text())["results"]
     assert {(v["op"], v["status"]) for v in verdicts} == {
@@ -257,6 +257,7 @@ def test_export_and_compare_round_trip(exported: Path, tmp_path: Path, capsys: p
     computed(exported, theirs, change=20.0)
     assert main(["compare", str(exported), str(theirs)]) == 1
     assert "[bound] out.o: off by" in capsys.readouterr().out
+    assert main(["compare", str(exported), str(theirs), "--fail-on", "wrong"]) == 0, "it is inaccurate"
 
 
 def test_exported_tensors_are_those_of_the_cases(exported: Path) -> None:
@@ -414,7 +415,7 @@ def test_the_page_says_its_conclusion_and_shows_its_errors_without_a_script() ->
     assert "<th>softmax_attention</th><td>25%</td><td>25%</td>" in static
     failing = [*results, core.CaseResult("x/float32/y", "torch-sdpa", "softmax_attention", "float32", "fail")]
     page = files.as_html(failing, files.header([], "quick"))
-    assert "1 of 4 verdicts on 1 ops failed, on torch-sdpa." in page
+    assert "1 of 4 verdicts on 1 ops failed, on torch-sdpa: 1 wrong." in page
     assert "<td>25%</td><td>1 failed, 25%</td>" in page
     assert "{{" not in page.partition("<script id")[0]
 

@@ -71,7 +71,7 @@ def test_worker_that_dies_is_a_failure_and_not_a_hang(crashing: str) -> None:
 
 def test_worker_that_does_not_answer_is_a_failure(crashing: str) -> None:
     adapter = WorkerAdapter("crashing", f"{crashing}:Crashing")
-    adapter.patience = 1
+    adapter.worker.patience = 1
     assert "no answer within 1 s" in core.check(adapter, plain_case("qk_layernorm", "float32")).message
     adapter.close()
 
@@ -92,10 +92,10 @@ def test_a_worker_is_awaited_however_it_ends(crashing: str, monkeypatch: pytest.
     monkeypatch.setattr(worker, "FAREWELL", 0.0)
     closed, forgotten = (WorkerAdapter("lingering", f"{crashing}:Lingering") for _ in range(2))
     closed.close()
-    ended = [closed.process, forgotten.process]
+    ended = [closed.worker.process, forgotten.worker.process]
     del closed, forgotten
     gc.collect()
     assert [process.returncode for process in ended] == [-9, -9]
-    with pytest.raises(AttributeError, match="Missing"):
+    with pytest.raises(worker.NotLoaded, match=r"AttributeError: .*Missing"):
         WorkerAdapter("missing", f"{crashing}:Missing")
     gc.collect()

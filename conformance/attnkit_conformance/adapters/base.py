@@ -87,6 +87,7 @@ class AttnkitAdapter:
 
     errors = True
     surroundings = ""
+    declines: tuple[str, ...] = ()  # every policy is promised
 
     def __init__(
         self,

@@ -100,6 +100,7 @@ IN_PARTS = (SOFTMAX.name, POINTWISE.name, *(op for op, base in special_cases().i
 class Interpreted(Autograd):
     """Gradients by autograd."""
 
+    emulates = True
     errors = False
 
     def __init__(self) -> None:

@@ -1,111 +1,194 @@
 """An adapter in a separate process, for process-wide modes and for code that may crash.
 
 Arrays are sent over a pipe as the memory that they lie in, so that they have their layout there as well. A worker that
-dies raises `WorkerDied` with its exit code instead of hanging, and the next call starts a fresh one.
+dies raises `WorkerDied`, which says how, instead of hanging, and the next call starts a fresh one.
 """
 
 from __future__ import annotations
 
 import builtins
-import gc
-import importlib
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import weakref
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from attnkit_conformance.adapter import DERIVATIVES, IllFormed, Unsupported, answered
-from attnkit_conformance.model.memory import Memory, memory_of
+from attnkit_conformance.adapter import DERIVATIVES, IllFormed, Unsupported, cut
+from attnkit_conformance.adapters.wire import Question, pack, read, unpack
 
 PATIENCE = 600.0  # seconds for one call, compilation included
 FAREWELL = 60.0  # seconds for a worker to exit after its pipe is closed
-RARELY = 200_000  # objects between collections of garbage
+SOON = 2.0  # the same for a strange one
+HANG, CRASH = 4, 1  # how much worse it is to wait for a call until patience ends than for a process to start again
+TAIL = 8  # lines of what a worker wrote before it died
+HANGS = "no answer within"
+READING = 1.0  # seconds for the last lines to arrive: processes of its own may keep the pipe
+LONGEST = 400  # characters of them
 
 Arrays = Mapping[str, Any]
+Fault = tuple[str, str]  # name of the check, message
 
 
 class WorkerDied(RuntimeError):
     """The worker process ended or stopped answering during a call."""
 
 
-def pack(arrays: Mapping[str, np.ndarray]) -> dict[str, Memory]:
-    """The memory of all arrays of a dict, which pickles without ml_dtypes."""
-    return {name: memory_of(np.asarray(x)) for name, x in arrays.items()}
+class NoAnswer(Exception):
+    """What a worker sent is no answer."""
 
 
-def unpacked(arrays: Mapping[str, Memory]) -> dict[str, np.ndarray]:
-    """Inverse of `pack`."""
-    return {name: x.array() for name, x in arrays.items()}
+class NotLoaded(RuntimeError):
+    """There is no adapter at the path that a worker is to load."""
 
 
-def load(target: str) -> Any:
-    """The object named "package.module:ATTRIBUTE"; a class or function without arguments is called."""
-    module, _, attribute = target.partition(":")
-    value = getattr(importlib.import_module(module), attribute)
-    return value() if isinstance(value, type) or (callable(value) and not hasattr(value, "call")) else value
-
-
-def collect_rarely() -> None:
-    """Let a process that traces for JAX all the time collect garbage rarely, which takes a seventh of its time."""
-    gc.set_threshold(RARELY)
-
-
-def serve(pipe: Connection, target: str) -> None:
-    """The worker's loop: one message (method, op, arrays, params, further arrays) in, one (kind, value) out."""
-    collect_rarely()
-    try:
-        adapter = load(target)
-        declares = getattr(adapter, "unsupported", None) is not None
-        traits = {"dtypes": adapter.dtypes, "errors": getattr(adapter, "errors", False), "declares": declares}
-        traits |= {"description": getattr(adapter, "description", ""), "ops": getattr(adapter, "ops", None)}
-        traits |= {"without": getattr(adapter, "without", ()), "serves": getattr(adapter, "serves", None)}
-        traits |= {"compiles": getattr(adapter, "compiles", False), "copied": getattr(adapter, "copied", ())}
-        traits |= {"derivatives": tuple(kind for kind in DERIVATIVES if getattr(adapter, kind, None))}
-        pipe.send(("answer", traits))
-    except Exception as error:
-        pipe.send(("error", (type(error).__name__, f"{target}: {error}")))
-        return
-    while True:
-        try:
-            message = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(answer(adapter, *message))
-
-
-def answer(adapter: Any, method: str, op: str, arrays: Any, params: Any, *others: Any) -> tuple[str, Any]:
-    """Run one call in the worker."""
-    try:
-        inputs, *further = (
-            {name: adapter.array(x, held[name].dtype) for name, x in unpacked(held).items()}
-            for held in (arrays, *others)
-        )
-        result = getattr(adapter, method)(op, inputs, params, *further)
-        return "answer", result if method == "unsupported" else pack(answered(adapter, method, result))
-    except Unsupported as refusal:
-        return "unsupported", str(refusal)
-    except IllFormed as error:
-        return "ill-formed", str(error)
-    except Exception as error:
-        return "error", (type(error).__name__, str(error))
-
-
-def end(pipe: Connection, process: subprocess.Popen[bytes]) -> None:
-    """End a worker and wait for it: closing the pipe stops it, and one that does not react is killed."""
+def end(pipe: Connection, process: subprocess.Popen[bytes], farewell: float) -> None:
+    """End a worker and wait for it: closing the pipe stops it, and one that does not react in time is killed."""
     pipe.close()
     try:
-        process.wait(FAREWELL)
+        process.wait(farewell)
     except subprocess.TimeoutExpired:
-        process.kill()
+        kill(process)
         process.wait()
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process, and what it has started if it is the first of a session."""
+    with suppress(ProcessLookupError):
+        if os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+
+
+class Worker:
+    """A process that loads `target` = "package.module:ATTRIBUTE", with extra environment variables, and answers
+    questions. It ends with `close()`, or when this object is no longer used. Functions named in `calls` are watched.
+
+    One that is `strange` is in a session of its own, so that Ctrl-C is not for it, and ends without a long farewell.
+    What it writes to its output and errors is not shown but kept: its last lines are told when it dies.
+    """
+
+    def __init__(
+        self, name: str, target: str, environment: Mapping[str, str], patience: float, calls: tuple[str, ...] = (),
+        strange: bool = False,
+    ) -> None:  # fmt: skip
+        self.name, self.target, self.patience = name, target, patience
+        self.environment, self.calls, self.strange = dict(environment), calls, strange
+        self.faults: list[Fault] = []  # what the worker noticed beside its answers, until somebody takes it
+        self.deaths = 0
+        self.traits = self.start()
+
+    def start(self) -> dict[str, Any]:
+        """Start the process and wait for what the adapter says of itself."""
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **self.environment}
+        command = [sys.executable, "-m", "attnkit_conformance.adapters.serving", str(theirs.fileno()), self.target]
+        output, errors = (subprocess.PIPE, subprocess.STDOUT) if self.strange else (None, None)
+        self.process = subprocess.Popen(
+            [*command, *self.calls],
+            env=environment,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            start_new_session=self.strange,
+        )
+        theirs.close()
+        self.pipe = Connection(ours.detach())
+        self.close = weakref.finalize(self, end, self.pipe, self.process, SOON if self.strange else FAREWELL)
+        self.written: deque[str] = deque(maxlen=TAIL)
+        self.reader = threading.Thread(target=drain, args=(self.process.stdout, self.written), daemon=True)
+        self.reader.start()
+        traits: dict[str, Any] = self.receive("loading")
+        return traits
+
+    def receive(self, doing: str, calls: int = 1) -> Any:
+        """The worker's next answer; an exception in the worker is raised here."""
+        try:
+            if not self.pipe.poll(calls * self.patience):
+                kill(self.process)
+                self.close()
+                self.deaths += HANG
+                raise WorkerDied(f"{self.name}: {HANGS} {calls * self.patience:g} s while {doing}")
+            message = self.pipe.recv_bytes()
+        except (EOFError, ConnectionError):
+            self.close()
+            self.deaths += CRASH
+            raise WorkerDied(
+                f"{self.name}: the worker {how(self.process.returncode)} while {doing}{self.last_words()}"
+            ) from None
+        try:
+            return self.told(message)
+        except NoAnswer as error:
+            kill(self.process)
+            self.close()
+            self.deaths += CRASH
+            raise WorkerDied(f"{self.name}: the worker sent what is no answer while {doing} ({error})") from None
+
+    def told(self, message: bytes) -> Any:
+        """The answer in a message; what the worker raised is raised here."""
+        try:
+            kind, value, faults = read(message)
+            self.faults += [(str(check), cut(str(text))) for check, text in faults]
+        except Exception as error:  # it may send anything
+            raise NoAnswer(f"{type(error).__name__}: {cut(str(error))}") from None
+        if kind == "unloaded":
+            self.close()
+            raise NotLoaded(value)
+        if kind == "unsupported":
+            raise Unsupported(value)
+        if kind == "ill-formed":
+            raise IllFormed(value)
+        if kind == "error":
+            raise exception_of(*value)
+        return value
+
+    def last_words(self) -> str:
+        """The last lines that the worker wrote, which has ended."""
+        self.reader.join(READING)
+        text = "\n".join(self.written).strip()[-LONGEST:]
+        return f"; it had written: {text}" if text else ""
+
+    def ask(self, question: Question, calls: int = 1) -> Any:
+        """An answer, of a fresh process if the last one is gone; for so many `calls` there is as much patience."""
+        if self.process.poll() is not None:
+            self.close()
+            self.start()
+        with suppress(ConnectionError):  # the worker has died: `receive` reports how
+            self.pipe.send(question)
+        return self.receive(f"running {question.method} of {question.op}", calls)
+
+
+def exception_of(name: str, text: str) -> Exception:
+    """The exception of this type, if it is one of Python's that has a text."""
+    kind = getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
+        return kind(text)
+    return RuntimeError(f"{name}: {text}")
+
+
+def how(code: int) -> str:
+    """How a process ended, by its exit code."""
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def drain(output: IO[bytes] | None, lines: deque[str]) -> None:
+    """Read what a process writes, if it is not shown, so that it can go on, and keep the last lines."""
+    if output is None:
+        return
+    with output:
+        for line in iter(lambda: output.readline(LONGEST), b""):
+            lines.append(line.decode(errors="replace").rstrip())
 
 
 class WorkerAdapter:
@@ -116,63 +199,35 @@ class WorkerAdapter:
     def __init__(
         self, name: str, target: str, environment: Mapping[str, str] | None = None, patience: float = PATIENCE
     ) -> None:
-        self.name, self.target, self.patience = name, target, patience
-        self.environment = dict(environment or {})
-        traits = self.start()
+        self.take(name, Worker(name, target, environment or {}, patience))
+
+    def take(self, name: str, worker: Worker) -> None:
+        """Be the adapter of a worker, by this name."""
+        self.name, self.worker = name, worker
+        traits = {name: value for name, (_, value) in worker.traits.items()}
         self.dtypes: tuple[str, ...] = tuple(traits["dtypes"])
-        self.errors: bool = traits["errors"]
-        self.description: str = traits["description"]
-        self.ops: tuple[str, ...] | None = traits["ops"]
-        self.without: tuple[str, ...] = tuple(traits["without"])
-        self.serves: Mapping[str, Mapping[str, Any]] | None = traits["serves"]
-        self.compiles: bool = traits["compiles"]
-        self.copied: tuple[str, ...] = tuple(traits["copied"])
-        self.unsupported = self.declared if traits["declares"] else None
-        for kind in traits["derivatives"]:
+        self.errors: bool = traits.get("errors", False)
+        self.description: str = traits.get("description", "")
+        self.ops: tuple[str, ...] | None = traits.get("ops")
+        self.without: tuple[str, ...] = tuple(traits.get("without", ()))
+        self.serves: Mapping[str, Mapping[str, Any]] | None = traits.get("serves")
+        self.compiles: bool = traits.get("compiles", False)
+        self.copied: tuple[str, ...] = tuple(traits.get("copied", ()))
+        self.declines: tuple[str, ...] | None = traits.get("declines")
+        self.emulates: bool = traits.get("emulates", False)
+        self.unsupported = self.declared if "unsupported" in traits else None
+        for kind in (kind for kind in DERIVATIVES if kind in traits):
             setattr(self, kind, partial(self.computed, kind))
 
-    def start(self) -> Any:
-        """Start the process and wait for its capabilities."""
-        ours, theirs = socket.socketpair()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **self.environment}
-        command = [sys.executable, "-m", "attnkit_conformance.adapters.worker", str(theirs.fileno()), self.target]
-        self.process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
-        theirs.close()
-        self.pipe = Connection(ours.detach())
-        self.close = weakref.finalize(self, end, self.pipe, self.process)
-        return self.receive("starting")
+    def question(self, method: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> Question:
+        """A question for the worker."""
+        return Question(method, op, pack(arrays), dict(params), tuple(map(pack, others)))
 
-    def receive(self, doing: str) -> Any:
-        """The worker's next answer; an exception in the worker is raised here."""
-        try:
-            if not self.pipe.poll(self.patience):
-                self.process.kill()
-                self.close()
-                raise WorkerDied(f"{self.name}: no answer within {self.patience:g} s while {doing}")
-            kind, value = self.pipe.recv()
-        except (EOFError, ConnectionError):
-            self.close()
-            code = self.process.returncode
-            raise WorkerDied(f"{self.name}: the worker ended with exit code {code} while {doing}") from None
-        if kind == "unsupported":
-            raise Unsupported(value)
-        if kind == "ill-formed":
-            raise IllFormed(value)
-        if kind == "error":
-            exception = getattr(builtins, value[0], RuntimeError)
-            raise exception(value[1] if exception is not RuntimeError else ": ".join(value))
-        return value
+    def ask(self, method: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> Any:
+        """One call in the worker."""
+        return self.worker.ask(self.question(method, op, arrays, params, *others))
 
-    def ask(self, method: str, op: str, arrays: Any, params: Any, *others: Any) -> Any:
-        """One call in the worker, in a fresh process if the last one is gone."""
-        if self.process.poll() is not None:
-            self.close()
-            self.start()
-        with suppress(ConnectionError):  # the worker has died: `receive` reports how
-            self.pipe.send((method, op, pack(arrays), dict(params), *map(pack, others)))
-        return self.receive(f"running {method} of {op}")
-
-    def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
+    def array(self, x: np.ndarray, dtype: str) -> Any:
         """Arrays stay NumPy's on this side; the worker converts them."""
         return x
 
@@ -182,7 +237,7 @@ class WorkerAdapter:
 
     def computed(self, method: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> dict[str, np.ndarray]:
         """What a method of the worker's adapter returns."""
-        return unpacked(self.ask(method, op, arrays, params, *others))
+        return unpack(self.ask(method, op, arrays, params, *others))
 
     def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, np.ndarray]:
         """Outputs, computed in the worker."""
@@ -197,6 +252,12 @@ class WorkerAdapter:
         reason: str | None = self.ask("unsupported", op, arrays, params)
         return reason
 
+    def close(self) -> None:
+        """End the process."""
+        self.worker.close()
 
-if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])), sys.argv[2])
+    def faults(self) -> list[Fault]:
+        """What the worker noticed since this was last asked, beside its answers."""
+        faults = list(dict.fromkeys(self.worker.faults))
+        self.worker.faults.clear()
+        return faults

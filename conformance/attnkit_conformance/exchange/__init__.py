@@ -194,11 +194,20 @@ def compare(folder: Path, theirs: Path) -> list[CaseResult]:
     paths = sorted(theirs.glob("*.safetensors")) if theirs.is_dir() else [theirs]
     if not paths or not paths[0].exists():
         raise ValueError(f"{theirs}: no safetensors files")
-    results = {name: x for path in paths for name, x in read_tensors(path) if "/out." in name or "/grad." in name}
+    results: dict[str, np.ndarray] = {}
+    for name, x in ((name, x) for path in paths for name, x in read_tensors(path) if is_result(name)):
+        if name in results:
+            raise ValueError(f"{theirs}: two files hold {name!r}; expected one")
+        results[name] = x
     unknown = sorted(set(results) - set(golden_tensors))
     if unknown:
         raise ValueError(f"{theirs}: {len(unknown)} tensors match no case, the first is {unknown[0]!r}")
     return [compare_case(item, golden_tensors, results, theirs.name) for item in manifest["cases"]]
+
+
+def is_result(name: str) -> bool:
+    """Whether a tensor is one that others compute."""
+    return "/out." in name or "/grad." in name
 
 
 def compare_case(

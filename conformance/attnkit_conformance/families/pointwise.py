@@ -24,10 +24,11 @@ from attnkit_reference import ACTIVATIONS
 
 DEFAULT = "relu"
 
+RELU6: Params = {"activation": "relu6", "alpha": 0.5}
 CHOSEN: tuple[Params, ...] = (
     {},
     {"activation": "softplus", "alpha": 0.0},
-    {"activation": "relu6", "alpha": 0.5},
+    RELU6,
     {"activation": "gelu", "alpha": 0.5, "shift": 0.3},
     {"activation": "sigmoid", "shift": "-log_length"},
     {"activation": "silu", "gain": -0.7, "length": 50.0},
@@ -80,6 +81,7 @@ OPS = (
         extra=(
             (ON_HEADS, {"activation": "gelu", "alpha": "heads", "gain": "heads", "shift": "heads"}),
             (ON_HEADS, {"alpha": "array", "gain": "array", "shift": "array"}),
+            (attention.KINKS, RELU6),  # in every profile: no other has a kink at 6
         ),
         optional=(*OPTIONAL, *NUMBERS),
         differentiable=(*QKV, "bias", "scale", *NUMBERS),

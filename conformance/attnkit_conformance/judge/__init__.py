@@ -6,22 +6,26 @@ import ast
 import fnmatch
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import declared, derivatives, properties, surroundings
+from attnkit_conformance.judge import declared, derivatives, properties, repeats, surroundings
 from attnkit_conformance.model.case import DTYPES, NoDraw, Sample
 from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB
-from attnkit_conformance.scenes.rows import is_left_to_others
+from attnkit_conformance.scenes.rows import is_large, is_left_to_others
 
+LARGE = 3  # long and wide calls of each dtype, for adapters to which these cost much
 XFAILS = Path(__file__).parents[1] / "peers" / "xfails"
 MAY_PASS = "~"
+PROCESS = "process"  # the check that fails where an adapter is judged no further
 Keep = Callable[[str], bool]
 
 
@@ -140,26 +144,57 @@ def judge_lane(
     adapters: Sequence[Adapter], profile: str, keep: Matcher, dtypes: tuple[str, ...], ops: Sequence[Op]
 ) -> Iterator[CaseResult]:
     """Verdicts on a few adapters, op by op; within an op case by case, so that each golden value is computed once."""
+    willing = [adapter for adapter in adapters if not has_given_up(adapter)]
     for op in ops:
-        covering = [adapter for adapter in adapters if core.covers(adapter, op.name)]
-        members = [adapter for adapter in covering if surroundings.extent(adapter) != surroundings.ALONE]
-        for sample, free in selected(members, op, profile, keep, dtypes):
-            try:
-                case = draw_case(sample)
-            except NoDraw as error:
-                yield from (undrawn(adapter, op, sample, error) for adapter in free)
-                continue
-            yield from (core.check(adapter, case) for adapter in free)
-        for adapter in members:
-            yield from declared.check_all(adapter, op, profile, common(adapter, dtypes), prefixed(keep, adapter.name))
-        for adapter in members:
-            possible = matching(keep, adapter, op, dtypes)
-            yield from derivatives.check_all(adapter, op, profile, possible, prefixed(keep, adapter.name))
-        for adapter in members:
-            yield from properties.check_all(adapter, op, profile, common(adapter, dtypes), prefixed(keep, adapter.name))
-        for adapter in covering:
-            possible = matching(keep, adapter, op, dtypes)
-            yield from surroundings.check_all(adapter, op, profile, possible, prefixed(keep, adapter.name))
+        yield from judge_op(willing, profile, keep, dtypes, op)
+        for adapter in (adapter for adapter in willing if has_given_up(adapter)):
+            yield given_up(adapter, op)
+        willing = [adapter for adapter in willing if not has_given_up(adapter)]
+
+
+def judge_op(
+    adapters: Sequence[Adapter], profile: str, keep: Matcher, dtypes: tuple[str, ...], op: Op
+) -> Iterator[CaseResult]:
+    """Verdicts on an op, of each adapter until its process has ended too often."""
+    covering = [adapter for adapter in adapters if core.covers(adapter, op.name)]
+    members = [adapter for adapter in covering if surroundings.extent(adapter) != surroundings.ALONE]
+    for sample, free in selected(members, op, profile, keep, dtypes):
+        try:
+            case = draw_case(sample)
+        except NoDraw as error:
+            yield from (undrawn(adapter, op, sample, error) for adapter in free)
+            continue
+        yield from (core.check(adapter, case) for adapter in free if not has_given_up(adapter))
+    families = (
+        (declared.check_all, members, common),
+        (derivatives.check_all, members, partial(matching, keep, op)),
+        (properties.check_all, members, common),
+        (surroundings.check_all, covering, partial(matching, keep, op)),
+        (repeats.check_all, covering, partial(matching, keep, op)),
+    )
+    for check_all, several, own in families:
+        for adapter in several:
+            verdicts = check_all(adapter, op, profile, own(adapter, dtypes), prefixed(keep, adapter.name))
+            yield from while_willing(adapter, verdicts)
+
+
+def has_given_up(adapter: Adapter) -> bool:
+    """Whether the process of an adapter ended too often to be asked again."""
+    return bool(getattr(adapter, "gave_up", False))
+
+
+def while_willing(adapter: Adapter, verdicts: Iterator[CaseResult]) -> Iterator[CaseResult]:
+    """The verdicts on an adapter until it gives up, with what its process noticed meanwhile."""
+    while not has_given_up(adapter) and (verdict := next(verdicts, None)) is not None:
+        faults = core.faults_of(adapter)
+        yield replace(verdict, status="fail", failures=(*verdict.failures, *faults)) if faults else verdict
+
+
+def given_up(adapter: Adapter, op: Op) -> CaseResult:
+    """The verdict that ends the judging of an adapter."""
+    text = "its process crashed or hung again and again: the rest of its cases is not judged"
+    identity = f"{op.name}/{adapter.dtypes[0]}/process"
+    return CaseResult(identity, adapter.name, op.name, adapter.dtypes[0], "fail", failures=((PROCESS, text),))
 
 
 def undrawn(adapter: Adapter, op: Op, sample: Sample, error: NoDraw) -> CaseResult:
@@ -173,7 +208,7 @@ def common(adapter: Adapter, dtypes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dtype for dtype in dtypes if dtype in adapter.dtypes)
 
 
-def matching(keep: Matcher, adapter: Adapter, op: Op, dtypes: tuple[str, ...]) -> tuple[str, ...]:
+def matching(keep: Matcher, op: Op, adapter: Adapter, dtypes: tuple[str, ...]) -> tuple[str, ...]:
     """The dtypes that an adapter has in which an id of the op may match."""
     start = f"{adapter.name}::{op.name}"
     return tuple(dtype for dtype in common(adapter, dtypes) if keep.may_match(f"{start}/{dtype}/"))
@@ -185,12 +220,25 @@ def selected(
     """The samples of an op that are judged, each with its adapters: those that declare nothing."""
     free = [adapter for adapter in adapters if not declared.declares(adapter, op.name)]
     for dtype in dtypes:
-        having = [adapter for adapter in free if matching(keep, adapter, op, (dtype,))]
+        having = [adapter for adapter in free if matching(keep, op, adapter, (dtype,))]
+        large: Counter[str] = Counter()
         for sample in core.samples(op.name, profile, (dtype,)) if having else ():
-            others = is_left_to_others(sample)
-            able = [adapter for adapter in having if not (others and getattr(adapter, "compiles", False))]
+            able = [adapter for adapter in having if not is_spared(adapter, sample, profile, large)]
             if chosen := [adapter for adapter in able if keep(f"{adapter.name}::{sample.id}")]:
                 yield sample, chosen
+
+
+def is_spared(adapter: Adapter, sample: Sample, profile: str, large: Counter[str]) -> bool:
+    """Whether a case would cost an adapter too much: one that compiles every case is not judged on triples of options;
+    neither it nor what emulates a GPU on long and wide calls, but for a few of each dtype in the full profile.
+    """
+    compiles = getattr(adapter, "compiles", False)
+    if not is_large(sample):
+        return compiles and is_left_to_others(sample)
+    if not (compiles or getattr(adapter, "emulates", False)):
+        return False
+    large[adapter.name] += 1
+    return profile != "full" or large[adapter.name] > LARGE
 
 
 def in_order(results: Iterable[CaseResult], adapters: Sequence[Adapter]) -> list[CaseResult]:
@@ -214,12 +262,12 @@ def planned(adapters: Iterable[Adapter], profile: str, expression: str | None, d
         members = [adapter for adapter in covering if surroundings.extent(adapter) != surroundings.ALONE]
         count += sum(len(free) for _, free in selected(members, op, profile, keep, dtypes))
         for adapter in members:
-            own, possible = prefixed(keep, adapter.name), matching(keep, adapter, op, dtypes)
+            own, possible = prefixed(keep, adapter.name), matching(keep, op, adapter, dtypes)
             count += derivatives.planned(adapter, op, profile, possible, own)
             if declared.declares(adapter, op.name):
                 inside = declared.samples(adapter, op, profile, common(adapter, dtypes))
                 count += sum(own(sample.id) for sample in inside)
         for adapter in covering:
-            own, possible = prefixed(keep, adapter.name), matching(keep, adapter, op, dtypes)
+            own, possible = prefixed(keep, adapter.name), matching(keep, op, adapter, dtypes)
             count += surroundings.planned(adapter, op, profile, possible, own)
     return count

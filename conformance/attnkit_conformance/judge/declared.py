@@ -139,14 +139,14 @@ def inside(result: CaseResult) -> CaseResult:
     """A verdict on a call that is declared: a refusal is a failure."""
     if result.status != "unsupported":
         return result
-    return replace(result, status="fail", failures=(("declared", f"refused within what it declares: {result.reason}"),))
+    return replace(result, status="fail", failures=(("refused", f"refused within what it declares: {result.reason}"),))
 
 
 def check_refusal(adapter: Adapter, sample: Sample, choice: str) -> Iterator[CaseResult]:
     """A failure unless a call outside the declaration is refused; a refusal gives no verdict."""
     case = draw_case(sample)
     try:
-        core.outputs(adapter, core.without_outputs(adapter, case))
+        core.outputs(adapter, core.asked(adapter, case))
         text = f"returned a result for {choice}, which it does not declare"
     except Unsupported:
         return

@@ -1,4 +1,4 @@
-"""Semantics A11 and the exact rules of A6, A8, A9, as generators of messages about violations.
+"""Semantics A11 and the exact rules of A6, A8, A9, as generators of violations: messages, or errors beyond bounds.
 
 Each has the arguments (adapter, make), `make(scene)` being a case of the op under judgement.
 """
@@ -20,10 +20,12 @@ from attnkit_conformance.model.case import Case, compute_dtype, rounded
 from attnkit_conformance.model.golden import golden
 from attnkit_conformance.model.op import STATEFUL, Tokens
 from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.model.tolerance import Limit, Measured
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes.attention import CAUSAL
 
 Arrays = Mapping[str, np.ndarray]
+Violation = str | Measured
 L, S, SHORT = 17, 33, 20  # SHORT: valid keys with padding
 STEPS = 7
 STATES = ("S", "z", "c", "m")  # parts of a state
@@ -105,7 +107,9 @@ def with_another_future(case: Case, past: int) -> Case:
     return changed(case, **variant)
 
 
-def padding_contents(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+def padding_contents(
+    adapter: Adapter, make: Callable[[Scene], Case], contents: tuple[float, ...] = (1e4, np.nan)
+) -> Iterator[str]:
     """The contents of padding, including NaN, change no bit of outputs and gradients."""
     case, valid = make(PADDED), np.arange(S) < SHORT
     tokens = tokens_of(case)
@@ -116,26 +120,42 @@ def padding_contents(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterato
     hidden = {name: ~case.arrays["query_mask"] for name in tokens.queries if name not in tokens.keys}
     hidden |= {name: ~valid for name, axis in tokens.keys.items() if axis == -2}
     results = []
-    for content in (0.0, 1e4, np.nan):
+    for content in (0.0, *contents):
         filled = {}
         for name in hidden.keys() & case.arrays.keys():
             x = case.arrays[name]
             filled[name] = np.where(np.broadcast_to(hidden[name], x.shape[:-1])[..., None], content, x)
         results.append(both(adapter, changed(case, **filled)))
-    for other, text in zip(results[1:], ("1e4", "NaN"), strict=True):
+    for other, content in zip(results[1:], contents, strict=True):
+        text = "NaN" if np.isnan(content) else "1e4"
         yield from differing(results[0], other, f"changes when padding holds {text} instead of 0")
 
 
-def judged(adapter: Adapter, case: Case, of: Case, back: Callable[[str, np.ndarray], np.ndarray]) -> Iterator[str]:
+def finite_padding(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+    """The same for finite contents alone."""
+    yield from padding_contents(adapter, make, (1e4,))
+
+
+def limits_of(adapter: Adapter, case: Case) -> Mapping[str, Limit]:
+    """The limits of outputs and gradients (as d<name>) of an adapter."""
+    truth = golden(case)
+    gradients = {f"d{name}": limit for name, limit in truth.gradients.items()}
+    return core.accepted(adapter, case, {**truth.outputs, **gradients})
+
+
+def beyond(limits: Mapping[str, Limit], results: Arrays) -> Iterator[Measured]:
+    """The results that are not within their limits."""
+    every = (tolerance.measure(name, x, limits[name]) for name, x in results.items())
+    return (measured for measured in every if measured.failures)
+
+
+def judged(adapter: Adapter, case: Case, of: Case, back: Callable[[str, np.ndarray], np.ndarray]) -> Iterator[Measured]:
     """The adapter's result on `case`, mapped by `back`, equals the golden one of `of` within the bounds of D."""
-    truth = golden(of)
-    limits = {**truth.outputs, **{f"d{name}": limit for name, limit in truth.gradients.items()}}
-    for name, x in both(adapter, case).items():
-        measured = tolerance.measure(name, back(name, x), limits[name])
-        yield from (text for _, text in measured.failures)
+    results = both(adapter, case)
+    return beyond(limits_of(adapter, of), {name: back(name, x) for name, x in results.items()})
 
 
-def key_permutation(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+def key_permutation(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[Measured]:
     """Keys in another order, packed ones within their sequences, give the same result, or the same in that order."""
     case, rng = make(BIASED), np.random.default_rng(0)
     keys, ends = tokens_of(case).keys, case.arrays.get("cu_seqlens_k", (0, S))
@@ -153,20 +173,17 @@ def first_item(case: Case, arrays: Arrays) -> dict[str, np.ndarray]:
     return along(tokens.keys, range(case.arrays["cu_seqlens_k"][1]), of_queries) | edges
 
 
-def batch_mates(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+def batch_mates(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[Measured]:
     """A batch item, or a packed sequence, alone gives the same result as beside others."""
     case = make(PLAIN)
     one = replace(case, arrays=first_item(case, case.arrays), cotangents=first_item(case, case.cotangents))
     company = first_item(case, both(adapter, case))
-    truth = golden(one)
-    limits = {**truth.outputs, **{f"d{name}": limit for name, limit in truth.gradients.items()}}
     summed = {f"d{name}" for name, x in case.arrays.items() if x.ndim <= 2}  # over the batch
-    for name, alone in both(adapter, one).items():
-        for x in (alone,) if name in summed else (alone, company[name]):
-            yield from (text for _, text in tolerance.measure(name, x, limits[name]).failures)
+    for results in (both(adapter, one), {name: x for name, x in company.items() if name not in summed}):
+        yield from beyond(limits_of(adapter, one), results)
 
 
-def padding_amount(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+def padding_amount(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[Measured]:
     """More padding gives the same result."""
     long = make(PLAIN)
     tokens = tokens_of(long)
@@ -260,11 +277,9 @@ def sigmoid_tail(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[st
         yield f"relative error is {off.max():.3g} times the bound at s = {q[0, 0, row, 0]:g}"
 
 
-def whole_is(case: Case, other: Mapping[str, np.ndarray]) -> Iterator[str]:
+def whole_is(adapter: Adapter, case: Case, other: Arrays) -> Iterator[Measured]:
     """Outputs assembled from other calls equal the golden ones of `case` within the bounds of D."""
-    for name, limit in golden(case).outputs.items():
-        error = tolerance.measure(name, other[name], limit)
-        yield from (text for _, text in error.failures)
+    return beyond(limits_of(adapter, case), {name: other[name] for name in golden(case).outputs})
 
 
 def part_of(case: Case, rows: slice, keys: slice, state: Mapping[str, np.ndarray]) -> Case:
@@ -276,7 +291,7 @@ def part_of(case: Case, rows: slice, keys: slice, state: Mapping[str, np.ndarray
     return replace(case, arrays={**arrays, **initial}, dtypes=dtypes)
 
 
-def resumed(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+def resumed(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[Measured]:
     """A sequence split in two, the second part starting from the state of the first, gives the same as the whole."""
     for causal in (True, False):
         case = make(Scene("property-resumed", S, S, params={"causal": causal, "return_state": True}))
@@ -285,17 +300,17 @@ def resumed(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
         after = slice(SHORT, None) if causal else slice(None)
         second = core.outputs(adapter, part_of(case, after, slice(SHORT, None), first))
         o = np.concatenate([first["o"], second["o"]], axis=-2) if causal else second["o"]
-        yield from whole_is(case, {**second, "o": o})
+        yield from whole_is(adapter, case, {**second, "o": o})
 
 
-def chunked(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+def chunked(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[Measured]:
     """Chunks of one token, of a few, and one of everything give the same outputs and gradients."""
     case = make(LAST_CAUSAL)
     for size in (1, 5, 1000):
         yield from judged(adapter, replace(case, params={**case.params, "chunk_size": size}), case, lambda name, x: x)
 
 
-def step_by_step(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
+def step_by_step(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[Measured]:
     """The recurrence, token by token from no state, gives the same as the causal form."""
     if not core.covers(adapter, f"{make(PLAIN).op}_step"):
         raise Unsupported("has no step of its own")
@@ -311,4 +326,4 @@ def step_by_step(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[st
         step = core.outputs(adapter, replace(case, op=f"{case.op}_step", arrays=arrays, params=params, dtypes=dtypes))
         state = {n: x for n, x in step.items() if n in STATES}
         outputs.append(step["o_t"])
-    yield from whole_is(case, {**state, "o": np.stack(outputs, axis=-2)})
+    yield from whole_is(adapter, case, {**state, "o": np.stack(outputs, axis=-2)})

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from attnkit_conformance.adapter import Adapter
-from attnkit_conformance.adapters.worker import collect_rarely
+from attnkit_conformance.adapters.serving import collect_rarely
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import judge, matcher
 from attnkit_conformance.opdb import OPDB

@@ -5,21 +5,25 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported
-from attnkit_conformance.core import CaseResult, Findings, typed_arrays
+from attnkit_conformance.core import CaseResult, Findings, declined, typed_arrays
 from attnkit_conformance.judge import invariances
+from attnkit_conformance.judge.invariances import Violation
+from attnkit_conformance.model import policies
 from attnkit_conformance.model.binding import STATISTICS
 from attnkit_conformance.model.case import Case, ErrorSample
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.model.tolerance import Measured
 from attnkit_conformance.scenes import rows
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, scene_case, variant_label
 
 QUICK_WITH_STATES = ("causal_prefix", "padding_contents", "step_by_step")
 ROWS = ("a", "b", "c")  # groups of ops whose queries have rows of weights
+Check = Callable[[Adapter, Callable[[Scene], Case]], Iterator[Violation]]
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,17 @@ class Property:
 
     name: str
     holds: Callable[[Op, Mapping[str, Any]], bool]  # for ops that do not list it in their invariances
-    run: Callable[[Adapter, Callable[[Scene], Case]], Iterator[str]]
+    run: Check
+    policy: str = ""  # for which it asks
+    plain: Check | None = None  # what is left of it without that, if anything
 
     def applies(self, op: Op, params: Mapping[str, Any]) -> bool:
-        return self.name in op.invariances or self.holds(op, params)
+        return self.name not in op.declines and (self.name in op.invariances or self.holds(op, params))
+
+    def asked(self, adapter: Adapter) -> Check | None:
+        """What an adapter is asked: without what it declines; None if nothing is left."""
+        declines = declined(adapter)
+        return None if self.name in declines else self.plain if self.policy in declines else self.run
 
 
 def with_states(op: Op, params: Mapping[str, Any]) -> bool:
@@ -62,18 +73,26 @@ def free_length(op: Op, params: Mapping[str, Any]) -> bool:
 PROPERTIES = (
     Property("rerun", attention_like, invariances.rerun),
     Property("causal_prefix", with_weights, invariances.causal_prefix),
-    Property("padding_contents", with_weights, invariances.padding_contents),
+    Property(
+        "padding_contents",
+        with_weights,
+        invariances.padding_contents,
+        policies.POISONED_PADDING,
+        invariances.finite_padding,
+    ),
     Property("key_permutation", attention_like, invariances.key_permutation),
     Property("batch_mates", attention_like, invariances.batch_mates),
     Property("padding_amount", free_length, invariances.padding_amount),
     Property("dropout_bits", lambda op, params: op.group == "a" and op.dropout, invariances.dropout_bits),
     Property("kink_gradients", has_kink, invariances.kink_gradients),
-    Property("visible_nan", attention_like, invariances.visible_nan),
+    Property("visible_nan", attention_like, invariances.visible_nan, policies.VISIBLE_NAN),
     Property("resumed", with_states, invariances.resumed),
     Property("chunked", with_states, invariances.chunked),
     Property("step_by_step", with_states, invariances.step_by_step),
-    Property("sigmoid_tail", lambda op, params: False, invariances.sigmoid_tail),
+    Property("sigmoid_tail", lambda op, params: False, invariances.sigmoid_tail, policies.TAILS),
 )
+DECLINABLE = (*policies.POLICIES, *(item.name for item in PROPERTIES if item.name not in policies.POLICIES))
+"""What an adapter may declare not to promise."""
 
 
 def subjects(op: Op, profile: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -95,15 +114,30 @@ def in_profile(item: Property, op: Op, profile: str) -> bool:
 def check_property(
     adapter: Adapter, op: Op, item: Property, label: str, params: Mapping[str, Any], dtype: str
 ) -> CaseResult:
-    """Judge one property of one op."""
+    """Judge one property of one op; a failure that hangs on a policy names it."""
+    run = item.asked(adapter) or item.run
+    result = run_check(adapter, op, item, run, label, params, dtype)
+    if result.status != "fail" or run is not item.run or item.policy in ("", policies.TAILS):
+        return result
+    plain = item.plain and run_check(adapter, op, item, item.plain, label, params, dtype)
+    return replace(result, policy=item.policy) if plain is None or plain.status == "pass" else result
+
+
+def run_check(
+    adapter: Adapter, op: Op, item: Property, run: Check, label: str, params: Mapping[str, Any], dtype: str
+) -> CaseResult:
+    """The verdict on a property as it is, or on what is left of it."""
     started, findings, reason = time.perf_counter(), Findings(), ""
 
     def make(scene: Scene) -> Case:
         return scene_case(op, scene, params, label.strip("."), dtype)
 
     try:
-        for text in item.run(adapter, make):
-            findings.fail(item.name, text)
+        for violation in run(adapter, make):
+            if isinstance(violation, Measured):
+                findings.measured.append(violation)
+            texts = [text for _, text in violation.failures] if isinstance(violation, Measured) else [violation]
+            findings.failures += [(item.name, text) for text in texts]
     except Unsupported as refusal:
         reason = str(refusal)
     except IllFormed:
@@ -113,7 +147,8 @@ def check_property(
     status = "fail" if findings.failures else "unsupported" if reason else "pass"
     seconds = time.perf_counter() - started
     identity = property_id(op, dtype, item, label)
-    return CaseResult(identity, adapter.name, op.name, dtype, status, (), tuple(findings.failures), reason, seconds)
+    measured, failures = tuple(findings.measured), tuple(findings.failures)
+    return CaseResult(identity, adapter.name, op.name, dtype, status, measured, failures, reason, seconds)
 
 
 def check_error(adapter: Adapter, op: Op, sample: ErrorSample) -> CaseResult:
@@ -184,7 +219,7 @@ def check_all(
         for label, params in subjects(op, profile):
             for item in PROPERTIES:
                 applies = in_profile(item, op, profile) and item.applies(op, params)
-                if applies and keep(property_id(op, dtype, item, label)):
+                if applies and item.asked(adapter) and keep(property_id(op, dtype, item, label)):
                     yield check_property(adapter, op, item, label, params, dtype)
     for sample in op.errors(op) if getattr(adapter, "errors", False) and "float32" in dtypes else ():
         if sample.fits(adapter.dtypes) and keep(error_id(op, sample)):

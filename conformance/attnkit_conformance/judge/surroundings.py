@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
-from attnkit_conformance.adapters.surroundings import Surrounded, Surrounding, library_of, surroundings_of
+from attnkit_conformance.adapters.surroundings import Surrounding, library_of, surroundings_of, within
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.model.case import Sample
 from attnkit_conformance.model.golden import draw_case
@@ -100,6 +100,6 @@ def check_all(
     for sample, several in itertools.groupby(pairs, key=lambda pair: pair[1]):
         case = draw_case(sample)
         for surrounding, _ in several:
-            result = core.check(Surrounded(adapter, surrounding), case)
+            result = core.check(within(adapter, surrounding), case)
             axes = {**result.axes, "surrounding": (surrounding.name,)}
             yield replace(result, id=identity(surrounding, sample), adapter=adapter.name, axes=axes)

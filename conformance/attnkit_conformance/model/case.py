@@ -126,15 +126,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Sample:
-    """A case by its id: nothing is drawn before `draw(halvings)`, which halves the numbers that many times."""
+    """A case by its id: nothing is drawn before `draw(halvings, again)`, which halves the numbers that many times, and
+    where they are drawn at random draws others `again`.
+    """
 
     id: str
-    draw: Callable[[int], Case]
+    draw: Callable[..., Case]
 
 
 def sample(op: str, dtype: str, name: str, maker: Callable[..., Case], *arguments: Any) -> Sample:
     """The sample `name` of an op in a dtype, drawn by `maker(*arguments)` in one size."""
-    return Sample(f"{op}/{dtype}/{name}", lambda halvings: maker(*arguments))
+    return Sample(f"{op}/{dtype}/{name}", lambda halvings, again=0: maker(*arguments))
 
 
 @dataclass(frozen=True)

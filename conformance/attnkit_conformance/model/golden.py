@@ -23,6 +23,7 @@ NEAR = 1e-5  # relative distance of weights that are equal but for rounding to f
 FEW_DIGITS = 0.01  # of the largest entry: a larger bound leaves less than two digits to judge
 TINY = 1e-20  # smaller row sums, except 0, lose precision or underflow in float32
 HALVINGS = 8
+DRAWS = 3  # of which one has no near tie
 VALUES = {"v", "v_t", "values", "initial_S", "proj_v"}  # what a cotangent of o is multiplied by
 KEPT = 128  # golden values, of which an adapter after another asks for the same
 QUERY_OUTPUTS = ("o", "total", "entropy", "sum_squares", "maximum", "nonzero", "visible")
@@ -89,11 +90,22 @@ def of_content(content: Content) -> Golden:
 def draw_case(sample: Sample) -> Case:
     """The case of a sample, halved until its bounds are meaningful; the last one if they never are."""
     for halvings in range(HALVINGS):
-        case = sample.draw(halvings)
+        case = without_near_tie(sample, halvings)
         op = BY_NAME[case.op]
         growth = op.subject(case.params).growth
         small = growth is None or growth(case) <= tolerance.LARGEST_GROWTH.get(case.dtype, np.finfo(np.float64).max)
         if small and golden(case).tells() and not has_near_tie(op, case):
+            break
+    return case
+
+
+def without_near_tie(sample: Sample, halvings: int) -> Case:
+    """The first draw of so many halvings without a near tie, which halved numbers would have too; the last one if all
+    have one.
+    """
+    for again in range(DRAWS):
+        case = sample.draw(halvings, again)
+        if not has_near_tie(BY_NAME[case.op], case):
             break
     return case
 
@@ -149,12 +161,13 @@ def limits_of(op: Op, case: Case) -> Callable[[str, np.ndarray, np.ndarray, str]
     summands = magnitudes(op, case)
     before = magnitudes(op, without_signs(case)) if summands and VALUES & case.arrays.keys() else summands
     growth = growth_of(op, case)
+    wide = tolerance.growth_of_width(case.arrays["q"].shape[-1]) if "q" in case.arrays else 1.0
     twice = {"sum_squares": 2.0 * growth}  # errors of the weights count twice in their squares
 
     def limit(name: str, x: np.ndarray, near: np.ndarray, dtype: str) -> Limit:
         own = summands.get(name, np.zeros(()))
         earlier = summands.get(f"{name}_before", before.get(name, own))
-        noise = near + np.maximum(earlier - own, 0.0)
+        noise = wide * near + np.maximum(earlier - own, 0.0)
         return tolerance.limit(x, dtype, own, noise, twice.get(name, growth))
 
     return limit

@@ -60,6 +60,7 @@ class Op:
     # own factors of its grammar, or replaced levels of a shared factor; with a `row_case` all but the dtype
     levels: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)
     tiles: tuple[Level, ...] = ()  # shapes that cross tiles of kernels, if not those of attention
+    sizes: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)  # and levels that are long or wide, likewise
     row_case: Callable[[Op, str, Row, str, float], Case] | None = None  # by name, row, dtype and size of numbers
     near: Callable[[Case], bool] | None = None  # of such a row: whether rounding decides something, for another draw
     forbidden: tuple[tuple[Choice, ...], ...] = ()  # levels of its grammar that cannot be combined
@@ -94,6 +95,7 @@ class Op:
     tokens: Tokens = QUERIES_AND_KEYS
     invariances: tuple[str, ...] = ()  # properties that hold by definition, beside those of the groups a, b and c
     of_weights: tuple[str, ...] = ()  # properties that its weights alone have
+    declines: tuple[str, ...] = ()  # properties of its group that it lacks, as key_permutation if keys have an order
     scene_case: Callable[[Op, Scene, Params, str, str], Case] | None = None  # of a scene; None: `attention_case`
     converged: Params = field(default_factory=dict)  # with which an implicit gradient is a derivative
     telling: Callable[[Case], bool] = always  # whether a case that a search draws tells anything

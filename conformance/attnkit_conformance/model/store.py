@@ -11,6 +11,7 @@ import os
 import pickle
 import platform
 import tempfile
+import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 import attnkit_reference
 
 FOLDER = "ATTNKIT_GOLDENS"
+FASTEST = 1  # level of compression: zeros and equal bounds take no place, random digits do
 KIT = Path(__file__).parents[1]
 SOURCES = (Path(attnkit_reference.__file__).parent, *(KIT / name for name in ("model", "families", "scenes")))
 T = TypeVar("T")
@@ -34,10 +36,10 @@ def kept(key: str, make: Callable[[], T]) -> T:
     name = hashlib.sha256(key.encode()).hexdigest()
     path = Path(named) / state() / name[:2] / name
     try:
-        value: T = pickle.loads(path.read_bytes())
-    except (OSError, EOFError, pickle.UnpicklingError):
+        value: T = pickle.loads(zlib.decompress(path.read_bytes()))
+    except (OSError, EOFError, pickle.UnpicklingError, zlib.error):
         value = make()
-        write(path, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+        write(path, zlib.compress(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), FASTEST))
     return value
 
 

@@ -1,12 +1,14 @@
-"""Semantics D: the allowed distance of a result from the golden one, entry by entry. The only place with tolerances."""
+"""Semantics D: the allowed distance of a result from the golden one, entry by entry. The only place with tolerances;
+what is beyond them has a grade by `grades`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from attnkit_conformance.model import grades
 from attnkit_conformance.model.case import INTEGER, compute_dtype, finfo
 
 Array = np.ndarray
@@ -17,6 +19,7 @@ HALF_ROUNDINGS = (
 )
 SUBNORMALS = 16.0  # of half types: weights below its range that are rounded to it for a product (A7) have no digits
 ALIKE = 4.0  # n equal numbers added up one after another are rounded alike: by up to n/4 eps of their sum
+WIDE = 64  # features, beyond which partial sums of scores cost more than their inputs
 EXPONENT_STEP = 16.0  # an error eps·|x| in an exponent x is a relative error of that size in exp(x)
 LARGEST_GROWTH = {"float16": 8.0, "bfloat16": 8.0, "float32": 200.0}  # beyond, bounds are meaningless
 STEPS = (-2, -1, 1, 2)  # at which results are taken for a difference quotient
@@ -44,6 +47,14 @@ def growth_of_equal_summands(n: int) -> float:
     return 1.0 + n / (ALIKE * BOUND["float32"])
 
 
+def growth_of_width(d: int) -> float:
+    """Growth of the probe in wide heads. Rounding a score's inputs moves it by √(Σ (q_i k_i)²), as the probe does;
+    rounding the partial sums p_i of its d products by √(Σ p_i²), √d as much. Up to 64 features the roundings of
+    `BOUND` are enough for both.
+    """
+    return max(1.0, float(np.sqrt(d / WIDE)))
+
+
 @dataclass(frozen=True)
 class Limit:
     """The allowed error of each entry of `golden`."""
@@ -56,8 +67,8 @@ class Limit:
 
 @dataclass(frozen=True)
 class Measured:
-    """The error of one output: the largest and the root mean square of its entries' shares of what is allowed, and the
-    largest error relative to the largest magnitude.
+    """The error of one output: the largest and the root mean square of its entries' shares of what is allowed, the
+    largest error relative to the largest magnitude, and the grade of a failure.
     """
 
     output: str
@@ -66,6 +77,7 @@ class Measured:
     rms: float
     relative: float
     failures: tuple[tuple[str, str], ...]  # (check, message)
+    grade: str = ""
 
 
 def limit(
@@ -83,7 +95,8 @@ def limit(
     if dtype != computed:
         rounding = HALF_ROUNDINGS * eps(dtype) * (finite_size(golden) + size)
         allowed = rounding + allowed + SUBNORMALS * float(finfo(dtype).smallest_subnormal)
-    return Limit(golden, dtype, np.asarray(allowed), largest(size))
+    kept = np.float64 if computed == "float64" else np.float32  # whose range has every bound of that dtype
+    return Limit(golden, dtype, np.asarray(allowed, kept), largest(size))
 
 
 def quotient(limit: Limit, results: Mapping[int, Array], step: float) -> Limit:
@@ -99,6 +112,13 @@ def quotient(limit: Limit, results: Mapping[int, Array], step: float) -> Limit:
     disagreement = np.abs(near - far) + np.abs(twice_the_bend - 2 * bend)
     golden = near + (near - far) / 3
     return Limit(golden, limit.dtype, disagreement + QUOTIENT_ROUNDINGS / step * limit.allowed, largest(golden))
+
+
+def without_tails(limit: Limit, at_rest: float = 0.0) -> Limit:
+    """The limit of an implementation that declines small entries: what is lost beside the largest is allowed in all."""
+    if limit.dtype == INTEGER:
+        return limit
+    return replace(limit, allowed=np.maximum(limit.allowed, grades.lost(limit.golden, limit.dtype, at_rest)))
 
 
 def finite_size(x: Array) -> Array:
@@ -137,9 +157,9 @@ def widened(x: Array) -> Array:
         return x.astype(np.float64)
 
 
-def measure(output: str, x: Array, limit: Limit) -> Measured:
-    """Compare array `x` with its limit."""
-    x, golden, failures = widened(x), limit.golden, []
+def measure(output: str, x: Array, limit: Limit, at_rest: Callable[[], Mapping[str, float]] = dict) -> Measured:
+    """Compare array `x` with its limit; `at_rest` says, if it is beyond, how large outputs are where scores are 0."""
+    x, golden, failures, grade = widened(x), limit.golden, [], ""
     gap = distance(x, golden)
     share = shares(gap, limit.allowed)
     ratio = float(np.max(share, initial=0.0))
@@ -147,12 +167,14 @@ def measure(output: str, x: Array, limit: Limit) -> Measured:
     if np.any(misplaced):
         wrong = int(np.sum(misplaced))
         failures.append(("nonfinite", f"{output}: {wrong} of {x.size} entries are finite, NaN or infinite otherwise"))
+        grade = grades.WRONG
     elif not ratio <= 1:
         at = np.unravel_index(int(np.argmax(share)), share.shape)
         place = f"{tuple(map(int, at))}: {x[at]:.6g} instead of {golden[at]:.6g}"
         failures.append(("bound", f"{output}: off by {ratio:.3g} times what is allowed at {place}"))
+        grade = grades.of_entries(gap, share, golden, limit.dtype, at_rest().get(output, 0.0))
     relative = float(np.max(gap, initial=0.0)) / limit.largest if limit.largest else ratio
-    return Measured(output, limit.dtype, ratio, root_mean_square(share), relative, tuple(failures))
+    return Measured(output, limit.dtype, ratio, root_mean_square(share), relative, tuple(failures), grade)
 
 
 def impostors(golden: Array) -> dict[str, Array]:

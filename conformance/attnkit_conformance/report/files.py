@@ -16,13 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.adapter import Adapter, cut
 from attnkit_conformance.adapters.families import device as machine_device
 from attnkit_conformance.adapters.surroundings import library_of as library_of_arrays
 from attnkit_conformance.adapters.surroundings import surroundings_of
 from attnkit_conformance.core import STATUSES, CaseResult
 from attnkit_conformance.judge.surroundings import extent
-from attnkit_conformance.judge.verdicts import counts, percent, worst
+from attnkit_conformance.judge.verdicts import counts, grade_counts, percent, told, told_by_grade, worst
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.report import axes
 
@@ -30,6 +30,8 @@ FORMAT = "attnkit_conformance/1"  # of --json; raised when older readers cannot 
 SEMANTICS = 1  # of docs/semantics.md; raised when the result of a valid call changes
 LIBRARIES = ("attnkit", "numpy", "torch", "jax", "cupy", "array_api_strict")
 TEMPLATE = Path(__file__).parent / "report.html"
+ROOM = 300_000  # characters of texts of adapters on a page
+BRIEF = 100  # of each text behind that
 Header = dict[str, Any]
 
 
@@ -44,8 +46,18 @@ def header(adapters: Iterable[Adapter], profile: str, seed: int | None = None) -
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "device": machine_device(),
-        "adapters": {a.name: {"dtypes": list(a.dtypes), "description": described(a)} for a in adapters},
+        "adapters": {a.name: about(a) for a in adapters},
         "surroundings": texts(adapters),
+    }
+
+
+def about(adapter: Adapter) -> dict[str, Any]:
+    """An adapter as plain data; what it declines is None if it does not say."""
+    declines = getattr(adapter, "declines", None)
+    return {
+        "dtypes": list(adapter.dtypes),
+        "description": described(adapter),
+        "declines": None if declines is None else list(declines),
     }
 
 
@@ -91,6 +103,8 @@ def record(result: CaseResult) -> dict[str, Any]:
         "op": result.op,
         "dtype": result.dtype,
         "status": result.status,
+        "grade": result.grade,
+        "policy": result.policy,
         "ratio": finite(result.ratio),
         "errors": [
             {
@@ -99,7 +113,7 @@ def record(result: CaseResult) -> dict[str, Any]:
             }
             for m in result.measured
         ],
-        "failures": [{"check": check, "message": message} for check, message in result.failures],
+        "failures": [{"check": check, "message": text, "grade": grade} for check, text, grade in result.graded],
         "program": result.program,
         "reason": result.reason,
         "seconds": finite(result.seconds),
@@ -109,7 +123,8 @@ def record(result: CaseResult) -> dict[str, Any]:
 def as_json(results: list[CaseResult], head: Header) -> str:
     """Everything, one record per verdict."""
     totals = {status: sum(result.status == status for result in results) for status in STATUSES}
-    return json.dumps({**head, "totals": totals, "results": [record(r) for r in results]}, indent=1) + "\n"
+    counts = {"totals": totals, "grades": grade_counts(results)}
+    return json.dumps({**head, **counts, "results": [record(r) for r in results]}, indent=1) + "\n"
 
 
 def as_junit(results: list[CaseResult], head: Header) -> str:
@@ -126,25 +141,46 @@ def as_junit(results: list[CaseResult], head: Header) -> str:
             case = xml.SubElement(suite, "testcase", attributes)
             if result.status == "fail":
                 checks = ", ".join(sorted(result.checks))
-                xml.SubElement(case, "failure", message=checks).text = result.message
+                failure = {"type": result.grade, "message": f"{told(result)} ({checks})"}
+                xml.SubElement(case, "failure", failure).text = result.message
             elif result.status != "pass":
                 xml.SubElement(case, "skipped", message=f"{result.status}: {result.reason}")
     return xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+class Texts:
+    """Texts of adapters on a page: the first ones as they are, the beginnings of others, so that a page stays small."""
+
+    def __init__(self) -> None:
+        self.room = ROOM
+
+    def fitting(self, text: str) -> str:
+        """A text, or its beginning."""
+        shown = text if self.room > 0 else cut(text, BRIEF)
+        self.room -= len(shown)
+        return shown
 
 
 def compact(results: list[CaseResult], every: Sequence[axes.Axis]) -> dict[str, Any]:
     """Verdicts as short rows for the page: names are indices into lists."""
     adapters = list(dict.fromkeys(r.adapter for r in results))
     ops = [name for name in BY_NAME if any(r.op == name for r in results)]
-    reasons = list(dict.fromkeys(r.reason for r in results))
-    rows = []
+    reasons, texts, rows = list(dict.fromkeys(r.reason for r in results)), Texts(), []
     for r in results:
         place = [adapters.index(r.adapter), ops.index(r.op), r.id.partition("/")[2], STATUSES.index(r.status)]
         errors = [[m.output, finite(m.ratio), finite(m.rms), finite(m.relative)] for m in r.measured]
-        rows.append([*place, reasons.index(r.reason), errors, [list(failure) for failure in r.failures]])
+        failures = [[check, texts.fitting(text)] for check, text in r.failures]
+        rows.append([*place, reasons.index(r.reason), errors, failures, told(r) if failures else ""])
     formulas = [BY_NAME[name].formula for name in ops]
     tables = axes.compact(results, every)
-    return {"adapters": adapters, "ops": ops, "formulas": formulas, "reasons": reasons, "rows": rows, "axes": tables}
+    return {
+        "adapters": adapters,
+        "ops": ops,
+        "formulas": formulas,
+        "reasons": list(map(texts.fitting, reasons)),
+        "rows": rows,
+        "axes": tables,
+    }
 
 
 def as_html(results: list[CaseResult], head: Header) -> str:
@@ -173,7 +209,8 @@ def conclusion(results: list[CaseResult]) -> str:
     names = ", ".join(dict.fromkeys(library_of(r.adapter) for r in judged)) or "nothing"
     if failed:
         where = ", ".join(dict.fromkeys(r.adapter for r in failed))
-        return f"{len(failed):,} of {len(judged):,} verdicts on {ops} ops failed, on {where}."
+        grades = told_by_grade(failed)
+        return f"{len(failed):,} of {len(judged):,} verdicts on {ops} ops failed, on {where}: {grades}."
     return f"{ops} ops on {names} agree with the float64 reference: {len(judged):,} verdicts, none failed."
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MILD = ("tail", "policy")
+from attnkit_conformance.model import grades
+
+MILD = (grades.TAIL, grades.POLICY)
 """Grades of failures in which the definition and the implementation agree but in tails or special values."""
 ENOUGH = 1 / 3
 """The share of a profile below which a run does not count as passed."""

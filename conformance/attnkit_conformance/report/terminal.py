@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from attnkit_conformance.core import STATUSES, CaseResult
-from attnkit_conformance.judge.verdicts import SHORT, counts, grouped, percent, worst
+from attnkit_conformance.judge.verdicts import SHORT, counts, grouped, percent, told, told_by_grade, worst
+from attnkit_conformance.model import grades
 from attnkit_conformance.model.case import DTYPES
 
 if TYPE_CHECKING:
@@ -61,11 +62,13 @@ def show_search() -> Callable[[Search, str], None]:
 
 
 def show(results: list[CaseResult], by_op: bool = False) -> None:
-    """Failures first, then every op if requested, every implementation and the counts."""
+    """Failures first, the worst before others, then every op if requested, every implementation and the counts."""
     failures = [result for result in results if result.status == "fail"]
-    alike: dict[tuple[str, str, frozenset[str]], list[CaseResult]] = {}
+    failures.sort(key=lambda result: tuple(grades.GRADES).index(result.grade))
+    alike: dict[tuple[str, str, str, frozenset[str]], list[CaseResult]] = {}
     for result in failures:
-        alike.setdefault((result.adapter, result.op, frozenset(result.checks)), []).append(result)
+        kind = result.adapter, result.op, result.grade, frozenset(result.checks)
+        alike.setdefault(kind, []).append(result)
     for similar in list(alike.values())[:MAX_FAILURES]:
         show_failure(similar)
     if len(alike) > MAX_FAILURES:
@@ -82,6 +85,8 @@ def show(results: list[CaseResult], by_op: bool = False) -> None:
         print(f"{number:7,} × {reason}")
     total = counts(results)
     print(", ".join(f"{total[status]} {status}" for status in STATUSES))
+    if failures:
+        print(f"the failures by grade: {told_by_grade(failures)}")
 
 
 def show_implementations(results: list[CaseResult]) -> list[CaseResult]:
@@ -128,7 +133,7 @@ def brief(reason: str) -> str:
 def show_failure(alike: list[CaseResult]) -> None:
     """The first of similar failures, the program of its smallest case, and the ids of others."""
     first, *others = alike
-    print(f"FAIL {first.adapter}::{first.id}\n     " + first.message.replace("\n", "\n     "))
+    print(f"FAIL {first.adapter}::{first.id} ({told(first)})\n     " + first.message.replace("\n", "\n     "))
     if first.program:
         print("     the smallest case:\n       " + first.program.replace("\n", "\n       "))
     if others:

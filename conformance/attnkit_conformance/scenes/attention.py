@@ -180,9 +180,9 @@ def scene_case(op: Op, scene: Scene, variant: Mapping[str, Any], label: str, dty
 
 
 def attention_case(
-    op: Op, scene: Scene, variant: Mapping[str, Any], label: str, dtype: str, attempts: int = ATTEMPTS
+    op: Op, scene: Scene, variant: Mapping[str, Any], label: str, dtype: str, attempts: int = ATTEMPTS, first: int = 0
 ) -> Case:
-    """The case of one op, scene, variant and dtype: the first draw away from the kinks."""
+    """The case of one op, scene, variant and dtype: the first draw away from the kinks, from draw number `first` on."""
     scene = op.adapted(scene, variant) or scene
     params = {**scene.params, **variant}
     subject = op.subject(params)
@@ -191,7 +191,7 @@ def attention_case(
         scene = replace(scene, options=(*scene.options, "grid"), params={"scale": 0.25, **scene.params})
         params = {"scale": 0.25, **params}
     exact = bool({"grid", "integers"} & set(scene.options))
-    for attempt in range(attempts):
+    for attempt in range(first, first + attempts):
         rng = generator(f"{scene.name}/{label}/{attempt}")
         case = lay_out(op, drawn_case(op, scene, params, label, dtype, rng), scene.layout, scene.laid)
         completed = subject.complete(case) if subject.complete else case
@@ -292,9 +292,9 @@ def scene_sample(op: Op, scene: Scene, variant: Mapping[str, Any], dtype: str, l
     """The sample of a scene with a variant, which is its label by default."""
     label = variant_label(variant) if label is None else label
 
-    def draw(halvings: int) -> Case:
+    def draw(halvings: int, again: int = 0) -> Case:
         smaller = replace(scene, size=scene.size / 2**halvings, bias=scene.bias / 2**halvings)
-        return attention_case(op, smaller, variant, label, dtype)
+        return attention_case(op, smaller, variant, label, dtype, first=again * ATTEMPTS)
 
     return Sample(f"{op.name}/{dtype}/{labelled(scene, label)}", draw)
 

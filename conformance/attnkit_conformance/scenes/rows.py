@@ -23,12 +23,24 @@ from attnkit_conformance.model.store import kept
 from attnkit_conformance.scenes import layouts
 from attnkit_conformance.scenes.attention import ATTEMPTS, GQA, LENGTH_ARRAY, scene_sample
 from attnkit_conformance.scenes.options import FAR, LEARNED, NUMBERS, drawn
+from attnkit_conformance.scenes.sizes import SHAPES, WIDTHS, combined_rows, single_rows
 
-PREFIX = {"pairs": "pair.", "triples": "triple.", "layouts": "layout.", "tiles": "tile."}
-ARRAYS = {"quick": ("pairs",), "scenes": (), "full": ("pairs", "triples", "layouts", "tiles")}
+PREFIX = {
+    "pairs": "pair.", "triples": "triple.", "layouts": "layout.", "tiles": "tile.", "sizes": "size.", "large": "large.",
+}  # fmt: skip
+ARRAYS = {
+    "quick": ("pairs", "sizes"),
+    "scenes": (),
+    "full": ("pairs", "triples", "layouts", "tiles", "sizes", "large"),
+}
+OF_SIZES = ("sizes", "large")
 SMALL = ("9x9", "7x13", "13x7", "1x11")
 TILED = ("64x64", "65x100", "100x65", "33x257")
 HEADS = {"equal": (2, 2), "grouped": (4, 2), "shared": (3, 1)}  # of q and of k
+ITEMS = {"two": 2, "single": 1, "many": 32_769}
+GROUPED = ("grouped", "shared")
+VALUES: Mapping[Level, str] = {"integers": "integers", "equal_keys": "equal_keys", "positive": "positive_values"}
+"""Values of which the options of a scene say how they are drawn."""
 SIZES = {"tiny": 1e-2, "large": 8.0}
 EXACT_SCALES = {"none": 0.25, "0.7": 0.5, "-0.3": -0.25}
 LARGE_SEED = 2**40 + 5
@@ -61,6 +73,8 @@ SHARED: Factors = {
     "scale": ("none", "0.7", "-0.3"),
     "dropout": ("none", "mask", "2d", "seed"),
 }
+AT_SIZES: Factors = {"width": WIDTHS, "heads": (*HEADS, "one"), "batch": (*SHARED["batch"], "single", "many")}
+"""The levels of these factors in rows of long and wide calls."""
 OF_SCORES = ("bias", "window", "scale", "dropout")  # not supported by ops of features
 FORBIDDEN: tuple[tuple[Choice, Choice], ...] = (
     (("poison", "yes"), ("batch", "broadcast")),  # a row of a broadcast input is used by several items
@@ -77,12 +91,23 @@ def grammar(op: Op, *arrays: str) -> Grammar:
     shared = {"dtype": SHARED["dtype"]} if op.row_case else shared_factors(op)
     own = {name: levels for name, levels in op.levels.items() if name != "shape"}
     factors: dict[str, tuple[Level, ...]] = {"shape": shapes, **shared, **layouts.factors(op), **own}
+    if set(OF_SIZES) & set(arrays):
+        factors |= at_sizes(op, factors, alone=set(arrays) <= set(OF_SIZES))
     factors |= {"cotangents": COTANGENTS} if has_several_cotangents(op) else {}
     factors["dtype"] = tuple(dtype for dtype in factors["dtype"] if dtype in op.dtypes)
     choices = {(name, level) for name, levels in factors.items() for level in levels}
     every = (*FORBIDDEN, *layouts.FORBIDDEN, *op.forbidden, *of_subjects(op, factors))
     forbidden = (frozenset(some) for some in every if choices.issuperset(some))
     return Grammar(factors, frozenset(forbidden))
+
+
+def at_sizes(op: Op, factors: Factors, alone: bool) -> dict[str, tuple[Level, ...]]:
+    """The levels that factors have in long and wide calls. Widths are no others but that of a plain call, if rows of
+    such calls are `alone` in a grammar.
+    """
+    further = op.sizes if op.row_case else {**AT_SIZES, "values": ("positive",)}
+    usual = {name: factors[name][:1] if alone and name == "width" else factors[name] for name in further}
+    return {name: tuple(dict.fromkeys((*usual[name], *further[name]))) for name in further if name != "shape"}
 
 
 def has_several_cotangents(op: Op) -> bool:
@@ -94,6 +119,8 @@ def shapes_of(op: Op, array: str) -> tuple[Level, ...]:
     """The shapes of an array: on a few tokens, or on some that cross tiles."""
     if array == "tiles":
         return op.tiles or (() if op.row_case else TILED)
+    if array in OF_SIZES:
+        return op.sizes.get("shape", ()) if op.row_case else SHAPES
     return op.levels.get("shape", SMALL)
 
 
@@ -139,7 +166,9 @@ def rows(op: Op, array: str) -> tuple[Row, ...]:
         return ()
     if (op.name, array) not in known:
         own = grammar(op, array)
-        make = partial(laid_out_rows, op) if array == "layouts" else partial(covering_rows, own, array)
+        makers = {"layouts": partial(laid_out_rows, op), "sizes": partial(single_rows, own)}
+        makers["large"] = partial(large_rows, op, own)
+        make = makers.get(array) or partial(covering_rows, own, array)
         known[op.name, array] = kept(f"{array} of {own.digest}", make)
     return known[op.name, array]
 
@@ -148,6 +177,11 @@ def laid_out_rows(op: Op) -> tuple[Row, ...]:
     """The rows of pairs of layouts with other levels that pairs and triples of these do not cover."""
     others = (*rows(op, "pairs"), *rows(op, "triples"))
     return grammar(op).covering(2, others)[len(others) :]
+
+
+def large_rows(op: Op, own: Grammar) -> tuple[Row, ...]:
+    """The pairs of options of fixed numbers at long and wide sizes."""
+    return combined_rows(own, [row for row in rows(op, "pairs") if not has_learned_numbers(row)])
 
 
 def covering_rows(own: Grammar, array: str) -> tuple[Row, ...]:
@@ -199,6 +233,11 @@ def is_left_to_others(sample: Sample) -> bool:
     return sample.id.rpartition("/")[2].startswith((PREFIX["triples"], PREFIX["layouts"], "blocks-"))
 
 
+def is_large(sample: Sample) -> bool:
+    """Whether a case is long or wide."""
+    return sample.id.rpartition("/")[2].startswith(tuple(PREFIX[array] for array in OF_SIZES))
+
+
 def samples_of(op: Op, prefix: str, array: Sequence[Row]) -> Iterator[Sample]:
     """Rows as samples."""
     for row in array:
@@ -217,8 +256,8 @@ def sample_of_scene(op: Op, name: str, row: Row) -> Sample:
 def with_cotangents(whole: Sample, row: Row) -> Sample:
     """The sample with cotangents of the first output only, or of all others, if there are others."""
 
-    def draw(halvings: int) -> Case:
-        case = whole.draw(halvings)
+    def draw(halvings: int, again: int = 0) -> Case:
+        case = whole.draw(halvings, again)
         (first, x), *others = case.cotangents.items()
         some = {first: x} if row["cotangents"] == "first" or not others else dict(others)
         return replace(case, cotangents=some).laid(case.layouts)
@@ -234,7 +273,7 @@ def own_sample(op: Op, name: str, row: Row) -> Sample:
     assert row_case is not None
     identity = f"{op.name}/{dtype}/{name}"
 
-    def draw(halvings: int) -> Case:
+    def draw(halvings: int, again: int = 0) -> Case:
         for attempt in range(ATTEMPTS):
             case = row_case(op, f"{name}/{attempt}" if attempt else name, row, dtype, 0.5**halvings)
             case = replace(layouts.lay_out(op, case, layout, str(row["laid"])), id=identity)
@@ -248,7 +287,7 @@ def own_sample(op: Op, name: str, row: Row) -> Sample:
 def named(op: Op, dtype: str, name: str) -> Sample:
     """The sample of a row by its name."""
     prefix, _, text = name.partition(".")
-    whole = grammar(op, "pairs", "tiles")
+    whole = grammar(op, "pairs", "tiles", *OF_SIZES)
     first = shapes_of(op, "tiles" if f"{prefix}." == PREFIX["tiles"] else "pairs")[0]
     row = {**whole.plain, "shape": first, "dtype": dtype}
     for part in text.split(",") if text != "plain" else ():
@@ -272,8 +311,8 @@ def scene_of(name: str, row: Row, exact: bool) -> Scene:
     options = [f"{factor}={row[factor]}" for factor in ("mask", "bias", "key_lengths", "query_mask", "dropout")
                if row.get(factor, "none") != "none"]  # fmt: skip
     options += [f"scale={row['scale']}"] if row.get("scale") in LEARNED else []
-    options += [str(row["values"])] if row["values"] in ("integers", "equal_keys") else []
-    options += ["gqa"] if row["heads"] != "equal" else []
+    options += [VALUES[row["values"]]] if row["values"] in VALUES else []
+    options += ["gqa"] if row["heads"] in GROUPED else []
     options += ["poison"] if row["poison"] == "yes" else []
     size, laid = SIZES.get(str(row["values"]), 1.0), (str(row["layout"]), str(row["laid"]))
     return Scene(name, L, S, d, e, leads(row), size, tuple(options), parameters(name, row, L, S, exact), *laid)
@@ -286,19 +325,20 @@ def sizes(text: Level) -> tuple[int, ...]:
 
 def leads(row: Row) -> tuple[tuple[int, ...], ...]:
     """Leading axes of q, k and v."""
-    of_q, of_k = HEADS[str(row["heads"])]
+    of_q, of_k = HEADS.get(str(row["heads"]), (1, 1))
     grouped = of_q != of_k
     if row["batch"] == "none":
         return ((of_q,), (of_k,), (of_k,)) if grouped else ((), (), ())
     if row["batch"] == "broadcast":
         return ((3, 2 if grouped else 1, of_q), (2, of_k), (3, 1, of_k) if grouped else (1, 1, of_k))
-    return ((2, of_q), (2, of_k), (2, of_k))
+    items = ITEMS[str(row["batch"])]
+    return ((items, of_q), (items, of_k), (items, of_k))
 
 
 def parameters(name: str, row: Row, L: int, S: int, exact: bool) -> dict[str, Any]:
     """The common parameters that are not arrays; scales of exact scores are powers of 2, and where a window is open the
     name draws no bound or one that excludes nothing."""
-    params: dict[str, Any] = {} if row["heads"] == "equal" else dict(GQA)
+    params: dict[str, Any] = dict(GQA) if row["heads"] in GROUPED else {}
     if row.get("causal", "none") != "none":
         params["causal"] = True if row["causal"] == "lower_right" else "upper_left"
     if row.get("window", "none") != "none":

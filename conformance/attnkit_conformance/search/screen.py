@@ -21,6 +21,7 @@ from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answere
 from attnkit_conformance.core import CaseResult, Findings
 from attnkit_conformance.model import golden, probe, tolerance
 from attnkit_conformance.model.case import Case, compute_dtype
+from attnkit_conformance.model.rest import sizes_at_rest
 from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME
 
@@ -80,30 +81,47 @@ class Truth:
 
 def check(adapter: Adapter, case: Case, truth: Truth | None = None) -> CaseResult | None:
     """Judge one adapter on one case; None where its result tells nothing, for bounds are meaningless there or results
-    leave the range of their dtype.
+    leave the range of their dtype. What its process noticed is a failure whatever the result.
     """
-    asked = core.without_outputs(adapter, case)
-    truth = truth if truth is not None and asked is case else Truth(asked)
+    asked = core.asked(adapter, case)
+    result = check_once(adapter, asked, truth if truth is not None and asked is case else Truth(asked))
+    if result is None:
+        return None
+    named = replace(result, id=case.id)
+    return core.by_policy(named, asked, lambda plain: check_once(adapter, plain, Truth(plain)))
+
+
+def check_once(adapter: Adapter, case: Case, truth: Truth) -> CaseResult | None:
+    """The same of the case as it is."""
+    result = judged(adapter, case, truth)
+    if faults := core.faults_of(adapter):
+        result = result or verdict(adapter, case, "fail")
+        return replace(result, status="fail", failures=(*result.failures, *faults))
+    return result
+
+
+def judged(adapter: Adapter, case: Case, truth: Truth) -> CaseResult | None:
+    """The same for the result alone."""
     try:
-        got = answers(adapter, asked)
+        got = answers(adapter, case)
     except IllFormed:
         raise
     except Unsupported as refusal:
-        if undeclared(adapter, asked):
+        if undeclared(adapter, case):
             text = f"refused without having declared it: {refusal}"
-            return verdict(adapter, case, "fail", Findings(failures=[("declared", text)]))
+            return verdict(adapter, case, "fail", Findings(failures=[("refused", text)]))
         return verdict(adapter, case, "unsupported", reason=str(refusal) or "unsupported")
     except Exception as error:  # an adapter may raise anything, and the search goes on
         return verdict(adapter, case, "fail", Findings(failures=[("exception", f"{type(error).__name__}: {error}")]))
-    found = compared(got, truth.cheap)
+    found = compared(adapter, case, got, truth.cheap)
     if not found.failures:
         return verdict(adapter, case, "pass", found)
     if not truth.whole.tells():
         return None
-    found = compared(got, truth.dear)
+    found = compared(adapter, case, got, truth.dear)
     if not found.failures:
         return verdict(adapter, case, "pass", found)
-    if not compared(got, truth.wide).failures:
+    if not compared(adapter, case, got, truth.wide).failures:
         return None
     result = verdict(adapter, case, "fail", found)
     return None if is_blurred(result, truth.whole) else result
@@ -130,12 +148,15 @@ def answers(adapter: Adapter, case: Case) -> tuple[dict[str, Array], dict[str, A
     return outputs, gradients
 
 
-def compared(got: tuple[Mapping[str, Array], Mapping[str, Array] | None], limits: Limits) -> Findings:
+def compared(
+    adapter: Adapter, case: Case, got: tuple[Mapping[str, Array], Mapping[str, Array] | None], limits: Limits
+) -> Findings:
     """What is wrong with outputs and gradients."""
     findings = Findings()
     for kind, results, of_kind in zip(("output", "gradient"), got, limits, strict=True):
         if results is not None:
-            core.judge_arrays(findings, kind, results, of_kind, {})
+            wide = core.accepted(adapter, case, of_kind, "d" if kind == "gradient" else "")
+            core.judge_arrays(findings, kind, results, wide, {}, lambda: sizes_at_rest(case))
     return findings
 
 

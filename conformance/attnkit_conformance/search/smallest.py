@@ -13,6 +13,7 @@ import numpy as np
 
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.adapters.worker import HANGS
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import derivatives
 from attnkit_conformance.model.case import Case
@@ -26,13 +27,13 @@ from attnkit_conformance.search.shrink import shrink
 MOST = 8  # failures that are shrunk
 SECONDS = 5.0  # for each
 MANY = 16  # entries of an array that are written out one by one
-OF_CALLS = {"declared", "draw", "error", "xfail", "blind", "process"}  # checks that do not concern a result
-Way = tuple[str, str, frozenset[str]]
+OF_CALLS = {"declared", "refused", "draw", "error", "xfail", "blind", "process"}  # checks that do not concern a result
+Way = tuple[str, str, str, frozenset[str]]
 
 
 def way_of(result: CaseResult) -> Way:
-    """The kind of a failure: the adapter, the op and the checks."""
-    return result.adapter, result.op, frozenset(result.checks)
+    """The kind of a failure: the adapter, the op, the grade and the checks."""
+    return result.adapter, result.op, result.grade, frozenset(result.checks)
 
 
 def with_programs(results: Sequence[CaseResult], adapters: Sequence[Adapter]) -> list[CaseResult]:
@@ -55,7 +56,12 @@ def program_of(adapter: Adapter, result: CaseResult) -> str:
         smallest = smaller(adapter, result, derivatives.problem_of(sample).case, kind)
         return program_of_derivative(adapter, smallest, kind)
     case = case_of(result)
-    return "" if case is None else program(adapter, smaller(adapter, result, case))
+    if case is None:
+        return ""
+    if HANGS in result.message:  # to ask again is to wait again
+        typed = {name: case.typed(name) for name in case.arrays}
+        return runnable(typed, [written(case), result.message], case.layouts)
+    return program(adapter, smaller(adapter, result, case))
 
 
 def case_of(result: CaseResult) -> Case | None:
@@ -68,10 +74,13 @@ def case_of(result: CaseResult) -> Case | None:
 
 
 def smaller(adapter: Adapter, result: CaseResult, case: Case, kind: str = "") -> Case:
-    """The case, shrunk as long as bounds are meaningful and the adapter fails the same checks, of the derivative `kind`
-    if one is named.
+    """The case, shrunk as long as bounds are meaningful and the adapter fails the same checks with the same grade, of
+    the derivative `kind` if one is named.
     """
     end = time.monotonic() + SECONDS
+
+    def same(other: CaseResult) -> bool:
+        return other.checks == result.checks and other.grade == result.grade
 
     def fails(candidate: Case) -> bool:
         if time.monotonic() > end:
@@ -80,8 +89,8 @@ def smaller(adapter: Adapter, result: CaseResult, case: Case, kind: str = "") ->
             if not golden(candidate).tells():
                 return False
             if kind:
-                return derivatives.check(adapter, Problem(candidate), kind, result.id).checks == result.checks
-            return core.check(adapter, candidate).checks == result.checks
+                return same(derivatives.check(adapter, Problem(candidate), kind, result.id))
+            return same(core.check(adapter, candidate))
         return False
 
     with np.errstate(all="ignore"), suppress(ValueError):  # intermittent failures are shown unshrunk
@@ -93,7 +102,7 @@ def program(adapter: Adapter, case: Case) -> str:
     """Arrays with their shapes, the call, and what it raises or, for each wrong result, the expected and the actual
     values.
     """
-    case = core.without_outputs(adapter, case)
+    case = core.asked(adapter, case)
     with np.errstate(all="ignore"):
         result, truth = core.check(adapter, case), golden(case)
         raised = [f"raises {text}" for check, text in result.failures if check == "exception"]
@@ -110,7 +119,7 @@ def program(adapter: Adapter, case: Case) -> str:
 
 def program_of_derivative(adapter: Adapter, case: Case, kind: str) -> str:
     """The same for a derivative; q_dot is the direction of q, and o_dot the tangent of o."""
-    problem = Problem(core.without_outputs(adapter, case))
+    problem = Problem(core.asked(adapter, case))
     case = problem.case
     with np.errstate(all="ignore"):
         result = derivatives.check(adapter, problem, kind, case.id)

@@ -3,20 +3,32 @@
    cc -O2 softmax_attention.c -lm -o softmax_attention
    ./softmax_attention VECTORS softmax_attention/float32/small-cross mine.safetensors
 
-   It serves plain cases (no mask, no bias, as many heads of q as of k), shows the largest error relative to what is allowed, and
-   writes what it read and computed for `python -m attnkit_conformance compare VECTORS mine.safetensors`. */
+   It serves plain cases: q, k and v of four axes and one batch, single or double precision, without parameters. It refuses all
+   others by what it does not know, with exit status 2, shows the largest error relative to what is allowed (exit status 1 if that
+   is exceeded), and writes what it read and computed for `python -m attnkit_conformance compare VECTORS mine.safetensors`. */
 #include <math.h>
+#include <stdarg.h>
 
 #include "read_vectors.h"
 
 static struct tensor held[64];
 static int count;
 
+/* Ends with a sentence and exit status 2. */
+static void refuse(const char *text, ...) {
+    va_list values;
+    va_start(values, text);
+    vfprintf(stderr, text, values);
+    va_end(values);
+    fputc('\n', stderr);
+    exit(2);
+}
+
 static struct tensor *named(const char *name) {
     for (int n = 0; n < count; n++)
         if (!strcmp(held[n].name, name)) return held + n;
-    fprintf(stderr, "no tensor %s\n", name);
-    exit(2);
+    refuse("the case has no tensor %s", name);
+    return NULL;
 }
 
 static int is_double(const struct tensor *t) { return !strcmp(t->dtype, "float64"); }
@@ -65,28 +77,54 @@ static int write_tensors(const char *path, const char *id, struct tensor **tenso
     return !fclose(file);
 }
 
-int main(int argc, char **argv) {
-    if (argc != 4 || (count = read_case(argv[1], argv[2], held)) <= 0) {
-        fprintf(stderr, "expected VECTORS CASE OUT, a folder of test vectors, one of its cases, and a file to write\n");
-        return 2;
+/* Refuses a case unless it is one of those that `attend` computes. */
+static void require_plain(const char *folder, const char *id) {
+    static const char *known[] = {"in.q", "in.k", "in.v", "out.o", "allowed.out.o"};
+    char param[512];
+    if (strncmp(id, "softmax_attention/", 18)) refuse("%s: only softmax_attention is known", id);
+    int has_param = read_param(folder, id, param);
+    if (has_param < 0) refuse("%s/params.txt cannot be read", folder);
+    if (has_param) refuse("%s: the parameter %s is not known", id, param);
+    for (int n = 0; n < count; n++) {
+        int found = !strncmp(held[n].name, "cotangent.", 10) || strstr(held[n].name, "grad."); /* outputs alone */
+        for (int i = 0; i < 5; i++) found |= !strcmp(held[n].name, known[i]);
+        if (!found) refuse("%s: the tensor %s is not known", id, held[n].name);
     }
+    struct tensor *q = named("in.q");
+    for (int i = 0; i < 5; i++) {
+        struct tensor *t = named(known[i]);
+        if (t->axes != 4) refuse("%s: %s has %d axes; only 4 are known", id, t->name, t->axes);
+        if (strcmp(t->dtype, "float32") && strcmp(t->dtype, "float64"))
+            refuse("%s: %s has dtype %s; only float32 and float64 are known", id, t->name, t->dtype);
+        if (t->sizes[0] != q->sizes[0] || t->sizes[1] != q->sizes[1])
+            refuse("%s: %s has other batches or heads than in.q, %s; only equal ones are known", id, t->name, t->shape);
+    }
+    struct tensor *k = named("in.k"), *v = named("in.v"), *o = named("out.o"), *allowed = named("allowed.out.o");
+    int fits = k->sizes[3] == q->sizes[3] && v->sizes[2] == k->sizes[2] && o->sizes[2] == q->sizes[2];
+    fits = fits && o->sizes[3] == v->sizes[3] && allowed->entries == o->entries;
+    fits = fits && !strcmp(k->dtype, q->dtype) && !strcmp(v->dtype, q->dtype) && is_double(o);
+    if (!fits) refuse("%s: %s %s %s %s do not fit together", id, q->shape, k->shape, v->shape, o->shape);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 4 || (count = read_case(argv[1], argv[2], held, 64)) <= 0)
+        refuse("expected VECTORS CASE OUT, a folder of test vectors, one of its cases, and a file to write");
+    require_plain(argv[1], argv[2]);
     struct tensor *q = named("in.q"), *k = named("in.k"), *v = named("in.v"), *golden = named("out.o"), *allowed = named("allowed.out.o");
     struct tensor o = *golden;
-    long B, H, L, S, d, e;
-    sscanf(q->shape, "[%ld,%ld,%ld,%ld]", &B, &H, &L, &d);
-    sscanf(v->shape, "[%ld,%ld,%ld,%ld]", &B, &H, &S, &e);
+    long L = q->sizes[2], S = k->sizes[2], d = q->sizes[3], e = v->sizes[3], rows = q->sizes[0] * q->sizes[1] * L;
     strcpy(o.dtype, q->dtype); /* the golden output is in double precision, ours in the dtype of the case */
-    o.size = B * H * L * e * (is_double(q) ? 8 : 4);
-    o.bytes = malloc(o.size);
-    double share = 0, *w = malloc(S * sizeof *w);
-    for (long row = 0; row < B * H * L; row++) attend(q, k, v, &o, row, row / L * S, S, d, e, w);
+    o.size = o.entries * width(o.dtype);
+    o.bytes = malloc(o.size + 1);
+    double share = 0, *w = malloc((S + 1) * sizeof *w);
+    for (long row = 0; row < rows; row++) attend(q, k, v, &o, row, row / L * S, S, d, e, w);
     long wrong = 0;
-    for (long n = 0; n < B * H * L * e; n++) {
-        double gap = fabs(get(&o, n) - get(golden, n));
-        share = fmax(share, gap / get(allowed, n));
+    for (long n = 0; n < o.entries; n++) {
+        double gap = get(&o, n) == get(golden, n) ? 0 : fabs(get(&o, n) - get(golden, n));
+        if (gap > 0) share = fmax(share, gap / get(allowed, n));
         wrong += !(gap <= get(allowed, n)); /* NaN as well */
     }
-    printf("%s: max error %.3g of what is allowed\n", argv[2], share);
-    if (!write_tensors(argv[3], argv[2], (struct tensor *[]){q, k, v, &o}, 4)) return 2;
+    printf("%s: %ld of %ld entries wrong, max error %.3g of what is allowed\n", argv[2], wrong, o.entries, share);
+    if (!write_tensors(argv[3], argv[2], (struct tensor *[]){q, k, v, &o}, 4)) refuse("cannot write %s", argv[3]);
     return wrong > 0;
 }

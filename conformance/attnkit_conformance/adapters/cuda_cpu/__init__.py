@@ -156,6 +156,7 @@ class CudaOnCpu:
     """Gradients by the explicit kernels. `edits` are planted in the sources before they are compiled."""
 
     description = "CUDA C++ executed on the CPU, explicit gradients"
+    emulates = True
 
     def __init__(self, name: str = "cuda_cpu", edits: Edits | None = None) -> None:
         self.name, self.dtypes, self.ops = name, DTYPES, tuple(SERVED)

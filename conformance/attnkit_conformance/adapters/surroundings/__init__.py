@@ -12,9 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported
+from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, package_of
 from attnkit_conformance.opdb import BY_NAME
 
 Arrays = Mapping[str, Any]
@@ -50,6 +48,7 @@ class Surrounded:
         self.description = surrounding.text
         self.ops: tuple[str, ...] | None = getattr(inner, "ops", None)
         self.without: tuple[str, ...] = getattr(inner, "without", ())
+        self.declines: tuple[str, ...] | None = getattr(inner, "declines", None)
         self.compiles: bool = getattr(inner, "compiles", False)
         self.copied: tuple[str, ...] = getattr(inner, "copied", ())
         self.array, self.numpy = inner.array, inner.numpy
@@ -100,9 +99,8 @@ def refusing() -> Iterator[None]:
 
 
 def library_of(adapter: Adapter) -> str:
-    """The library of an adapter's arrays; IllFormed for one without surroundings."""
-    kind = type(adapter.array(np.zeros(1, adapter.dtypes[0]), adapter.dtypes[0]))
-    package = kind.__module__.partition(".")[0]
+    """The library of an adapter's arrays, or of its process's; IllFormed for one without surroundings."""
+    package = getattr(adapter, "package_of_arrays", None) or package_of(adapter)
     if package not in LIBRARIES:
         known = ", ".join(dict.fromkeys(LIBRARIES.values()))
         raise IllFormed(f"adapter {adapter.name!r}: surroundings are those of {known}; its arrays are of {package}")
@@ -115,7 +113,13 @@ def surroundings_of(library: str) -> dict[str, Surrounding]:
     return {surrounding.name: surrounding for surrounding in module.SURROUNDINGS}
 
 
-def surrounded(adapter: Adapter, name: str) -> Surrounded:
+def within(adapter: Adapter, surrounding: Surrounding) -> Adapter:
+    """An adapter in a surrounding, which is where its library is: perhaps in a process of its own."""
+    apart = getattr(adapter, "within", None)
+    return apart(surrounding.name, surrounding.text) if apart else Surrounded(adapter, surrounding)
+
+
+def surrounded(adapter: Adapter, name: str) -> Adapter:
     """An adapter in a surrounding by name; ValueError for an unknown one."""
     library = library_of(adapter)
     known = surroundings_of(library)
@@ -123,4 +127,4 @@ def surrounded(adapter: Adapter, name: str) -> Surrounded:
         raise ValueError(
             f"{adapter.name}@{name}: {library} has no such surrounding; expected one of {', '.join(known)}"
         )
-    return Surrounded(adapter, known[name])
+    return within(adapter, known[name])

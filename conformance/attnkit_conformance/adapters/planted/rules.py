@@ -1,0 +1,170 @@
+"""Rules by which people judge a kernel: which of them notices which bug."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+from attnkit_conformance import judge
+from attnkit_conformance.adapters.planted import BY_NAME, HONEST, planted
+from attnkit_conformance.core import CaseResult
+from attnkit_conformance.families import softmax
+from attnkit_conformance.model.case import DTYPES
+
+OP = softmax.OPS[0].name
+TOLERANCES = {"float32": 1e-4, "float16": 1e-2}
+DRAWS = 5
+BATCH, HEADS, TOKENS, FEATURES = 2, 4, 256, 64
+
+Drawn = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]  # arrays, params and cotangents
+
+
+def by_kit(names: Sequence[str], profile: str) -> dict[str, list[CaseResult]]:
+    """The verdicts of this kit that fail, for each bug."""
+    failed: dict[str, list[CaseResult]] = {name: [] for name in names}
+    for result in judge.judge([planted(name) for name in names], profile, ops=(OP,)):
+        failed[result.adapter] += [result] if result.status == "fail" else []
+    return failed
+
+
+# ------------------------------------------------------------------------------------------------- normal draws
+
+
+def by_draws(name: str, with_options: bool) -> bool:
+    """Whether one of five normal draws tells, by torch.allclose at 1e-4 in float32 and 1e-2 in float16: a plain call,
+    or one with the options that the bug is about. Expected is what the honest adapter answers."""
+    about = BY_NAME[name].about if with_options and name != HONEST else ()
+    adapter = planted(name)
+    return any(
+        tells(adapter, drawn(about, dtype, n), partial(close, right=expected(about, dtype, n), dtype=dtype))
+        for dtype in TOLERANCES
+        for n in range(DRAWS)
+    )
+
+
+def drawn(about: tuple[str, ...], dtype: str, seed: int) -> Drawn:
+    """A call of this number with some options: half of the queries for "cross", two heads of keys for "grouped"."""
+    import torch
+
+    rng = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(*shape, generator=rng).to(getattr(torch, dtype))
+
+    L, S = TOKENS // 2 if "cross" in about else TOKENS, TOKENS
+    shared = HEADS // 2 if "grouped" in about else HEADS
+    arrays = {"q": normal(BATCH, HEADS, L, FEATURES)}
+    arrays |= {name: normal(BATCH, shared, S, FEATURES) for name in ("k", "v")}
+    if "turned" in about:  # (B, L, H, d) in memory, as projections leave it
+        arrays = {name: x.transpose(1, 2).contiguous().transpose(1, 2) for name, x in arrays.items()}
+    options: Mapping[str, Callable[[], Any]] = {
+        "mask": lambda: torch.rand(BATCH, HEADS, L, S, generator=rng) < 0.75,
+        "bias": lambda: normal(HEADS, L, S),
+        "key_lengths": lambda: torch.randint(1, S + 1, (BATCH, 1), generator=rng),
+        "query_mask": lambda: torch.rand(BATCH, 1, L, generator=rng) < 0.75,
+        "scale": lambda: torch.rand(HEADS, generator=rng) / 4,
+        "dropout_mask": lambda: (torch.rand(BATCH, HEADS, L, S, generator=rng) < 0.9) / 0.9,
+    }
+    arrays |= {name: make() for name, make in options.items() if name in about}
+    numbers = {"causal": True, "window": (64, 64), "enable_gqa": True, "dropout": (0.1, 42 + seed), "return_lse": True}
+    words = {"grouped": "enable_gqa", "seed": "dropout", "lse": "return_lse"}
+    params = {
+        words.get(word, word): numbers[words.get(word, word)] for word in about if words.get(word, word) in numbers
+    }
+    cotangents = {"o": normal(BATCH, HEADS, L, FEATURES)}
+    cotangents |= {"lse": torch.randn(BATCH, HEADS, L, generator=rng)} if "lse" in about else {}
+    return arrays, params, cotangents
+
+
+@cache
+def expected(about: tuple[str, ...], dtype: str, seed: int) -> dict[str, Any]:
+    """What the honest adapter answers."""
+    return answers(planted(HONEST), drawn(about, dtype, seed))
+
+
+def answers(adapter: Any, call: Drawn) -> dict[str, Any]:
+    """Outputs, and gradients as d<name>, from arrays that the adapter may write to."""
+    arrays, params, cotangents = call
+    arrays = {name: x.clone() for name, x in arrays.items()}
+    outputs = dict(adapter.call(OP, arrays, params))
+    return outputs | {f"d{name}": x for name, x in adapter.vjp(OP, arrays, params, cotangents).items()}
+
+
+def tells(adapter: Any, call: Drawn, agrees: Callable[[dict[str, Any]], bool]) -> bool:
+    """Whether what an adapter answers does not agree, or is an error."""
+    try:
+        return not agrees(answers(adapter, call))
+    except Exception:  # a bug may raise anything, and torch does where dtypes differ
+        return True
+
+
+def close(got: Mapping[str, Any], right: Mapping[str, Any], dtype: str) -> bool:
+    """torch.allclose, for every result."""
+    import torch
+
+    allowed = TOLERANCES[dtype]
+    return all(torch.allclose(got[name], x, rtol=allowed, atol=allowed) for name, x in right.items())
+
+
+# ------------------------------------------------------------------------------------------------ torch's samples
+
+
+def by_opinfo(name: str) -> bool:
+    """Whether a sample of torch's own tests of scaled_dot_product_attention tells, by torch.testing.assert_close at its
+    default tolerances, in four dtypes. Results at which the honest adapter fails too tell nothing."""
+    adapter = planted(name)
+    return any(tells(adapter, call, partial(alike, right=right)) for call, right in of_torch())
+
+
+def alike(got: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    return not unlike(got, right)
+
+
+def unlike(got: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
+    """The names of results that torch.testing.assert_close refuses."""
+    import torch
+
+    found = []
+    for name, x in right.items():
+        try:
+            torch.testing.assert_close(got[name], x)
+        except AssertionError:
+            found.append(name)
+    return found
+
+
+@cache
+def of_torch() -> list[tuple[Drawn, dict[str, Any]]]:
+    """torch's samples as calls of an adapter, each with those of torch's results that the honest adapter meets."""
+    honest, samples = planted(HONEST), []
+    for dtype in DTYPES:
+        for call, right in samples_of_torch(dtype):
+            beyond = unlike(answers(honest, call), right)
+            samples.append((call, {name: x for name, x in right.items() if name not in beyond}))
+    return samples
+
+
+def samples_of_torch(dtype: str) -> Iterator[tuple[Drawn, dict[str, Any]]]:
+    """Those in a dtype, without samples of dropout, whose bits are torch's. torch's is_causal is "upper_left"."""
+    import torch
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    torch.manual_seed(0)
+    (row,) = (row for row in op_db if row.name == "nn.functional.scaled_dot_product_attention")
+    for sample in row.sample_inputs("cpu", getattr(torch, dtype), requires_grad=True):
+        options = dict(sample.kwargs)
+        if options.get("dropout_p"):
+            continue
+        leaves = dict(zip("qkv", (sample.input, *sample.args), strict=True))
+        o = torch.nn.functional.scaled_dot_product_attention(*leaves.values(), **options)
+        do = torch.randn_like(o)
+        grads = torch.autograd.grad(o, list(leaves.values()), do)
+        arrays = {key: x.detach() for key, x in leaves.items()}
+        mask = options.get("attn_mask")
+        if mask is not None:
+            arrays["mask" if mask.dtype == torch.bool else "bias"] = mask.detach()
+        params: dict[str, Any] = {"causal": "upper_left"} if options.get("is_causal") else {}
+        params |= {"enable_gqa": True} if options.get("enable_gqa") else {}
+        right = {"o": o.detach()} | {f"d{key}": x for key, x in zip(leaves, grads, strict=True)}
+        yield (arrays, params, {"o": do}), right
