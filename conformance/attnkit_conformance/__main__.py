@@ -23,6 +23,7 @@ from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters import device, families, transforms
 from attnkit_conformance.adapters.isolated import LIMIT
+from attnkit_conformance.adapters.like import KINDS, path_of
 from attnkit_conformance.adapters.mutation import report as mutation_report
 from attnkit_conformance.adapters.mutation.areas import AREAS
 from attnkit_conformance.adapters.mutation.copies import Copies
@@ -37,7 +38,6 @@ from attnkit_conformance.judge import PROCESS, declared, in_order, judge, matche
 from attnkit_conformance.judge.processes import judge_in_processes
 from attnkit_conformance.judge.verdicts import deciding, grade_counts
 from attnkit_conformance.judge.verify import by_kernel, judge_for
-from attnkit_conformance.like import KINDS, path_of
 from attnkit_conformance.model import grades
 from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.opdb import OPDB

@@ -11,10 +11,10 @@ import torch
 
 from attnkit_conformance import core, judge
 from attnkit_conformance.adapter import IllFormed, Unsupported
-from attnkit_conformance.bases.c import Guarded, SharedLibrary
-from attnkit_conformance.bases.jax import JaxAdapter
-from attnkit_conformance.bases.numpy import NumpyAdapter
-from attnkit_conformance.bases.torch import TorchAdapter, TorchDerivatives
+from attnkit_conformance.adapters.bases.c import Guarded, SharedLibrary
+from attnkit_conformance.adapters.bases.jax import JaxAdapter
+from attnkit_conformance.adapters.bases.numpy import NumpyAdapter
+from attnkit_conformance.adapters.bases.torch import TorchAdapter, TorchDerivatives
 from attnkit_conformance.selection import what_is_wrong
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "c" / "attention.c"

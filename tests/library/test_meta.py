@@ -30,8 +30,8 @@ from attnkit.nn import (
 from attnkit.nn.attention import _served
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.base import implementations
+from attnkit_conformance.adapters.bases.torch import pulled_back
 from attnkit_conformance.adapters.torch import Autograd, Explicit
-from attnkit_conformance.bases.torch import pulled_back
 from attnkit_conformance.core import samples, typed_arrays, typed_cotangents
 from attnkit_conformance.model.case import Case
 from attnkit_conformance.model.golden import draw_case

@@ -62,8 +62,6 @@ RULES = {
     "conformance/attnkit_conformance/peers": (
         "numpy scipy torch jax entmax keras transformers einops attnkit_reference attnkit_conformance"
     ),
-    "conformance/attnkit_conformance/bases": "numpy torch jax attnkit_conformance",
-    "conformance/attnkit_conformance/like": "numpy torch jax attnkit_conformance",
     "conformance/attnkit_conformance/pytest.py": "pytest attnkit_conformance",
     "benchmarks": "torch triton jax cupy numpy attnkit attnkit_conformance attnkit_experiments benchmarks rich entmax",
     "experiments": (
@@ -71,9 +69,7 @@ RULES = {
         " sklearn tokenizers webdataset"
     ),
 }
-EXEMPT = [
-    ROOT / "conformance/attnkit_conformance" / room for room in ("adapters", "bases", "like", "peers", "pytest.py")
-]
+EXEMPT = [ROOT / "conformance/attnkit_conformance" / room for room in ("adapters", "peers", "pytest.py")]
 PACKAGES = {
     "attnkit": ".",
     "attnkit_reference": "reference",
@@ -234,7 +230,7 @@ WITHOUT = ("torch", "jax", "jaxlib", "rich", "pytest", "ml_dtypes", "safetensors
 
 @pytest.mark.parametrize(
     ("module", "missing"),
-    [("__main__", None), ("bases.c", None), ("like.c", None), ("bases.torch", "torch"), ("pytest", "pytest")],
+    [("__main__", None), ("adapters.like.c", None), ("adapters.bases.torch", "torch"), ("pytest", "pytest")],
 )
 def test_the_kit_imports_without_other_libraries(module, missing):
     """Where they are missing; and what is of one of them says so, which shows that they are."""

@@ -19,8 +19,8 @@ from attnkit_conformance.adapters.base import (
     refusing,
     refusing_by_name,
 )
+from attnkit_conformance.adapters.bases.jax import array_of, device_array
 from attnkit_conformance.adapters.derivatives import jax as transformations
-from attnkit_conformance.bases.jax import array_of, device_array
 from attnkit_conformance.model.layout import MAKERS
 from attnkit_conformance.opdb import BY_NAME
 

@@ -18,8 +18,8 @@ from attnkit_conformance.adapters.base import (
     in_surroundings,
     refusing_by_name,
 )
+from attnkit_conformance.adapters.bases.torch import array_of, pulled_back, tensor_of
 from attnkit_conformance.adapters.derivatives import torch as transformations
-from attnkit_conformance.bases.torch import array_of, pulled_back, tensor_of
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.opdb import BY_NAME
 

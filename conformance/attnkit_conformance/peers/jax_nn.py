@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.bases.jax import JaxAdapter
+from attnkit_conformance.adapters.bases.jax import JaxAdapter
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.base import Source, refusal, visible_pairs
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.bases.torch import TorchAdapter
+from attnkit_conformance.adapters.bases.torch import TorchAdapter
 from attnkit_conformance.peers.base import visible_pairs
 
 Arrays = Mapping[str, Any]

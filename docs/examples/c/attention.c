@@ -3,7 +3,7 @@
    cc -O2 -shared -fPIC docs/examples/c/attention.c -lm -o libattention.so
    python -m attnkit_conformance run --like c ./libattention.so:attention
 
-   The prototypes are those of attnkit_conformance.bases.c. Arrays are dense; mask is NULL, or has 1 where a pair is visible. */
+   The prototypes are those of attnkit_conformance.adapters.bases.c. Arrays are dense; mask is NULL, or has 1 where a pair is visible. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>

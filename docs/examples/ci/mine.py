@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.bases.numpy import NumpyAdapter
+from attnkit_conformance.adapters.bases.numpy import NumpyAdapter
 
 
 def attention(q, k, v, mask=None, scale=None):

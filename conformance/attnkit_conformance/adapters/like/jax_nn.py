@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.adapters.bases import HIDING, NUMBERS, served
+from attnkit_conformance.adapters.bases.jax import JaxAdapter
 from attnkit_conformance.adapters.jax import light
-from attnkit_conformance.bases import HIDING, NUMBERS, served
-from attnkit_conformance.bases.jax import JaxAdapter
-from attnkit_conformance.like import described, function_at, refusing, taken
-from attnkit_conformance.like.axes import FourAxes
+from attnkit_conformance.adapters.like import described, function_at, refusing, taken
+from attnkit_conformance.adapters.like.axes import FourAxes
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.base import visible_pairs
 from attnkit_conformance.peers.jax_nn import FLOATS, JaxNn, broadcast, pairs_of

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from attnkit_conformance.adapter import IllFormed, Unsupported
-from attnkit_conformance.bases import HIDING, NUMBERS, served
-from attnkit_conformance.bases.numpy import NumpyAdapter
+from attnkit_conformance.adapters.bases import HIDING, NUMBERS, served
+from attnkit_conformance.adapters.bases.numpy import NumpyAdapter
 from attnkit_conformance.families import softmax
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.peers.base import refusal, visible_pairs

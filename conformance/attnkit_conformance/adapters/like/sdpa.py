@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.bases import HIDING, NUMBERS, served
-from attnkit_conformance.bases.torch import TorchAdapter
-from attnkit_conformance.like import described, function_at, refusing, taken
-from attnkit_conformance.like.axes import FourAxes
+from attnkit_conformance.adapters.bases import HIDING, NUMBERS, served
+from attnkit_conformance.adapters.bases.torch import TorchAdapter
+from attnkit_conformance.adapters.like import described, function_at, refusing, taken
+from attnkit_conformance.adapters.like.axes import FourAxes
 from attnkit_conformance.peers.torch_sdpa import KEYWORDS, Sdpa
 
 Arrays = Mapping[str, Any]

@@ -1,7 +1,7 @@
 """Functions that are judged without an adapter: by the signature that they have, or as files of kernel benchmarks.
 
-`path_of("sdpa", "my.module:function")` is the path of an adapter, `attnkit_conformance.like:sdpa=my.module:function`:
-an attribute of this module for any function, so that every process which loads adapters by path finds it.
+`path_of("sdpa", "my.module:function")` is the path of an adapter, `<this module>:sdpa=my.module:function`: an attribute of
+this module for any function, so that every process which loads adapters by path finds it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from attnkit_conformance.adapter import Unsupported
 KINDS = {
     "sdpa": "torch.nn.functional.scaled_dot_product_attention: PACKAGE.MODULE:FUNCTION",
     "jax_nn": "jax.nn.dot_product_attention: PACKAGE.MODULE:FUNCTION",
-    "c": "functions of a shared library, as attnkit_conformance.bases.c says: LIBRARY:NAME",
+    "c": "functions of a shared library, as attnkit_conformance.adapters.bases.c says: LIBRARY:NAME",
     "kernelbench": "a file with a class ModelNew, or Model: FILE",
     "gpumode": "a file with a function custom_kernel(data): FILE",
 }

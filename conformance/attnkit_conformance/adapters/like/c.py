@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnkit_conformance.bases.c import SharedLibrary
+from attnkit_conformance.adapters.bases.c import SharedLibrary
 
 
 def adapter(target: str, op: str = "") -> SharedLibrary:
