@@ -1,7 +1,7 @@
 """Functions that are judged without an adapter: by the signature that they have, or as files of kernel benchmarks.
 
-`path_of("sdpa", "my.module:function")` is the path of an adapter, `<this module>:sdpa=my.module:function`: an attribute of
-this module for any function, so that every process which loads adapters by path finds it.
+`path_of("sdpa", "my.module:function")` is the path of an adapter, `<this module>:sdpa=my.module:function`: an attribute
+of this module for any function, so that every process which loads adapters by path finds it.
 """
 
 from __future__ import annotations
