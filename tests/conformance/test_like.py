@@ -217,10 +217,9 @@ def plain(query, key, value):
 
 
 def test_a_function_like_jaxs(theirs: Any) -> None:
-    cases = "pair.plain or pair.causal=upper_left"
-    results = verdicts("jax_nn", f"{theirs('jax_right', JAX.format(factor=1))}:attend", cases)
-    assert len(results) >= 1
-    assert statuses(results) == {"pass"}, [r.message for r in results]
+    target = f"{theirs('jax_right', JAX.format(factor=1))}:attend"
+    (right,) = verdicts("jax_nn", target, "pair.shape=7x13,causal=upper_left")
+    assert right.status == "pass", right.message
     (wrong, *_) = verdicts("jax_nn", f"{theirs('jax_wrong', JAX.format(factor=1.01))}:attend", "pair.plain")
     assert wrong.status == "fail"
 
