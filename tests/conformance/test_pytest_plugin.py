@@ -9,7 +9,7 @@ import pytest
 
 from attnkit_conformance import judge
 from attnkit_conformance import pytest as kit
-from attnkit_conformance.selection import find
+from attnkit_conformance.selection import Terms, find
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "ci"
 MINE = "import sys\nfrom mine import Mine, attention\n\n\nclass Wrong(Mine):\n    name = 'wrong'\n\n" + (
@@ -25,13 +25,13 @@ def examples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_the_cases_are_those_that_run_judges() -> None:
-    (mine,) = find(["mine:ADAPTER"])
+    (mine,) = find(["mine:ADAPTER"], Terms(here=True))
     judged = [result.id for result in judge.judge([mine], "quick", None, ("float32", "float64"))]
     names = [str(param.id) for param in kit.cases(mine, "quick", ("float32", "float64"))]
     assert len(names) == len({*names})
     assert len(judged) > 50
     outside = {name for name in names if "/outside." in name}  # of which there is a verdict only if they are answered
-    assert {*judged} == {*names} - outside
+    assert {*map(kit.test_of, judged)} == {*names} - outside
     assert {name.split("/")[1] for name in kit.ids(mine, "quick", ("float64",))} == {"float64"}
 
 

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from attnkit_conformance.__main__ import main
+from attnkit_conformance.model.grades import GRADES
 from attnkit_conformance.report import badge, saved, scoreboard
 from attnkit_conformance.report.shares import Count, percent
 
+FAILURE = {"check": "bound", "message": "o: off <by> 3", "grade": "wrong"}
 ID = "softmax_attention/float32/pair.plain"
 
 
@@ -22,7 +24,8 @@ ID = "softmax_attention/float32/pair.plain"
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What `run --json` wrote, beside a badge."""
     folder = tmp_path_factory.mktemp("ran")
-    command = ["run", "numpy-generic", "-k", "qk_layernorm and float32 and pair", "--json", str(folder / "ran.json")]
+    command = ["run", "numpy-generic", "-k", "qk_layernorm and float32 and pair", "--seed", "3"]
+    command += ["--json", str(folder / "ran.json")]
     assert main([*command, "--badge", str(folder / "ran.svg")]) == 0
     assert "qk layernorm" in (folder / "ran.svg").read_text()
     return json.loads((folder / "ran.json").read_text())
@@ -39,7 +42,8 @@ def verdict(status: str = "pass", number: int = 0, adapter: str = "mine", **othe
     return {
         "id": f"{ID}{number}", "adapter": adapter, "op": ID.split("/")[0], "dtype": "float32", "status": status,
         "ratio": size if errors else 0.0, "errors": errors, "program": "", "seconds": 0.1,
-        "failures": [{"check": "bound", "message": "o: off <by> 3"}] * failed,
+        "failures": [dict(FAILURE)] * failed,
+        "grade": "wrong" if failed else "", "policy": "",
         "reason": "takes no mask" if status == "unsupported" else "", **others,
     }  # fmt: skip
 
@@ -49,11 +53,13 @@ def file_of(counts: dict[str, int], adapter: str = "mine", **others: Any) -> dic
     results = []
     for name, count in counts.items():
         status, _, grade = name.partition("/")
-        results += [verdict(status, len(results) + n, adapter, grade=grade) for n in range(count)]
+        graded = {"grade": grade} if grade else {}
+        results += [verdict(status, len(results) + n, adapter, **graded) for n in range(count)]
+    grades = {x: sum(r["status"] == "fail" and r["grade"] == x for r in results) for x in GRADES}
     totals = {status: sum(r["status"] == status for r in results) for status in saved.STATUSES}
     return {
         "format": saved.FORMAT, "semantics": 1, "seed": None, "profile": "quick", "versions": {"numpy": "2.4"},
-        "python": "3.12", "machine": "Linux", "device": "", "totals": totals, "results": results,
+        "python": "3.12", "machine": "Linux", "device": "", "totals": totals, "grades": grades, "results": results,
         "adapters": {adapter: {"dtypes": ["float32"], "description": "a <kernel>"}}, **others,
     }  # fmt: skip
 
@@ -62,7 +68,7 @@ def test_what_run_writes_has_no_fault(ran: Any) -> None:
     assert list(saved.faults(ran)) == []
     assert ran["format"] == saved.FORMAT
     assert {"attnkit", "numpy"} <= ran["versions"].keys()
-    assert (ran["semantics"], ran["seed"]) == (1, None)
+    assert (ran["semantics"], ran["seed"]) == (1, 3)
     assert len(ran["results"]) > 5
     every = {"pass": 2, "fail/wrong": 1, "unsupported": 1, "xfail": 1}
     assert list(saved.faults(file_of(every))) == []
@@ -106,9 +112,14 @@ FAULTS = [
     (at("results", 1, "errors", 0, "max"), 1.5, "results[1] has status pass, but an error beyond what is allowed"),
     (at("results", 1, "errors", 0, "max"), None, "results[1] has status pass, but an error beyond what is allowed"),
     (at("results", 1, "errors", 0, "rms"), ..., "results[1].errors[0].rms is missing"),
-    (at("results", 1, "failures"), [{"check": "bound", "message": ""}], "results[1] has status pass, but failures"),
+    (at("results", 1, "failures"), [FAILURE], "results[1] has status pass, but failures"),
     (at("results", 2, "failures"), [], "results[2] has status fail, but no failures"),
     (at("results", 2, "failures", 0), {"check": ""}, 'results[2].failures[0].check is ""; expected a text that is not'),
+    (at("grades", "wrong"), 0, "grades.wrong is 0; counted 1"),
+    (at("results", 1, "grade"), "wrong", 'results[1] has status pass and grade "wrong"; failures have one'),
+    (at("results", 2, "grade"), "", 'results[2] has status fail and grade ""; failures have one'),
+    (at("results", 2, "grade"), "bad", 'results[2].grade is "bad"; expected one of wrong, inaccurate'),
+    (at("results", 2, "failures", 0, "grade"), "", 'results[2].failures[0].grade is ""; expected one of wrong'),
     (at("results", 3, "reason"), "", "results[3] has status unsupported, but no reason"),
 ]  # fmt: skip
 
@@ -163,7 +174,7 @@ def test_validate_goes_through_all_files(ran: Any, tmp_path: Path, capsys: pytes
         ({"pass": 10, "unsupported": 20}, "softmax 10 pass", badge.GREEN),
         ({"pass": 10, "unsupported": 21}, "softmax 32 % served", badge.GREY),
         ({"pass": 1, "unsupported": 999}, "softmax 1 % served", badge.GREY),
-        ({"pass": 9, "fail/": 1}, "softmax 1 of 10 wrong", badge.RED),
+        ({"pass": 9, "fail": 1}, "softmax 1 of 10 wrong", badge.RED),
         ({"pass": 9, "fail/inaccurate": 1}, "softmax 1 of 10 wrong", badge.RED),
         ({"pass": 9, "xfail/wrong": 1}, "softmax 1 of 10 wrong", badge.RED),
         ({"pass": 1, "fail/wrong": 1, "unsupported": 99}, "softmax 1 of 2 wrong", badge.RED),

@@ -26,6 +26,7 @@ from attnkit_conformance.model.case import BRIEF, Case, Sample, generator
 from attnkit_conformance.model.golden import HALVINGS, Golden, compute, draw_case, golden, has_near_tie
 from attnkit_conformance.model.grammar import Row
 from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.policies import asked_by
 from attnkit_conformance.scenes import rows
 
 PREFIX = "repeats."
@@ -104,6 +105,8 @@ def chosen(adapter: Isolated, op: Op, dtypes: tuple[str, ...], keep: Keep) -> It
             continue
         first = core.without_outputs(adapter, sample.draw(0))
         kinds = {first.dtype, *first.arrays, *first.params}
+        if asked_by(first):  # a policy, which is judged elsewhere and need not be promised
+            continue
         if kinds <= met or (known and not kinds <= known) or not is_served(adapter, first):
             continue
         case = core.without_outputs(adapter, draw_case(sample))

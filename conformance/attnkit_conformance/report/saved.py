@@ -15,6 +15,7 @@ from typing import Any
 
 from attnkit_conformance.core import STATUSES
 from attnkit_conformance.model.case import DTYPES, PROFILES
+from attnkit_conformance.model.grades import GRADES
 from attnkit_conformance.report.files import FORMAT, SEMANTICS
 
 Data = Mapping[str, Any]
@@ -49,6 +50,7 @@ HEAD: Mapping[str, Kind] = {
     "device": TEXT,
     "adapters": OBJECT,
     "totals": COUNTS,
+    "grades": COUNTS,
     "results": LIST,
 }  # fmt: skip
 ADAPTER: Mapping[str, Kind] = {
@@ -61,6 +63,8 @@ RECORD: Mapping[str, Kind] = {
     "op": NAME,
     "dtype": of(f"one of {', '.join(DTYPES)}", lambda x: x in DTYPES),
     "status": of(f"one of {', '.join(STATUSES)}", lambda x: x in STATUSES),
+    "grade": of(f"one of {', '.join(GRADES)}, or an empty text", lambda x: x == "" or x in tuple(GRADES)),
+    "policy": TEXT,
     "ratio": SIZE,
     "errors": LIST,
     "failures": LIST,
@@ -69,7 +73,11 @@ RECORD: Mapping[str, Kind] = {
     "seconds": SIZE,
 }
 ERROR: Mapping[str, Kind] = {"output": NAME, "dtype": NAME, "max": SIZE, "rms": SIZE, "relative": SIZE}
-FAILURE: Mapping[str, Kind] = {"check": NAME, "message": TEXT}
+FAILURE: Mapping[str, Kind] = {
+    "check": NAME,
+    "message": TEXT,
+    "grade": of(f"one of {', '.join(GRADES)}", lambda x: x in tuple(GRADES)),
+}
 
 
 def read(path: Path) -> Data:
@@ -154,6 +162,8 @@ def of_record(result: Any, place: str, adapters: Data) -> Iterator[str]:
         yield f"{place} has status fail, but no failures"
     if status in ("pass", "unsupported") and result["failures"]:
         yield f"{place} has status {status}, but failures"
+    if (status in ("fail", "xfail")) != bool(result["grade"]):
+        yield f"{place} has status {status} and grade {shown(result['grade'])}; failures have one, and nothing else"
     if status == "unsupported" and not result["reason"]:
         yield f"{place} has status unsupported, but no reason"
     if status == "pass" and any(size is None or size > 1 for size in sizes):
@@ -164,11 +174,14 @@ def of_record(result: Any, place: str, adapters: Data) -> Iterator[str]:
 
 
 def of_totals(data: Data) -> Iterator[str]:
-    """Whether the numbers of verdicts by status are those of the records."""
-    counted = Counter(result.get("status") for result in data["results"] if isinstance(result, dict))
-    for status in STATUSES:
-        if data["totals"].get(status, 0) != counted[status]:
-            yield f"totals.{status} is {shown(data['totals'].get(status))}; counted {counted[status]}"
+    """Whether the numbers of verdicts by status, and of failures by grade, are those of the records."""
+    records = [result for result in data["results"] if isinstance(result, dict)]
+    statuses = Counter(str(result.get("status")) for result in records)
+    by_grade = Counter(str(result.get("grade")) for result in records if result.get("status") == "fail")
+    for name, names, counted in (("totals", STATUSES, statuses), ("grades", tuple(GRADES), by_grade)):
+        for one in names:
+            if data[name].get(one, 0) != counted[one]:
+                yield f"{name}.{one} is {shown(data[name].get(one))}; counted {counted[one]}"
 
 
 def shown(x: Any) -> str:

@@ -6,20 +6,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MILD = ("tail", "policy")
+from attnkit_conformance.judge.verdicts import ENOUGH
+from attnkit_conformance.model import grades
+from attnkit_conformance.scenes.rows import PROBE
+
+MILD = (grades.TAIL, grades.POLICY)
 """Grades of failures in which the definition and the implementation agree but in tails or special values."""
-ENOUGH = 1 / 3
-"""The share of a profile below which a run does not count as passed."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """Verdicts: right, wrong (all failures, expected ones too), of these in tails or by a policy alone, and refused."""
+    """Verdicts: right, wrong (all failures, expected ones too), of these in tails or by a policy alone, and refused; and
+    those, right or wrong, on what was found to be served beside a profile.
+    """
 
     right: int = 0
     wrong: int = 0
     mild: int = 0
     refused: int = 0
+    beside: int = 0
 
     @property
     def judged(self) -> int:
@@ -28,8 +33,9 @@ class Count:
 
     @property
     def share(self) -> float:
-        """The part of the verdicts that is on calls that were served."""
-        return self.judged / max(self.judged + self.refused, 1)
+        """The part of the verdicts of a profile that is on calls that were served."""
+        met = self.judged - self.beside
+        return met / max(met + self.refused, 1)
 
     @property
     def enough(self) -> bool:
@@ -44,14 +50,15 @@ class Count:
 
 def count(results: Iterable[Mapping[str, Any]]) -> Count:
     """The count of some saved verdicts."""
-    right = wrong = mild = refused = 0
+    right = wrong = mild = refused = beside = 0
     for result in results:
+        beside += f"/{PROBE}" in result["id"] and result["status"] != "unsupported"
         right += result["status"] == "pass"
         refused += result["status"] == "unsupported"
         if result["status"] in ("fail", "xfail"):
             wrong += 1
             mild += result.get("grade") in MILD
-    return Count(right, wrong, mild, refused)
+    return Count(right, wrong, mild, refused, beside)
 
 
 def percent(share: float) -> str:
