@@ -78,6 +78,18 @@ def test_conforms(group: str, op: str, families: dict[str, list[Any]]) -> None:
         pytest.skip(results[0].reason if results else f"{group} is not installed")
 
 
+LARGE = ("softmax_attention", "linear_attention")  # the others: make conformance
+
+
+@pytest.mark.parametrize("op", LARGE)
+def test_long_and_wide_calls_conform(op: str, families: dict[str, list[Any]]) -> None:
+    adapters = [adapter for name in ("numpy", "torch") for adapter in families.get(name) or selection.find([name])]
+    results = list(judge(adapters, "quick", "/size. and not explicit", ("float32", "bfloat16"), ops=(op,)))
+    assert not failures(results), "\n".join(failures(results))
+    judged = {result.adapter for result in results if result.status == "pass"}
+    assert {"numpy-generic", "numpy-native", "torch-generic"} <= judged
+
+
 @pytest.mark.referee
 def test_jax_conforms_as_xla_compiles_by_itself() -> None:
     """The kit's JAX adapter and the tests have XLA compile in little time; users have it optimise."""

@@ -51,7 +51,7 @@ def test_a_case_holds_or_fails_or_is_skipped() -> None:
 
 
 def test_invalid_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="unknown profile 'all'; expected one of quick, scenes, full"):
+    with pytest.raises(ValueError, match="unknown profile 'all'; expected one of small, quick, scenes, full"):
         kit.cases("mine:ADAPTER", "all")
     with pytest.raises(ValueError, match="cannot load adapter 'mine:NOTHING'"):
         kit.cases("mine:NOTHING")

@@ -94,7 +94,7 @@ FAULTS = [
     (at("semantics"), 2, "semantics is 2; expected a version up to 1"),
     (at("semantics"), True, "semantics is true; expected a version"),
     (at("seed"), "0", 'seed is "0"; expected a whole number, or null'),
-    (at("profile"), "all", 'profile is "all"; expected one of quick, scenes, full'),
+    (at("profile"), "all", 'profile is "all"; expected one of small, quick, scenes, full'),
     (at("versions"), {"numpy": 2}, 'versions is {"numpy": 2}; expected an object of texts'),
     (at("python"), "", 'python is ""; expected a text that is not empty'),
     (at("results"), ..., "results is missing"),

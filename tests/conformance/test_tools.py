@@ -111,7 +111,7 @@ def test_unknown_op_and_profile_are_named() -> None:
 def test_what_is_not_selected_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither to judge, nor to count for the progress, nor to hold expected failures against ids."""
 
-    def drawn(*arguments: Any) -> Any:
+    def drawn(*arguments: Any, **options: Any) -> Any:
         raise AssertionError("a case was drawn")
 
     monkeypatch.setattr(attention, "attention_case", drawn)
@@ -151,9 +151,10 @@ def test_an_adapter_that_compiles_is_judged_on_pairs_of_options_in_the_full_prof
     for sample, chosen in judge.selected([compiling, usual], op, "full", every, ("float32",)):
         for adapter in chosen:
             asked[adapter.name].append(sample.id)
-    left = ("/triple.", "/layout.", "/blocks-")
-    fewer = [identity for identity in asked["usual"] if not any(start in identity for start in left)]
-    assert asked["compiling"] == fewer
+    left, large = ("/triple.", "/layout.", "/blocks-"), ("/size.", "/large.")
+    fewer = [identity for identity in asked["usual"] if not any(start in identity for start in (*left, *large))]
+    few = [identity for identity in asked["usual"] if any(start in identity for start in large)][: judge.LARGE]
+    assert asked["compiling"] == [*fewer, *few]
     assert "rela_attention/float32/blocks-window" in asked["usual"]
     assert len(asked["usual"]) > len(fewer) > 20
 
@@ -243,7 +244,19 @@ def computed(folder: Path, destination: Path, change: float = 0.0) -> None:
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
     folder = tmp_path / "golden"
-    assert main(["export", str(folder), "-k", "(sigmoid_attention/ or softmax_attention/) and not /pair."]) == 0
+    assert (
+        main(
+            [
+                "export",
+                str(folder),
+                "-k",
+                "(sigmoid_attention/ or softmax_attention/) and not /pair.",
+                "--profile",
+                "small",
+            ]
+        )
+        == 0
+    )
     return folder
 
 
@@ -396,7 +409,7 @@ def test_an_implementation_is_a_line_and_what_no_device_runs_one_together(capsys
     terminal.show(results)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:3]] == ["numpy-generic", "numpy-native"]
-    assert lines[1].split()[1:] == ["·", "25%", "·", "·", "1", "·", "·", "·", "0.0"]
+    assert lines[1].split()[1:] == ["·", "25%", "·", "·", "1", "·", "·", "·", "100%", "0.0"]
     assert lines[3:] == [
         "no CUDA device: torch-triton, cupy",
         "      1 × native: a mask of pairs is served by the generic implementation",

@@ -38,7 +38,7 @@ def of_op(op: Op) -> Iterator[Case]:
     """
     for dtype in DTYPES:
         if dtype in op.dtypes:
-            scenes = (s for s in core.samples(op.name, "quick", (dtype,)) if "/pair." not in s.id)
+            scenes = (s for s in core.samples(op.name, "small", (dtype,)) if "/pair." not in s.id)
             small, quick = list(small_cases(op, dtype)), list(map(draw_case, scenes))
             selection = quick if not small and dtype == "float32" else [case for case in quick if size(case) <= LARGEST]
             yield from [*small, *selection] or [min(quick, key=size)]

@@ -16,8 +16,8 @@ MILD = (grades.TAIL, grades.POLICY)
 
 @dataclass(frozen=True)
 class Count:
-    """Verdicts: right, wrong (all failures, expected ones too), of these in tails or by a policy alone, and refused; and
-    those, right or wrong, on what was found to be served beside a profile.
+    """Verdicts: right, wrong (all failures, expected ones too), of these in tails or by a policy alone, and refused;
+    and those, right or wrong, on what was found to be served beside a profile.
     """
 
     right: int = 0

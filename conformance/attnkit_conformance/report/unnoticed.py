@@ -89,7 +89,7 @@ def of_op(op: Op) -> Iterator[Unnoticed]:
     for dtype in OFF:
         outputs: list[np.ndarray] = []
         gradients: list[np.ndarray] = []
-        for case in core.cases(op.name, "quick", (dtype,)):
+        for case in core.cases(op.name, "small", (dtype,)):
             truth = golden(case)
             outputs += (relative(x) for x in truth.outputs.values() if x.dtype != INTEGER)
             gradients += map(relative, truth.gradients.values())
