@@ -47,7 +47,7 @@ from attnkit_conformance.report import badge, files, saved, scoreboard, table, t
 from attnkit_conformance.selection import Terms, find
 
 FINDINGS = Path("out") / "found"  # failing cases of a search
-COMPILED = ("keras-jax",)  # compiles every shape: peers judges it on the quick profile only
+COMPILED = ("keras-jax",)  # compiles every shape: peers judges it on the small profile only
 PAIRS = "/pair."  # of options: beside the scenes, which have none
 MAX_FAULTS = 20  # of a file that are shown
 OPS = tuple(op.name for op in OPDB)
@@ -143,8 +143,8 @@ def parser() -> argparse.ArgumentParser:
     others = commands.add_parser("peers", help="judge other people's implementations and make a page of disagreements")
     others.add_argument("names", nargs="*", metavar="PEER", help="entmax, torch_sdpa-math, ...; all by default")
     others.add_argument("--html", type=Path, default=Path("out/peers.html"), help="the page")
-    others.add_argument("--profile", choices=("quick", "scenes"), default="quick",
-        help="scenes: every scene, and the pairs of quick")  # fmt: skip
+    others.add_argument("--profile", choices=("small", "scenes"), default="small",
+        help="scenes: every scene, and the pairs of small")  # fmt: skip
     others.add_argument("--workers", type=int, metavar="N", help="processes that judge, one per core by default")
     return top
 
@@ -538,12 +538,12 @@ def peers(args: argparse.Namespace) -> int:
         if name.partition("-")[0] not in (*FAMILIES, ALL):
             raise ValueError(f"peers: {name!r} is none of {', '.join((*FAMILIES, ALL))}; `run` judges any adapter")
     adapters: list[Any] = present(find(names))
-    parts: list[tuple[list[Any], str, str | None]] = [(adapters, "quick", None)]
+    parts: list[tuple[list[Any], str, str | None]] = [(adapters, "small", None)]
     if args.profile == "scenes":
         slow, fast = ([a for a in adapters if (a.name in COMPILED) is which] for which in (True, False))
-        parts = [(fast, "scenes", None), (fast, "quick", PAIRS), (slow, "quick", None)]
+        parts = [(fast, "scenes", None), (fast, "small", PAIRS), (slow, "small", None)]
         for adapter in slow:
-            adapter.description += " (quick profile)"
+            adapter.description += " (small profile)"
     parts = [part for part in parts if part[0]]
     verdicts = chain.from_iterable(
         judge_in_processes(find, [a.name for a in members], profile, expression, DTYPES, args.workers)

@@ -120,7 +120,7 @@ def test_an_adapter_that_crashes_again_and_again_is_given_up(
 ) -> None:
     monkeypatch.setattr(isolated, "GIVES_UP", 2)
     monkeypatch.setattr(smallest, "MOST", 0)
-    assert main(["run", "theirs_hostile:Crashing"]) == 1
+    assert main(["run", "theirs_hostile:Crashing", "--profile", "small"]) == 1
     out = capsys.readouterr().out
     assert "its process crashed or hung again and again: the rest of its cases is not judged" in out
     assert ", 3 fail," in out, "two crashes, and the sentence"
