@@ -33,7 +33,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 run: library
 	@mkdir -p $(OUT)
 	@echo "== does attnkit agree with its reference on the libraries of this machine?"
-	@$(BIN)/python -m attnkit_conformance run $(LIBRARIES) --profile quick -k "$(QUICKLY)" --workers $(WORKERS) --html $(OUT)/conformance.html
+	@$(BIN)/python -m attnkit_conformance run $(LIBRARIES) --profile small -k "$(QUICKLY)" --workers $(WORKERS) --html $(OUT)/conformance.html
 	@echo "== a softmax and a ReLU vision transformer, side by side, on real images (scikit-learn's digits)"
 	@$(BIN)/python -m experiments run 000-fig2 --preset digits --data digits --out $(OUT)/000-fig2 --overwrite --enqueue
 	@# two workers of one thread share its cells; one shows its progress

@@ -111,18 +111,18 @@ def test_calls_are_noticed_under_other_names_and_in_threads() -> None:
     }
     for name, call in called.items():
         call()
-        assert not watch.taken(), "nobody watches"
+        assert not watch.new_calls(), "nobody watches"
         thread = threading.Thread(target=call)
         with watch.calls():
             thread.start()
             thread.join()
-        assert name in watch.taken()
+        assert name in watch.new_calls()
         with watch.calls():
             call()
-        assert name in watch.taken()
+        assert name in watch.new_calls()
     with watch.calls():
         x.sum()
-    assert watch.taken() == []
+    assert watch.new_calls() == []
 
 
 def test_the_judge_cannot_be_replaced_from_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

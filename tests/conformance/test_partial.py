@@ -122,7 +122,7 @@ def test_a_search_stays_within_declared_sizes(tmp_path: Path) -> None:
 
 def test_an_undeclared_kernel_is_judged_on_what_it_is_found_to_serve() -> None:
     adapter = Kernel()
-    found = probing.served(adapter, BY_NAME[OP], "float32")
+    found = probing.find_calls(adapter, BY_NAME[OP], "float32")
     assert found is not None
     assert found["width"] == ("64x64", "128x128")
     assert "1x512" not in found["shape"]
@@ -138,7 +138,7 @@ def test_an_undeclared_kernel_is_judged_on_what_it_is_found_to_serve() -> None:
 
 
 def test_what_answers_a_usual_case_or_says_what_it_refuses_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "served", lambda *arguments: pytest.fail("probed"))
+    monkeypatch.setattr(probing, "find_calls", lambda *arguments: pytest.fail("probed"))
     declares = Kernel()
     declares.unsupported = lambda op, arrays, params: "never"  # type: ignore[attr-defined]
     results = list(judge.judge([declares], "small", "/pair.plain", ("float32",), ops=(OP,)))

@@ -84,7 +84,7 @@ class Served:
                 kind, value = answer(adapter, question, faults, self.former)
         except Exception as error:
             kind, value = "error", told(error)
-        if seen := self.watch.taken():
+        if seen := self.watch.new_calls():
             more = f" and {len(seen) - SHOWN} more" if len(seen) > SHOWN else ""
             faults.append(("calls", f"{question.method} called {', '.join(seen[:SHOWN])}{more}, which it may not"))
         return kind, value, faults

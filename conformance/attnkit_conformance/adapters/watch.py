@@ -75,7 +75,7 @@ class Watch:
         elif event == "c_call" and isinstance(argument, BuiltinFunctionType) and argument in self.builtins:
             self.seen.add(self.builtins[argument])
 
-    def taken(self) -> list[str]:
+    def new_calls(self) -> list[str]:
         """What was called since this was last asked."""
         seen = sorted(self.seen)
         self.seen.clear()

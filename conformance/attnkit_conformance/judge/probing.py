@@ -32,7 +32,7 @@ def check_all(
 ) -> Iterator[CaseResult]:
     """Verdicts on the calls that an adapter is found to serve; none of one that says beforehand what it refuses."""
     unknown = getattr(adapter, "unsupported", None) is None and not isinstance(adapter, Absent)
-    found = served(adapter, op, dtypes[0]) if unknown and dtypes and op.row_case is None else None
+    found = find_calls(adapter, op, dtypes[0]) if unknown and dtypes and op.row_case is None else None
     if found is None:
         return
     as_if: Any = SimpleNamespace(serves={op.name: found}, dtypes=adapter.dtypes, compiles=True)
@@ -41,7 +41,7 @@ def check_all(
             yield core.check(adapter, draw_case(sample))
 
 
-def served(adapter: Adapter, op: Op, dtype: str) -> Served | None:
+def find_calls(adapter: Adapter, op: Op, dtype: str) -> Served | None:
     """What an adapter serves, as it might have declared it: sizes, and each option that it answers alone at the first
     of them; None where it answers no plain call.
     """

@@ -64,7 +64,7 @@ def function_at(path: str) -> Callable[..., Any]:
     return function
 
 
-def taken(function: Callable[..., Any], names: Collection[str]) -> tuple[str, ...]:
+def keywords_of(function: Callable[..., Any], names: Collection[str]) -> tuple[str, ...]:
     """Which of some keyword arguments a function takes: all if it does not say, as functions of C++ do not."""
     try:
         parameters = inspect.signature(function).parameters

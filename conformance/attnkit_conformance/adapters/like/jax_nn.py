@@ -12,7 +12,7 @@ from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.bases import HIDING, NUMBERS, served
 from attnkit_conformance.adapters.bases.jax import JaxAdapter
 from attnkit_conformance.adapters.jax import light
-from attnkit_conformance.adapters.like import described, function_at, refusing, taken
+from attnkit_conformance.adapters.like import described, function_at, keywords_of, refusing
 from attnkit_conformance.adapters.like.axes import FourAxes
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.base import visible_pairs
@@ -176,4 +176,4 @@ def no_gradient(function: Callable[..., Any]) -> bool:
 def adapter(target: str) -> Like:
     """The adapter of a function at "package.module:function"."""
     function = function_at(target)
-    return Like(target, function, taken(function, KEYWORDS))
+    return Like(target, function, keywords_of(function, KEYWORDS))

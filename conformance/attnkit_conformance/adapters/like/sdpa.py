@@ -10,7 +10,7 @@ import torch
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.bases import HIDING, NUMBERS, served
 from attnkit_conformance.adapters.bases.torch import TorchAdapter
-from attnkit_conformance.adapters.like import described, function_at, refusing, taken
+from attnkit_conformance.adapters.like import described, function_at, keywords_of, refusing
 from attnkit_conformance.adapters.like.axes import FourAxes
 from attnkit_conformance.peers.torch_sdpa import KEYWORDS, Sdpa
 
@@ -74,4 +74,6 @@ def levels(takes: Collection[str], biased: bool) -> tuple[list[str], dict[str, t
 def adapter(target: str, device: str = "cpu") -> Like:
     """The adapter of a function at "package.module:function"."""
     function = function_at(target)
-    return Like(target, "called like torch's scaled_dot_product_attention", function, taken(function, KEYWORDS), device)
+    return Like(
+        target, "called like torch's scaled_dot_product_attention", function, keywords_of(function, KEYWORDS), device
+    )
