@@ -125,6 +125,7 @@ def test_the_adapter_of_the_readme_is_judged_and_passes(tmp_path, monkeypatch):
     code = next(block for block in BLOCKS if "ADAPTER" in block)
     (tmp_path / "judge_sdpa.py").write_text(code)
     command = [sys.executable, "-m", "attnkit_conformance", "run", "judge_sdpa:ADAPTER", "--dtype", "float32"]
+    command += ["--profile", "small"]
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
