@@ -16,6 +16,7 @@ import numpy as np
 import attnkit
 from attnkit.backends.native import lower
 from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.adapters.bases.numpy import NumpyAdapter
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME
 
@@ -44,7 +45,7 @@ def implementations(library: str, gradients: bool = False) -> dict[str, tuple[st
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """attnkit's NotImplementedError becomes Unsupported."""
+    """NotImplementedError, by which a function says what it does not support, becomes Unsupported."""
     try:
         yield
     except NotImplementedError as refusal:
@@ -82,7 +83,7 @@ def refusing_by_name(op: str, impl: str) -> Iterator[None]:
         raise Unsupported(str(refusal)) from refusal
 
 
-class AttnkitAdapter:
+class AttnkitAdapter(NumpyAdapter):
     """attnkit with one `impl`, gradients by the explicit `<op>_vjp` functions."""
 
     errors = True
@@ -98,16 +99,6 @@ class AttnkitAdapter:
         ops: tuple[str, ...] | None = None,
     ) -> None:
         self.name, self.dtypes, self.impl, self.description, self.ops = name, dtypes, impl, description, ops
-
-    def array(self, x: np.ndarray, dtype: str) -> Any:
-        """NumPy arrays stay as they are."""
-        return x
-
-    def numpy(self, x: Any) -> np.ndarray:
-        """Refuses anything that is not a NumPy array."""
-        if not isinstance(x, np.ndarray | np.generic):
-            raise TypeError(f"{self.name}: expected a NumPy array, got {type(x).__module__}.{type(x).__name__}")
-        return np.asarray(x)
 
     def answer(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """Outputs of an op under this adapter's `impl`, as its library traces them."""

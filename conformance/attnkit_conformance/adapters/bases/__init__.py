@@ -17,7 +17,7 @@ NUMBERS = ("0.7", "-0.3")
 """Scales that are numbers, not learned."""
 
 
-def served(
+def declaration_of(
     op: str, every: Iterable[str], some: Mapping[str, Collection[Any]], without: Collection[str] = ()
 ) -> dict[str, dict[str, Any]]:
     """`serves` of an adapter of one op: every level of some factors, some of others, and what it is asked without.

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from attnkit_conformance.adapter import IllFormed, Unsupported
-from attnkit_conformance.adapters.bases import HIDING, NUMBERS, served
+from attnkit_conformance.adapters.bases import HIDING, NUMBERS, declaration_of
 from attnkit_conformance.adapters.bases.numpy import NumpyAdapter
 from attnkit_conformance.families import softmax
 from attnkit_conformance.model.case import DTYPES
@@ -47,7 +47,7 @@ class SharedLibrary(NumpyAdapter):
 
     def __init__(self, path: str | Path, name: str, op: str = softmax.OPS[0].name) -> None:
         self.name, self.ops = name, (op,)
-        self.serves = served(op, (*HIDING, "heads", "batch"), {"scale": NUMBERS}, self.without)
+        self.serves = declaration_of(op, (*HIDING, "heads", "batch"), {"scale": NUMBERS}, self.without)
         try:
             library = ctypes.CDLL(str(Path(path).resolve()))
         except OSError as error:

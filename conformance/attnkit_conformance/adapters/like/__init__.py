@@ -9,12 +9,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from operator import attrgetter
 from typing import Any
-
-from attnkit_conformance.adapter import Unsupported
 
 KINDS = {
     "sdpa": "torch.nn.functional.scaled_dot_product_attention: PACKAGE.MODULE:FUNCTION",
@@ -74,15 +71,6 @@ def keywords_of(function: Callable[..., Any], names: Collection[str]) -> tuple[s
         return tuple(names)
     by_name = {name for name, parameter in parameters.items() if parameter.kind is not parameter.POSITIONAL_ONLY}
     return tuple(name for name in names if name in by_name)
-
-
-@contextmanager
-def refusing() -> Iterator[None]:
-    """A function says what it does not support by NotImplementedError, which becomes Unsupported."""
-    try:
-        yield
-    except NotImplementedError as refusal:
-        raise Unsupported(str(refusal)) from refusal
 
 
 def described(what: str, takes: Collection[str], names: Collection[str], forward_only: bool) -> str:

@@ -9,10 +9,11 @@ import jax
 import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.adapters.bases import HIDING, NUMBERS, served
+from attnkit_conformance.adapters.base import refusing
+from attnkit_conformance.adapters.bases import HIDING, NUMBERS, declaration_of
 from attnkit_conformance.adapters.bases.jax import JaxAdapter
 from attnkit_conformance.adapters.jax import light
-from attnkit_conformance.adapters.like import described, function_at, keywords_of, refusing
+from attnkit_conformance.adapters.like import described, function_at, keywords_of
 from attnkit_conformance.adapters.like.axes import FourAxes
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.base import visible_pairs
@@ -108,7 +109,7 @@ class Like(JaxAdapter):
         half = ("bfloat16",) if on_cpu else ("bfloat16", "float16")
         self.dtypes = (*(("float64",) if doubles else ()), "float32", *half)
         self.forward_only = no_gradient(function)
-        self.serves = served(self.ops[0], *levels(takes), self.without)
+        self.serves = declaration_of(self.ops[0], *levels(takes), self.without)
         self.description = described("called like jax.nn.dot_product_attention", takes, KEYWORDS, self.forward_only)
 
     def function(self, op: str, arrays: Arrays, params: Arrays) -> Callable[[Arrays], dict[str, Any]]:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.adapters.bases import HIDING, NUMBERS, served
+from attnkit_conformance.adapters.base import refusing
+from attnkit_conformance.adapters.bases import HIDING, NUMBERS, declaration_of
 from attnkit_conformance.adapters.bases.torch import TorchAdapter
-from attnkit_conformance.adapters.like import described, function_at, keywords_of, refusing
+from attnkit_conformance.adapters.like import described, function_at, keywords_of
 from attnkit_conformance.adapters.like.axes import FourAxes
 from attnkit_conformance.peers.torch_sdpa import KEYWORDS, Sdpa
 
@@ -32,7 +33,7 @@ class Like(TorchAdapter):
         self.name, self.device = name, device
         self.ops = (op,) if op else Sdpa.ops
         self.peer = Sdpa(name, None, function, takes)
-        self.biased, self.serves = biased, served(self.ops[0], *levels(takes, biased), self.without)
+        self.biased, self.serves = biased, declaration_of(self.ops[0], *levels(takes, biased), self.without)
         self.forward_only = self.gives_no_gradient(function)
         self.description = described(what, takes, KEYWORDS, self.forward_only)
 
