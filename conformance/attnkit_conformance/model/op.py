@@ -60,7 +60,6 @@ class Op:
     # own factors of its grammar, or replaced levels of a shared factor; with a `row_case` all but the dtype
     levels: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)
     tiles: tuple[Level, ...] = ()  # shapes that cross tiles of kernels, if not those of attention
-    sizes: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)  # and levels that are long or wide, likewise
     row_case: Callable[[Op, str, Row, str, float], Case] | None = None  # by name, row, dtype and size of numbers
     near: Callable[[Case], bool] | None = None  # of such a row: whether rounding decides something, for another draw
     forbidden: tuple[tuple[Choice, ...], ...] = ()  # levels of its grammar that cannot be combined

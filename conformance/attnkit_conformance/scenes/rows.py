@@ -98,8 +98,8 @@ def grammar(op: Op, *arrays: str) -> Grammar:
     shared = {"dtype": SHARED["dtype"]} if op.row_case else shared_factors(op)
     own = {name: levels for name, levels in op.levels.items() if name != "shape"}
     factors: dict[str, tuple[Level, ...]] = {"shape": shapes, **shared, **layouts.factors(op), **own}
-    if set(OF_SIZES) & set(arrays):
-        factors |= at_sizes(op, factors, alone=set(arrays) <= set(OF_SIZES))
+    if set(OF_SIZES) & set(arrays) and op.row_case is None:
+        factors |= at_sizes(factors, alone=set(arrays) <= set(OF_SIZES))
     factors |= {"cotangents": COTANGENTS} if has_several_cotangents(op) else {}
     factors["dtype"] = tuple(dtype for dtype in factors["dtype"] if dtype in op.dtypes)
     choices = {(name, level) for name, levels in factors.items() for level in levels}
@@ -108,13 +108,13 @@ def grammar(op: Op, *arrays: str) -> Grammar:
     return Grammar(factors, frozenset(forbidden))
 
 
-def at_sizes(op: Op, factors: Factors, alone: bool) -> dict[str, tuple[Level, ...]]:
+def at_sizes(factors: Factors, alone: bool) -> dict[str, tuple[Level, ...]]:
     """The levels that factors have in long and wide calls, with those of other calls; but for widths, if rows of such
     calls are `alone` in a grammar.
     """
-    further = op.sizes if op.row_case else {**AT_SIZES, "values": ("positive",)}
+    further = {**AT_SIZES, "values": ("positive",)}
     usual = {name: () if alone and name == "width" else factors[name] for name in further}
-    return {name: tuple(dict.fromkeys((*usual[name], *further[name]))) for name in further if name != "shape"}
+    return {name: tuple(dict.fromkeys((*usual[name], *further[name]))) for name in further}
 
 
 def has_several_cotangents(op: Op) -> bool:
@@ -128,7 +128,7 @@ def shapes_of(op: Op, array: str) -> tuple[Level, ...]:
         return op.tiles or (() if op.row_case else TILED)
     if array in OF_SIZES:
         shapes = (*SHAPES, MANY["shape"]) if array == "large" else SHAPES
-        return op.sizes.get("shape", ()) if op.row_case else shapes
+        return () if op.row_case else shapes
     return op.levels.get("shape", SMALL)
 
 
