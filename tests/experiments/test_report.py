@@ -17,7 +17,8 @@ from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.images import plots as image_plots
 from attnkit_experiments.report import tables
-from attnkit_experiments.report.results import Difference, Spread, read_study
+from attnkit_experiments.report.results import read_study
+from attnkit_experiments.report.statistics import Difference, Spread
 from attnkit_experiments.study.recipe import Measure
 
 
@@ -26,12 +27,20 @@ def test_a_spread_over_one_seed_has_no_deviation():
     assert Spread.of([0.4, 0.6]).text(1, 100) == "50.0 ± 14.1"
 
 
+def of(mean, width):
+    """A difference of three seeds with an interval of mean ± width."""
+    return Difference(mean, width / 4.302652729911275 * 3**0.5, 3)
+
+
 def test_a_difference_is_undecided_while_its_interval_holds_zero():
     accuracy, bleu = Measure("accuracy", "accuracy", factor=100, unit="%"), Measure("bleu", "BLEU", digits=2)
-    assert Difference(0.012, 0.03).text(accuracy) == "+1.2 ± 3.0 (undecided)"
-    assert Difference(-0.05, 0.03).text(accuracy) == "-5.0 ± 3.0"
-    assert Difference(-0.0001, None).text(accuracy) == "+0.0 (one seed)"
-    assert Difference(0.4, 0.3).text(bleu) == "+0.40 ± 0.30"
+    assert of(0.012, 0.03).text(accuracy) == "+1.2 ± 3.0 (undecided)"
+    assert of(-0.05, 0.03).text(accuracy) == "-5.0 ± 3.0"
+    assert Difference(-0.0001, None, 1).text(accuracy) == "+0.0 (one seed)"
+    assert of(0.4, 0.3).text(bleu) == "+0.40 ± 0.30"
+    assert of(0.4, 0.3).kind == "higher"
+    assert of(0.3, 0.4).kind == "undecided"
+    assert Difference(0.3, None, 1).kind == "one seed"
 
 
 @pytest.fixture(scope="module")
@@ -189,12 +198,15 @@ def test_numbers_of_a_result_are_in_short():
     }
 
 
-def test_a_report_opens_with_what_is_told_apart(out, undrawn):
+def test_a_report_opens_with_what_is_decided(out, undrawn):
     for name, values in {"softmax": (0.5, 0.6), "relu-alpha0": (0.3, 0.4), "relu-alpha1": (0.9, 0.2)}.items():
         for seed, value in enumerate(values):
             path = out / "cells" / f"{name}-seed{seed}" / "result.json"
             path.write_text(json.dumps(json.loads(path.read_text()) | {"accuracy": value}))
-    sentence = "Accuracy beside softmax (55.0 ± 7.1 %): lower for relu, α = 0; not told apart for relu, α = 1."
+    sentence = (
+        "Accuracy beside softmax (55.0 ± 7.1 %), uncorrected: lower for relu, α = 0; undecided for relu, α = 1 "
+        "(would see 653.4)."
+    )
     assert write_report(out).read_text().partition("<h2>")[0].count(sentence) == 1
     assert sentence in (out / "summary.md").read_text()
 

@@ -19,7 +19,8 @@ from attnkit_experiments.engine.train import reproducible
 from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.recipes import RECIPES
 from attnkit_experiments.report.html import library_text
-from attnkit_experiments.report.results import Spread, as_csv, read_csv
+from attnkit_experiments.report.results import as_csv, read_csv
+from attnkit_experiments.report.statistics import Spread
 from attnkit_experiments.report.tables import concentration, numbers
 from attnkit_experiments.study.recipe import Measure
 

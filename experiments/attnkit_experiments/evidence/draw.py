@@ -6,6 +6,7 @@ import html
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -18,10 +19,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from attnkit_experiments.evidence.measures import measure_of
+from attnkit_experiments.evidence.measures import headline, measure_of
 from attnkit_experiments.evidence.runs import Run
 from attnkit_experiments.report import plots
-from attnkit_experiments.report.results import Difference
+from attnkit_experiments.report.statistics import Difference
 from attnkit_experiments.study.recipe import Published
 
 WIDTH = 5.2  # inches; on a phone a figure is shown at two thirds of its size
@@ -49,8 +50,56 @@ def colours(names: Sequence[str]) -> dict[str, str]:
     return dict(zip(others, itertools.cycle(plots.COLOURS), strict=False)) | dict.fromkeys(SOFTMAX, plots.INK)
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """A row of a forest plot: a difference of losses, which `factor` turns into nats, and whether it is decided after
+    correction.
+    """
+
+    name: str
+    estimate: Difference
+    factor: float
+    decided: bool
+    too_small: bool = False
+
+
+BETTER, WORSE, OPEN = plots.COLOURS[0], plots.COLOURS[6], plots.COLOURS[8]
+REACH = 0.4  # nats; what lies beyond is an arrow, and its number is in the row's name
+
+
+def forest(rows: Sequence[Comparison], title: str) -> str | None:
+    """Differences with their 95 % intervals, one below the other, names and numbers above each."""
+    if not rows:
+        return None
+    names = [row.name if len(row.name) < 46 else row.name.replace(" beside ", "\nbeside ") for row in rows]
+    places = list(itertools.accumulate(1.1 + 0.45 * name.count("\n") for name in names))
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(WIDTH, 0.7 + 0.38 * places[-1]))
+        across = axes.get_yaxis_transform()
+        for name, place, row in zip(names, places, rows, strict=True):
+            mean, width = (row.factor * x for x in (row.estimate.mean, row.estimate.half_width or 0.0))
+            colour = OPEN if not row.decided else BETTER if mean < 0 else WORSE
+            low, high = (min(max(x, -REACH), REACH) for x in (mean - width, mean + width))
+            axes.plot([low, high], [-place, -place], color=colour, linewidth=2.2 if row.decided else 1.4)
+            for end, marker in ((-REACH, "<"), (REACH, ">")):
+                if end in (low, high):
+                    axes.plot(end, -place, marker, color=colour, markersize=5, clip_on=False)
+            if abs(mean) < REACH:
+                inside = "#ffffff" if row.too_small else colour
+                axes.plot(mean, -place, "o", color=colour, markerfacecolor=inside, markersize=5.5)
+            ink = colour if row.decided else plots.INK
+            look: dict[str, Any] = {"transform": across, "fontsize": 9, "va": "bottom", "color": ink}
+            axes.text(0.0, -place + 0.18, name, **look)
+            axes.text(1.0, -place + 0.18, f"{mean:+.3f} ± {width:.3f}".replace("-", "−"), ha="right", **look)
+        axes.axvline(0, color=plots.INK, linewidth=1, zorder=0)
+        axes.set(xlim=(-REACH * 1.04, REACH * 1.04), ylim=(-places[-1] - 0.5, 0.0), yticks=[])
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("difference in loss, nats: better left, worse right")
+        return saved(figure, f"comparisons of {title}, with intervals")
+
+
 def differences(run: Run) -> str | None:
-    """The headline of each variant less its baseline's, paired by seed, with 95 % intervals."""
+    """The loss that decides of each variant less its baseline's, paired by seed, with 95 % intervals."""
     measure, rows = measure_of(run.recipe), []
     for variant in run.variants:
         found = difference(run, variant, measure.key)
@@ -103,7 +152,7 @@ def against_size(key: str = "", unit: str = "") -> Callable[[Run], str | None]:
 
 
 def _against(run: Run, place: Callable[[str], str], name: str, key: str, *, xscale: str = "linear") -> str | None:
-    measure = measure_of(run.recipe, key)
+    measure = measure_of(run.recipe, key) if key else headline(run.recipe)
     series: dict[str, list[tuple[float, str]]] = {}
     for variant in run.variants:
         if run.spread(variant, measure.key):

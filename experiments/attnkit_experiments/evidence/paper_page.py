@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attnkit_experiments.evidence.claim import Answer, answer
+from attnkit_experiments.evidence import draw
+from attnkit_experiments.evidence.claim import Answer, answers
+from attnkit_experiments.evidence.measures import LOSSES, in_nats, measure_of
 from attnkit_experiments.evidence.papers import Figure, Paper
 from attnkit_experiments.evidence.runs import Run
-from attnkit_experiments.evidence.verdict import Finding, Verdict
+from attnkit_experiments.evidence.verdict import Verdict
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 
 MARKS = {
     Verdict.SUPPORTED: "✔",
     Verdict.CONTRADICTED: "✘",
     Verdict.UNDECIDED: "?",
+    Verdict.NO_FLOOR: "?",
     Verdict.ABSENT: "–",
     Verdict.SHOWN: "–",
 }
@@ -22,7 +25,7 @@ PICTURES = "pictures"
 
 def render(paper: Paper, runs: Sequence[Run]) -> dict[str, str]:
     """The page and its figures: texts by path."""
-    answers = [answer(claim, runs) for claim in paper.claims]
+    found = answers(paper.claims, runs)
     files, shown = {}, []
     for figure in paper.figures:
         for run in (run for run in runs if run.recipe == figure.recipe):
@@ -30,13 +33,42 @@ def render(paper: Paper, runs: Sequence[Run]) -> dict[str, str]:
                 name = f"{PICTURES}/{run.name}-{figure.kind}.svg"
                 files[name] = drawn
                 shown.append(_shown(figure, run, name))
-    parts = [f"# {paper.title}", conclusion(answers), f"{paper.source}. {HOW}"]
-    run_here = [each for each in answers if each.verdict is not Verdict.ABSENT]
-    parts += [_too_small(answers), *(["## Claims", table(run_here)] if run_here else [])]
+    parts = [f"# {paper.title}", _too_small(found)]
+    if forest := draw.forest(comparisons(found), paper.title):
+        name = f"{PICTURES}/{paper.file}-comparisons.svg"
+        files[name] = forest
+        parts.append(f"![Every comparison of the claims]({name})\n\n{FOREST}")
+    parts += [conclusion(found), f"{paper.source}. {HOW}"]
+    run_here = [each for each in found if each.verdict is not Verdict.ABSENT]
+    parts += ["## Claims", table(run_here)] if run_here else []
     parts += ["## Figures", *shown] if shown else []
-    parts += ["## Not run here", not_run(answers)] if len(run_here) < len(answers) else []
+    parts += ["## Not run here", not_run(found)] if len(run_here) < len(found) else []
     files[f"{paper.file}.md"] = "\n\n".join(part for part in parts if part) + "\n"
     return files
+
+
+FOREST = (
+    "*Comparisons of trained models by the loss over a test set, in nats: left of 0 the first named is better, right "
+    "of 0 worse. Bars are 95 % intervals, uncorrected; blue is better and red worse after Holm's correction, grey is "
+    "undecided then, and hollow is of a study that is too small to decide.*"
+)
+
+
+def comparisons(found: Sequence[Answer]) -> list[draw.Comparison]:
+    """The differences of losses that decide, each once, in the order of the claims."""
+    rows: dict[str, draw.Comparison] = {}
+    for each in found:
+        for finding in each.findings:
+            if finding.estimate and finding.key in LOSSES:
+                factor = in_nats(measure_of(each.claim.recipe))
+                name = f"{finding.run.removesuffix('-cpu')}: {finding.text.partition(':')[0]}"
+                # A part that is contradicted differs from 0; one that is supported does where equality would not do.
+                decided = finding.final is Verdict.CONTRADICTED or (
+                    finding.final is Verdict.SUPPORTED and not finding.of_equality
+                )
+                row = draw.Comparison(name, finding.estimate, factor, decided, bool(each.too_small))
+                rows.setdefault(f"{finding.estimate.p:.9g}", row)
+    return list(rows.values())
 
 
 HOW = (
@@ -46,12 +78,20 @@ HOW = (
 
 
 def conclusion(answers: Sequence[Answer]) -> str:
-    """How many claims came out how, and by name those that are decided."""
+    """How many claims came out how, and by name those that are decided, or were before correction."""
+    alone = [
+        each.claim.name
+        for each in answers
+        if each.verdict is Verdict.UNDECIDED
+        and not each.too_small
+        and all(finding.verdict is Verdict.SUPPORTED for finding in each.findings)
+    ]
     named = [
         f"- {MARKS[verdict]} {verdict}: {'; '.join(names)}"
         for verdict in (Verdict.SUPPORTED, Verdict.CONTRADICTED)
         if (names := [each.claim.name for each in answers if each.verdict is verdict])
     ]
+    named += [f"- {MARKS[Verdict.UNDECIDED]} every part supported, uncorrected: {'; '.join(alone)}"] if alone else []
     return "\n".join([f"**{counts(answers)}**", *([""] if named else []), *named])
 
 
@@ -67,9 +107,7 @@ def _too_small(answers: Sequence[Answer]) -> str:
     for each in answers:
         if each.too_small:
             reasons.setdefault(each.too_small, []).append(each.claim.name)
-    return "\n\n".join(
-        f"**Too small to say anything on:** {'; '.join(names)}: {why}." for why, names in reasons.items()
-    )
+    return "\n\n".join(f"**Too small to decide** ({why}): {'; '.join(names)}." for why, names in reasons.items())
 
 
 def table(answers: Sequence[Answer]) -> str:
@@ -77,19 +115,23 @@ def table(answers: Sequence[Answer]) -> str:
     for each in answers:
         claim = each.claim
         text = f"**{claim.name}** ({claim.place})<br>{claim.text}"
-        rows.append(f"| {text} | {evidence(each.findings)} | {MARKS[each.verdict]} {each.verdict} |")
+        said = "<br>".join(filter(None, (f"{MARKS[each.verdict]} {each.verdict}", each.parts)))
+        rows.append(f"| {text} | {evidence(each)} | {said} |")
     return "\n".join(rows)
 
 
-def evidence(findings: Sequence[Finding]) -> str:
-    """What was found, folded where it is much, with a link to each report."""
+def evidence(answer: Answer) -> str:
+    """What was found, folded where it is much, with a link to each report; what decides nothing comes last."""
+    findings = [each for each in (*answer.findings, *answer.beside) if each.verdict is not Verdict.ABSENT]
     # What is shown alone, pictures, is not in a summary.
     pages = {each.run: "report.html" if each.verdict is Verdict.SHOWN else "summary.md" for each in findings}
     links = [f"[report](../reports/{run}/{page})" for run, page in pages.items()]
-    lines = "<br>".join(finding.text for finding in findings)
+    lines = "<br>".join(
+        [each.line for each in answer.findings if each.run]
+        + [f"decides nothing: {each.line}" for each in answer.beside]
+    )
     if len(findings) > FOLDED:
-        good = sum(finding.verdict is Verdict.SUPPORTED for finding in findings)
-        lines = f"<details><summary>{good} of {len(findings)} as claimed</summary>{lines}</details>"
+        lines = f"<details><summary>{answer.parts}</summary>{lines}</details>"
     return f"{lines} {', '.join(links)}"
 
 

@@ -45,7 +45,10 @@ def published(run: Run) -> str | None:
 
 
 BARS = "Mean and standard deviation over seeds; series stand a little beside each other."
-GAPS = "Paired by seed, with 95 % intervals; grey where the interval holds 0, or there is one seed and so no interval."
+GAPS = (
+    "Paired by seed, with 95 % intervals, uncorrected; grey where the interval holds 0, or there is one seed and so no "
+    "interval."
+)
 BESIDE = "Ours with 95 % intervals. Data and scale differ: compare the order of the rows, not the values."
 LOGARITHMIC = "Both axes are logarithmic."
 LOSS = "Means over stretches of steps; thin lines are seeds, thick ones their mean."

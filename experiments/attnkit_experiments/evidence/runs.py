@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
-from attnkit_experiments.report.results import Spread, is_busy, read_csv
+from attnkit_experiments.report.results import is_busy, read_csv
+from attnkit_experiments.report.statistics import Spread
 
 Record = Mapping[str, str]
 
-SAME_MODELS = {"001-fig1": "001-fig3"}
+SAME_MODELS = {"001-fig1": "001-fig3", "001-fig2": "001-fig1", "001-fig3": "001-fig1"}
 """Recipes by the one that trains some of their cells too: a run takes those that it lacks from there."""
 
 
@@ -69,12 +70,6 @@ class Run:
             for report, points in others.items()
         ]
         return "; ".join(links)
-
-    @property
-    def too_small(self) -> str:
-        """Why it decides nothing, "" if it may."""
-        recipe = RECIPES.get(self.recipe)
-        return recipe.too_small(self.preset, self.results[0]["changed"]) if recipe else ""
 
     @property
     def busy(self) -> bool:

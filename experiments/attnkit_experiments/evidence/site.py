@@ -16,7 +16,7 @@ def render(reports: Path) -> dict[str, str]:
     if not reports.is_dir():
         raise UserError(f"{reports}: not a folder; expected one with a folder for each report")
     runs = read_runs(reports)
-    files = {"index.md": overview.render(runs)}
+    files = overview.render(runs)
     for paper in PAPERS:
         files |= paper_page.render(paper, runs)
     return files

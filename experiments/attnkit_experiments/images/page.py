@@ -59,8 +59,8 @@ def alpha_text(study: StudyResults) -> str:
         return "One seed: there is no spread to judge differences by."
     band = ", the grey band is softmax ± one standard deviation" if plots.has_softmax(study) else ""
     return (
-        f"Mean and standard deviation over {seeds} seeds; dots are single seeds{band}. Points whose bars overlap are "
-        "not told apart by this study."
+        f"Mean and standard deviation over {seeds} seeds; dots are single seeds{band}. Points whose bars overlap "
+        "are undecided by this study."
     )
 
 

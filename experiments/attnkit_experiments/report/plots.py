@@ -29,7 +29,8 @@ from matplotlib.ticker import (
 )
 
 from attnkit_experiments.report.claims import Claims
-from attnkit_experiments.report.results import Line, Spread, StudyResults
+from attnkit_experiments.report.results import Line, StudyResults
+from attnkit_experiments.report.statistics import Spread
 from attnkit_experiments.study.measurement import Row
 
 INK, FAINT, PAPER = "#010203", "#040506", "#070809"  # stand-ins, replaced by the page's own colours

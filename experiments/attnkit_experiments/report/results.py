@@ -13,67 +13,14 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
-from scipy.special import stdtrit
 
 from attnkit_experiments.engine.arrays import Arrays, conform_arrays
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.report.claims import Claims, read_claims
-from attnkit_experiments.study.recipe import Domain, Measure
+from attnkit_experiments.report.statistics import Difference, Spread
+from attnkit_experiments.study.recipe import Domain
 from attnkit_experiments.study.stored import MAPS_FILE, read_result, read_trained
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A number over seeds; `sd` is the sample standard deviation, None for one seed."""
-
-    mean: float
-    sd: float | None
-    n: int
-
-    @staticmethod
-    def of(values: list[float]) -> Spread:
-        return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
-
-    def text(self, digits: int = 1, factor: float = 1) -> str:
-        if self.sd is None:
-            return f"{factor * self.mean:.{digits}f}"
-        return f"{factor * self.mean:.{digits}f} ± {factor * self.sd:.{digits}f}"
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Mean of the paired differences (same seed, same batches) and its 95 % interval, None for one seed."""
-
-    mean: float
-    half_width: float | None
-
-    @staticmethod
-    def of(gaps: Sequence[float]) -> Difference:
-        """Of the differences of single seeds, or of any other numbers."""
-        if len(gaps) < 2:
-            return Difference(gaps[0], None)
-        width = float(stdtrit(len(gaps) - 1, 0.975)) * statistics.stdev(gaps) / len(gaps) ** 0.5
-        return Difference(statistics.fmean(gaps), width)
-
-    def text(self, measure: Measure) -> str:
-        """In the measure's unit; a difference whose interval contains zero is called undecided."""
-        mean = f"{round(measure.factor * self.mean, measure.digits) + 0.0:+.{measure.digits}f}"
-        if self.half_width is None:
-            return f"{mean} (one seed)"
-        width = f"{measure.factor * self.half_width:.{measure.digits}f}"
-        return f"{mean} ± {width}" + ("" if self.decided else " (undecided)")
-
-    @property
-    def decided(self) -> bool:
-        """Whether the interval excludes zero."""
-        return self.half_width is not None and abs(self.mean) > self.half_width
-
-    @property
-    def kind(self) -> str:
-        if self.half_width is None:
-            return "one seed"
-        return "not told apart" if not self.decided else "higher" if self.mean > 0 else "lower"
 
 
 @dataclass(frozen=True)

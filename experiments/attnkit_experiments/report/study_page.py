@@ -15,7 +15,8 @@ from attnkit_experiments.report.claims import SLOPE_TOLERANCE, Claims
 from attnkit_experiments.report.claims import hold as claims_hold
 from attnkit_experiments.report.html import badge, bullets, card, document, origin_section, safe, section, table
 from attnkit_experiments.report.merging import read_studies
-from attnkit_experiments.report.results import Line, Spread, StudyResults, as_csv, command
+from attnkit_experiments.report.results import Line, StudyResults, as_csv, command
+from attnkit_experiments.report.statistics import Spread
 from attnkit_experiments.study.recipe import Measure, Published, Recipe
 
 FULL = ("paper", "i1k", "fairseq", "wmt14")
@@ -166,20 +167,26 @@ def conclusions(study: StudyResults, recipe: Recipe) -> list[str]:
 
 
 def compared(study: StudyResults, measure: Measure) -> list[str]:
-    """Which variants are told apart from their baseline, a sentence for each baseline; none for a smoke run."""
+    """Which variants are higher or lower than their baseline, a sentence for each baseline; none for a smoke run.
+
+    Those that are undecided with the difference that their seeds would have found.
+    """
     lines = [] if study.smoke else plots.trained(study)
     sentences = []
     for name in dict.fromkeys(line.variant["baseline"] for line in lines):
         baseline = study.by_name(name)
-        kinds: dict[str, list[str]] = {"higher": [], "lower": [], "not told apart": [], "one seed": []}
+        kinds: dict[str, list[str]] = {"higher": [], "lower": [], "undecided": [], "one seed": []}
         for line in (line for line in lines if line.variant["baseline"] == name):
             difference = study.difference(line, measure.key)
             if difference:
-                kinds[difference.kind].append(line.label)
+                would = f" ({difference.would_see(measure)})" if difference.kind == "undecided" else ""
+                kinds[difference.kind].append(line.label + would)
         told = "; ".join(f"{kind} for {' · '.join(labels)}" for kind, labels in kinds.items() if labels)
         if baseline and told:
             scores = f"{baseline.over_seeds(measure.key).text(measure.digits, measure.factor)} {measure.unit}".rstrip()
-            sentences.append(f"{measure.name[0].upper()}{measure.name[1:]} beside {baseline.label} ({scores}): {told}.")
+            name = f"{measure.name[0].upper()}{measure.name[1:]}"
+            alone = "" if told.startswith("one seed") else ", uncorrected"
+            sentences.append(f"{name} beside {baseline.label} ({scores}){alone}: {told}.")
     return sentences
 
 
