@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnkit_experiments.evidence import overview
-from attnkit_experiments.evidence.measures import measure_of
+from attnkit_experiments.evidence import draw, overview
+from attnkit_experiments.evidence.measures import headline, measure_of
 from attnkit_experiments.evidence.runs import Run, read_runs
+from attnkit_experiments.evidence.size import too_small
 
 ROOT = Path(__file__).resolve().parents[1]
 NONE = "–"
@@ -52,7 +53,7 @@ ROWS = (
 QUALITY = {
     "images": ("000-fig2", "002-table1"),
     "translation": ("001-table4", "001-table3", "001-table2"),
-    "language, less is better": ("000-causal",),
+    "language": ("000-causal",),
     "ListOps": ("002-table6 listops", "003-sequences listops"),
     "text": ("002-table6 text",),
     "pixels in a row": ("002-table6 image",),
@@ -113,17 +114,31 @@ def timed_on_gpu() -> dict[str, str]:
 
 
 def quality(row: Row, runs: Sequence[Run], studies: Sequence[str]) -> Iterator[str]:
-    """The level of softmax, and what another variant differs from it by, in studies of several seeds."""
+    """The level of softmax, and what another variant differs from it by, in studies of several seeds.
+
+    The loss that decides, then the task's metric; bold after Holm's correction, ≈ where undecided, in brackets where
+    the study is too small.
+    """
+    corrected = overview.family(runs)
     for run in (run for study in studies for run in runs if f"{run.recipe} {run.task}".strip() == study):
-        measure, beside = measure_of(run.recipe), dict(overview.rows(run))
+        measure, metric, beside = measure_of(run.recipe), headline(run.recipe), dict(overview.rows(run))
         for variant in (variant for variant in run.variants if run.label(variant) in row.labels):
             if variant in beside:
-                gap = beside[variant]
-                change = f"{round(measure.factor * gap.mean, measure.digits) + 0.0:+.{measure.digits}f}"
-                width = f"{measure.factor * (gap.half_width or 0.0):.{measure.digits}f}"
-                yield joined(f"{change} ± {width}{'' if gap.decided else ' ≈'}")
+                text, gap = beside[variant].shown(measure), draw.difference(run, variant, metric.key)
+                if gap and metric != measure:
+                    text += f", {gap.shown(metric).partition(' ')[0]} {metric.head.split(', ')[-1]}"
+                yield joined(marked(text, overview.word(beside[variant], corrected), small=bool(too_small(run))))
             elif beside and (level := run.spread(variant, measure.key)):
-                yield joined(f"{level.text(measure.digits, measure.factor)} {measure.head.split(', ')[-1]}")
+                both = [f"{level.text(measure.digits, measure.factor)} {measure.unit or measure.name}"]
+                if metric != measure and (level := run.spread(variant, metric.key)):
+                    both.append(f"{level.text(metric.digits, metric.factor)} {metric.head.split(', ')[-1]}")
+                yield joined(", ".join(both))
+
+
+def marked(text: str, word: str, *, small: bool) -> str:
+    if small:
+        return f"({text})"
+    return f"**{text}**" if word in ("better", "worse") else f"{text} ≈" if word == "undecided" else text
 
 
 def joined(text: str) -> str:

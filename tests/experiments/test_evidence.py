@@ -657,6 +657,52 @@ def test_which_variant_is_corrected_for_its_comparisons():
     assert f"correction for {len(rows)} comparisons" in (DOCS / "results" / "index.md").read_text()
 
 
+def sentence(report, variant, *, digits=1):
+    """A difference to its baseline as the README has it: the loss that decides, and the metric without a sign."""
+    run = next(run for run in COMMITTED if run.name == report)
+    measure, metric = measure_of(run.recipe), headline(run.recipe)
+    loss, other = (draw.difference(run, variant, each.key) for each in (measure, metric))
+    return loss.shown(measure).replace("-", "−"), f"{metric.factor * abs(other.mean):.{digits}f}", loss
+
+
+def test_the_readme_says_what_the_cells_say():
+    """Every number and word of its results, from the cells; `tests/repository/test_numbers.py` finds strangers too."""
+    text = " ".join((DOCS.parent / "README.md").read_text().split())
+    corrected = overview.family(COMMITTED)
+    said = {
+        "worse": [
+            ("000-fig2-cpu", "relu-alpha0"),
+            *(("001-table4-cpu", x) for x in ("sparsemax", "rela", "reluformer")),
+        ],
+        "better, uncorrected": [("000-fig2-cpu", "relu-alpha1")],
+        "worse, uncorrected": [("001-table4-cpu", "entmax15"), ("000-causal-cpu", "relu-alpha2")],
+        "undecided": [("000-causal-cpu", "relu-alpha1")],
+    }
+    for word, places in said.items():
+        assert [overview.word(sentence(*place)[2], corrected) for place in places] == [word] * len(places)
+    loss, points, _ = sentence("000-fig2-cpu", "relu-alpha0")
+    assert f"relu without its factor is worse than softmax, {loss} nats ({points} points)" in text
+    loss, points, _ = sentence("000-fig2-cpu", "relu-alpha1")
+    assert f"relu at α = 1 is better, uncorrected, {loss} ({points})" in text
+    losses, bleu, _ = zip(
+        *(sentence("001-table4-cpu", x, digits=0) for x in ("rela", "reluformer", "sparsemax")), strict=True
+    )
+    span = f"{float(losses[0].split(' ')[0]):.2f} to {float(losses[2].split(' ')[0]):.2f} nats"
+    assert f"sparsemax, ReLA and ReLUFormer are worse, by {span} and {min(bleu)} to {max(bleu)} BLEU" in text
+    assert f"1.5-entmax is, uncorrected, by {sentence('001-table4-cpu', 'entmax15')[0].removeprefix('+')}" in text
+    loss, _, gap = sentence("000-causal-cpu", "relu-alpha1")
+    assert (
+        f"relu at α = 1 is undecided, {loss} bits per byte: the study {gap.would_see(measure_of('000-causal'))}" in text
+    )
+    assert f"α = 2 is worse, uncorrected: {sentence('000-causal-cpu', 'relu-alpha2')[0]}" in text
+    count = f"{len(corrected)} comparisons"
+    assert count in text
+    assert (DOCS / "which-variant.md").read_text().count(count) == 2
+    small = {run.recipe for run in COMMITTED if run.cells and size.too_small(run)}
+    assert {"000-fig1", "002-table1", "002-table6", "003-sequences"} <= small
+    assert not any(FLOOR in run.variants for run in COMMITTED)
+
+
 def test_a_forest_plot_colours_what_is_decided():
     row = draw.Comparison("a beside b", Difference(-0.2, 0.01, 3), 1.0, decided=True)
     off = dataclasses.replace(row, name="far", estimate=Difference(0.9, 0.01, 3))
