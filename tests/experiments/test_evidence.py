@@ -398,6 +398,8 @@ def test_a_study_that_is_too_small_touches_what_is_trained_alone():
     assert found["a pyramid is better than a plain stack"].verdict is OPEN
     assert found["a pyramid is better than a plain stack"].findings[0].verdict is YES
     assert found["linear methods halve the multiply-adds"].verdict is YES
+    kernel = found["the full kernel does not converge"]
+    assert (kernel.findings[0].final, kernel.verdict) == (NO, OPEN), "a count that a longer training may turn"
 
 
 def test_what_is_not_evidence(tmp_path):

@@ -79,9 +79,9 @@ DEVIATIONS = (
     "L is the number of keys that a query sees, with the class token where there is one (preset i1k).",
     "Accuracy on ImageNet-1k of a model of ImageNet-21k is its top class among those with test images (judged=test): "
     "the data's folders must be named by synset.",
-    "Few-shot probes run at every evaluation, every 10,000 steps as in big_vision's configs/vit_i21k.py "
-    "(evals.fewshot.log_steps), on the sets that --set fewshot names; the paper has eight, big_vision's list six (no "
-    "birds, no col_hist).",
+    "Few-shot probes run at every evaluation, every 10,000 steps, which was the interval of big_vision's "
+    "configs/vit_i21k.py (evals.fewshot.log_steps) until August 2022; it has 25,000 since. They run on the sets that "
+    "--set fewshot names; the paper has eight, big_vision's list six (no birds, no col_hist).",
     "One seed; the paper does not say how many it has.",
 )
 
