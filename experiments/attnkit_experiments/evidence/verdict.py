@@ -74,7 +74,7 @@ def judged(estimate: Difference, low: float, high: float) -> tuple[Verdict, floa
 
 
 def exactly(inside: Sequence[bool]) -> Verdict:
-    """The verdict on numbers that are counted or exact: all or none of them as claimed, or not decided."""
+    """The verdict on numbers that are counted or exact: all or none of them as claimed, or undecided."""
     if all(inside):
         return Verdict.SUPPORTED
     return Verdict.UNDECIDED if any(inside) else Verdict.CONTRADICTED
