@@ -371,6 +371,8 @@ def test_equality_needs_a_floor(tmp_path):
     assert answer(worse_than_margin, runs).verdict is NO, "nor does a contradiction"
     floored = [both(tmp_path / "floored", {**NEARLY, FLOOR: (2.0, 2.0, 2.1)})]
     assert answer(equal, floored).verdict is YES
+    blind = [both(tmp_path / "blind", {**NEARLY, FLOOR: (0.51, 0.50, 0.52)})]
+    assert answer(equal, blind).verdict is Verdict.BLIND, "the model is as good without attention"
 
 
 @pytest.mark.parametrize(
@@ -570,6 +572,12 @@ def test_the_overview_has_what_stands_beside_softmax(tmp_path):
         tmp_path, {"vanilla": (None,), "sparsemax": (0.4,)}, recipe="001-table4", key="valid_loss", name="diverged"
     )
     assert len(overview.table(alone, {}).splitlines()) == 4
+
+
+def test_the_floor_is_no_variant_to_use(tmp_path):
+    run = both(tmp_path, {"softmax": (0.5, 0.6, 0.5), "relu": (0.4, 0.5, 0.5), FLOOR: (2.0, 2.1, 2.2)})
+    cells = [{**cell, "baseline": "softmax" * (cell["variant"] != "softmax")} for cell in run.cells]
+    assert [variant for variant, _ in overview.rows(dataclasses.replace(run, cells=cells))] == ["relu"]
 
 
 def test_a_diverged_variant_is_drawn_and_every_time_the_same(tmp_path):

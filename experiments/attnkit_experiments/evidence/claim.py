@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from attnkit_experiments.engine.progress import many
-from attnkit_experiments.evidence.checks import Check, of_equality, of_training
+from attnkit_experiments.evidence.checks import Check, of_equality, of_training, worse
 from attnkit_experiments.evidence.runs import Run
 from attnkit_experiments.evidence.size import too_small
 from attnkit_experiments.evidence.verdict import Finding, Verdict, together
 from attnkit_experiments.report.statistics import LEVEL, holm
 
 FLOOR = "zeros"
-"""The variant whose attention returns zeros: what a model of the study reaches without any."""
+"""The variant whose attention returns zeros: what a model of the study reaches without any. Where it is not worse than
+the variants of a claim, their equality says nothing of attention."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,14 @@ class Claim:
 @dataclass(frozen=True)
 class Answer:
     """`findings` are the parts that decide, `beside` the others; `too_small` says why runs of this size decide nothing,
-    `no_floor` that equality says nothing here.
+    `floor` why equality says nothing here, if it does.
     """
 
     claim: Claim
     findings: tuple[Finding, ...]
     beside: tuple[Finding, ...] = ()
     too_small: str = ""
-    no_floor: bool = False
+    floor: Verdict | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -52,8 +53,8 @@ class Answer:
         verdict = together([finding.final for finding in self.findings])
         if verdict in (Verdict.ABSENT, Verdict.SHOWN):
             return verdict
-        if self.no_floor and not any(finding.verdict is Verdict.CONTRADICTED for finding in self.findings):
-            return Verdict.NO_FLOOR
+        if self.floor and not any(finding.verdict is Verdict.CONTRADICTED for finding in self.findings):
+            return self.floor
         return Verdict.UNDECIDED if self.too_small else verdict
 
     @property
@@ -102,8 +103,18 @@ def _alone(claim: Claim, runs: Sequence[Run]) -> Answer:
     beside = [_corrected(each, {}) for check in claim.beside for each in _best(check, ours) if each.text]
     asked = [run for run in ours if any(check.on(run) for check in claim.checks)]
     small = next((why for run in asked if (why := too_small(run))), "") if any(map(of_training, claim.checks)) else ""
-    blind = any(map(of_equality, claim.checks)) and not all(FLOOR in run.variants for run in asked)
-    return Answer(claim, tuple(findings), tuple(beside), small, blind)
+    equal = [check for check in claim.checks if of_equality(check)]
+    floors = [floor for run in asked for check in equal if (floor := _blind(check, run))]
+    return Answer(claim, tuple(findings), tuple(beside), small, floors[0] if floors else None)
+
+
+def _blind(check: Check, run: Run) -> Verdict | None:
+    """Why a run says nothing of equality, None where each variant that is compared with is better than the floor."""
+    if FLOOR not in run.variants:
+        return Verdict.NO_FLOOR
+    compared = [name for name, _ in run.matching(check.variants[1])]
+    seen = [finding.verdict for name in compared for finding in worse(FLOOR, name).on(run)]
+    return None if seen and set(seen) == {Verdict.SUPPORTED} else Verdict.BLIND
 
 
 def _seen(run: Run) -> str:

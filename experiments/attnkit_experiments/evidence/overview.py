@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from attnkit_experiments.evidence import draw, paper_page
-from attnkit_experiments.evidence.claim import answers
+from attnkit_experiments.evidence.claim import FLOOR, answers
 from attnkit_experiments.evidence.measures import headline, in_nats, measure_of
 from attnkit_experiments.evidence.papers import PAPERS
 from attnkit_experiments.evidence.runs import Run
@@ -45,7 +45,7 @@ over seeds, uncorrected. They say nothing of other test sets.
   power: by four studies in five of so many seeds, before correction. With three seeds it is 3.3 standard deviations of
   a paired difference.
 - **No floor yet**: the claim is that two variants are equal or nearly so, and the study has no model whose attention
-  returns zeros. Where that one were as good, equality would say nothing of attention.
+  returns zeros (the method `zeros`). Where that one is not worse by the same test, *this study does not see attention*.
 - **Too small**: fewer than 3 passes over the data, sequences of less than half of the paper's tokens, language models
   that have not come to use their context, or more compute that is no better where a claim is of compute. Claims about
   trained models are undecided then; what is counted or timed is not touched.
@@ -104,7 +104,8 @@ def rows(run: Run) -> list[tuple[str, Difference]]:
     return [
         (variant, difference)
         for variant in run.variants
-        if run.first(variant)["baseline"] in run.variants and draw.is_softmax(run, run.first(variant)["baseline"])
+        if variant != FLOOR and run.first(variant)["baseline"] in run.variants
+        if draw.is_softmax(run, run.first(variant)["baseline"])
         if (difference := draw.difference(run, variant, key)) and difference.half_width is not None
     ]
 

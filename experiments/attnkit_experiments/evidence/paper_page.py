@@ -17,6 +17,7 @@ MARKS = {
     Verdict.CONTRADICTED: "✘",
     Verdict.UNDECIDED: "?",
     Verdict.NO_FLOOR: "?",
+    Verdict.BLIND: "?",
     Verdict.ABSENT: "–",
     Verdict.SHOWN: "–",
 }

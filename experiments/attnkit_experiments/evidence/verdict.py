@@ -14,6 +14,7 @@ class Verdict(StrEnum):
     CONTRADICTED = "contradicted at this size"
     UNDECIDED = "undecided"
     NO_FLOOR = "no floor yet"
+    BLIND = "this study does not see attention"
     ABSENT = "not run here"
     SHOWN = "for the eye alone"
 

@@ -158,4 +158,9 @@ METHODS: dict[str, Method] = {
         _SEPARATE,
         "relu / n over the tokens that are there (Wortsman et al. 2023); weights can be dropped",
     ),
+    "zeros": Method(
+        multi_head("pointwise_attention", activation="relu", alpha=1.0, gain=0.0),
+        _SEPARATE,
+        "attention that returns zeros: what the model reaches without",
+    ),
 }

@@ -58,6 +58,11 @@ def soft(place: Place) -> nn.Module:
     return Soft(layer)
 
 
+def zeros(place: Place) -> nn.Module:
+    """Attention that returns zeros: what the model reaches without."""
+    return Tokens(multi_head(place, "pointwise_attention", activation="relu", alpha=1.0, gain=0.0))
+
+
 def kernel(place: Place) -> nn.Module:
     return Kernel(SoftAttention2d(place.width, place.heads))
 
@@ -69,8 +74,9 @@ METHODS: dict[str, Callable[[Place], nn.Module]] = {
     "nystromformer": nystromformer,
     "soft": soft,
     "kernel": kernel,
+    "zeros": zeros,
 }
-"""The rows of Table 1, and the kernel of §3.1."""
+"""The rows of Table 1, the kernel of §3.1, and a floor."""
 
 
 def last_softmax(place: Place) -> nn.Module:

@@ -37,7 +37,8 @@ class Method:
 VANILLA = Method()
 
 
-# First those of Shen et al. 2023 Tables 2, 4 and 5 and of §4, then what else attnkit has in causal form.
+# First those of Shen et al. 2023 Tables 2, 4 and 5 and of §4, then what else attnkit has in causal form. With zeros
+# attention returns nothing: what a model reaches without.
 METHODS: dict[str, Method] = {
     "vanilla": VANILLA,
     "sparsemax": Method("sparsemax_attention"),
@@ -49,6 +50,7 @@ METHODS: dict[str, Method] = {
     "relu_unscaled": Method("pointwise_attention", {"activation": "relu", "alpha": 0.0}),
     "relu_norm": Method("pointwise_attention", {"activation": "relu", "alpha": 0.0}, norm=True),
     "relu_over_length": Method("pointwise_attention", {"activation": "relu", "alpha": 1.0}),
+    "zeros": Method("pointwise_attention", {"activation": "relu", "alpha": 1.0, "gain": 0.0}),
     "sigmoid": Method("sigmoid_attention"),
     "gaussian": Method("gaussian_attention"),
     "linear": Method("linear_attention"),

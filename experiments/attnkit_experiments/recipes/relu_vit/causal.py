@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from attnkit_experiments.language.domain import DOMAIN, LanguageStudy
 from attnkit_experiments.recipes.relu_vit.language import DEVIATIONS, SCALES
-from attnkit_experiments.recipes.relu_vit.presets import beside_softmax, pointwise_grid
+from attnkit_experiments.recipes.relu_vit.presets import beside_softmax, grid_with_floor
 from attnkit_experiments.study.recipe import Recipe, Variant, presets
 
 
@@ -27,7 +27,7 @@ class Study(LanguageStudy):
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
-    return beside_softmax(pointwise_grid(study.activations, study.alphas))
+    return beside_softmax(grid_with_floor(study.activations, study.alphas))
 
 
 RECIPE = Recipe(

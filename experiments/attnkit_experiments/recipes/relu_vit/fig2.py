@@ -23,7 +23,7 @@ from attnkit_experiments.recipes.relu_vit.presets import (
     GridStudy,
     at_points,
     beside_softmax,
-    pointwise_grid,
+    grid_with_floor,
 )
 from attnkit_experiments.study.recipe import Recipe, Scale, Variant, presets
 
@@ -36,7 +36,7 @@ class Study(GridStudy):
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
-    grid = pointwise_grid(study.activations, study.alphas)
+    grid = grid_with_floor(study.activations, study.alphas)
     if study.softmax:
         grid = beside_softmax(grid)
     return augmented(study.augmentation, at_points(study.points, grid))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from attnkit_experiments.engine.errors import require_in
 from attnkit_experiments.language.domain import DOMAIN, LanguageStudy
 from attnkit_experiments.recipes.relu_vit.language import DEVIATIONS, SCALES
-from attnkit_experiments.recipes.relu_vit.presets import beside_softmax, pointwise_grid
+from attnkit_experiments.recipes.relu_vit.presets import beside_softmax, grid_with_floor
 from attnkit_experiments.study.recipe import Recipe, Variant, presets
 
 ALPHAS = (0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -35,7 +35,7 @@ class Study(LanguageStudy):
 def variants(study: Study) -> tuple[Variant, ...]:
     if study.lengths:
         require_in("[2, inf)", lengths=study.lengths)
-    grid = beside_softmax(pointwise_grid(study.activations, study.alphas))
+    grid = beside_softmax(grid_with_floor(study.activations, study.alphas))
     points = [each.at(f"L = {n:,}", f"L{n}-{{}}", length=n) for n in study.lengths for each in grid]
     return tuple(points) if points else grid
 

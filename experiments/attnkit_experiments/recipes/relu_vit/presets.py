@@ -99,6 +99,12 @@ DEVIATIONS = (
 )
 
 
+NOTHING = {"activation": "relu", "alpha": 1.0, "gain": 0.0}
+FLOOR = Variant("zeros", "zeros", attnkit.pointwise_attention.__name__, NOTHING)
+"""Attention that returns zeros: what a model reaches without. A study of fig2, causal, masked or lengths takes it for
+an activation: activations=relu,zeros."""
+
+
 def require_activations(names: tuple[str, ...]) -> None:
     require_names("activations", "activation", names, attnkit.ACTIVATIONS)
 
@@ -108,6 +114,12 @@ def pointwise_grid(activations: tuple[str, ...], alphas: tuple[float, ...]) -> t
     require_activations(activations)
     require_in("(-inf, inf)", alphas=alphas)
     return tuple(pointwise_variant(activation, alpha) for activation in activations for alpha in alphas)
+
+
+def grid_with_floor(activations: tuple[str, ...], alphas: tuple[float, ...]) -> tuple[Variant, ...]:
+    """The same, with FLOOR where its name is among the activations."""
+    named = tuple(activation for activation in activations if activation != FLOOR.name)
+    return pointwise_grid(named, alphas) + (FLOOR,) * (len(named) < len(activations))
 
 
 def beside_softmax(grid: Iterable[Variant]) -> tuple[Variant, ...]:

@@ -1,0 +1,60 @@
+"""The floor of a study: with the method `zeros` attention returns nothing, and a model learns what it can without."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import attnkit
+from attnkit_experiments.evidence.claim import FLOOR
+from attnkit_experiments.recipes import RECIPES
+from attnkit_experiments.recipes.relu_vit import presets
+from attnkit_experiments.sequences import methods as of_sequences
+from attnkit_experiments.soft import methods as of_images
+from attnkit_experiments.soft.attention import Place
+from attnkit_experiments.soft.model import OFFICIAL
+from attnkit_experiments.study.overrides import override
+from attnkit_experiments.translation.methods import METHODS as OF_TRANSLATION
+
+SIZES = SimpleNamespace(width=8, heads=2, length=16, weight_dropout=0.0)
+OPS = (presets.FLOOR, OF_TRANSLATION[FLOOR])
+
+
+@pytest.mark.parametrize("method", OPS, ids=["grids", "translation"])
+def test_attention_is_zero(method):
+    q, k, v = torch.randn(3, 1, 2, 5, 4)
+    out = getattr(attnkit, method.op)(q, k, v, causal=True, **method.options)
+    assert (out == 0).all()
+
+
+def test_a_layer_forgets_its_tokens():
+    x = torch.randn(1, 36, 8)
+    layers = {
+        "images": lambda: of_images.METHODS[FLOOR](Place(8, 2, 6, 9, 0, OFFICIAL))(x, 6, 6),
+        "sequences": lambda: of_sequences.METHODS[FLOOR].build(SIZES)(x),
+    }
+    for layer in layers.values():
+        out = layer()
+        assert (out == out[:, :1]).all(), "the bias alone, the same for every token"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting"),
+    [
+        ("000-fig2", "activations=relu,zeros"),
+        ("000-causal", "activations=relu,zeros"),
+        ("000-lengths", "activations=relu,zeros"),
+        ("000-masked", "activations=relu,zeros"),
+        ("001-table4", "methods=vanilla,zeros"),
+        ("002-table1", "methods=transformer,zeros"),
+        ("002-table6", "methods=transformer,zeros"),
+        ("003-sequences", "methods=transformer,zeros"),
+    ],
+)
+def test_a_study_takes_a_floor(recipe, setting):
+    variants = RECIPES[recipe].variants(override(RECIPES[recipe].presets["cpu"].study, (setting,)))
+    floors = [variant for variant in variants if variant.series == FLOOR]
+    assert floors
+    for floor in floors:
+        assert floor.baseline in {variant.name for variant in variants if variant.series != FLOOR}
+    assert len({variant.name for variant in variants}) == len(variants)
