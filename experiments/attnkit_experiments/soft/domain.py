@@ -145,4 +145,5 @@ DOMAIN = Domain(
     inspected=Inspected,
     measure=Measure("accuracy", "accuracy", factor=100, unit="%"),
     sections=sections,
+    unit="images",
 )

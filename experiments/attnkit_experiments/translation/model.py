@@ -369,7 +369,7 @@ class Translator(nn.Module):
         for layer, own, cross in zip(self.decoder, state.own, state.cross, strict=True):
             assert isinstance(layer, DecoderLayer)
             across = partial(layer.cross, context=state.memory, key_mask=state.mask, cache=cross)
-            x = layer(
+            x = layer.forward(  # not __call__: a compiled layer would have more graphs, as sizes change with each token
                 x,
                 partial(layer.attention, cache=own),
                 lambda y, across=across: across(y.view(items, beams, -1)).view(y.shape),
