@@ -2,18 +2,13 @@
 the cell.
 """
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from attnkit_experiments.commands import runner
 from attnkit_experiments.engine import compiling
 from attnkit_experiments.engine.errors import Diverged, UserError
-from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.engine.train import train
 from attnkit_experiments.engine.world import ALONE
@@ -129,7 +124,9 @@ def test_every_cell_of_a_process_is_compiled(graphs, tmp_path):
 
 
 def test_what_is_not_one_graph_is_an_error_of_the_cell(graphs, tmp_path):
-    with pytest.raises(UserError, match=r"^\[3/8\] relu: compile=true needs every block in one graph, .* got Unsupported: "):
+    with pytest.raises(
+        UserError, match=r"^\[3/8\] relu: compile=true needs every block in one graph, .* got Unsupported: "
+    ):
         trained(tmp_path, make=lambda: Problem(Broken), label="[3/8] relu")
     trained(tmp_path, make=lambda: Problem(Broken), compile=False)
 

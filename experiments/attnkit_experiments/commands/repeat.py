@@ -25,7 +25,7 @@ from attnkit_experiments.study.recipe import Measure
 
 TIMES = {
     "seconds", "step_ms", "steady_seconds", "core_hours", "load", "decode_seconds", "sentences_per_second",
-    "full_training_rate", "full_prediction_rate", "full_memory",
+    "full_training_rate", "full_prediction_rate", "full_memory", "input_share", "tflops_per_s", "mfu", "peak_bytes",
 }  # fmt: skip
 """Columns that differ from run to run on the same machine."""
 SHOWN = 10

@@ -37,8 +37,8 @@ def compiler(label: str, model: nn.Module) -> Iterator[Callable[[], dict[str, in
     """A context for the training of `model`, whose blocks are compiled, with nothing compiled before it, or after it.
 
     torch counts the graphs of a code object, which all blocks of all trainings of a process share, and runs what
-    exceeds `recompile_limit` eagerly: with its 8, the fifth variant of a study. Here they are counted anew, up to GRAPHS
-    for each block.
+    exceeds `recompile_limit` eagerly: with its 8, the fifth variant of a study. Here they are counted anew, up to
+    GRAPHS for each block.
 
     Yields a function that returns {"blocks": how many are compiled, "graphs": how many were made of them so far}.
 
@@ -63,8 +63,8 @@ def compiler(label: str, model: nn.Module) -> Iterator[Callable[[], dict[str, in
     except (TorchDynamoException, FailOnRecompileLimitHit) as error:
         why = " ".join(str(error).split("\n\n")[0].split())
         raise UserError(
-            f"{label}: compile=true needs every block in one graph, and at most {limit} graphs for {blocks} blocks, got "
-            f"{type(error).__name__}: {why}; --set compile=false trains without"
+            f"{label}: compile=true needs every block in one graph, and at most {limit} graphs for {blocks} blocks, "
+            f"got {type(error).__name__}: {why}; --set compile=false trains without"
         ) from error
     finally:
         torch.compiler.reset()

@@ -63,7 +63,9 @@ INPUT = Stopwatch()
 
 @dataclass(frozen=True)
 class Work:
-    """What a sample is: so many of a `unit` (images, tokens), and the FLOPs of its forward pass, None if not counted."""
+    """What a sample is: so many of a `unit` (images, tokens), and the FLOPs of its forward pass, None if not
+    counted.
+    """
 
     unit: str = "samples"
     units: int = 1
@@ -85,7 +87,7 @@ class Speed:
             self.peak = one and one * processes
 
     def row(self, samples: int, seconds: float, waited: float) -> dict[str, Any]:
-        """The numbers of `samples` in `seconds`, `waited` of them for input, with four digits: a machine may have slept.
+        """The numbers of `samples` in `seconds`, `waited` of them for input, to four digits: a machine may have slept.
 
         samples_per_s; input_share, of the time of this process; where they are known tflops_per_s, and mfu, their share
         of the devices' peak; on a GPU peak_bytes, the most that torch has had allocated in this training.
@@ -101,7 +103,8 @@ class Speed:
 
     def text(self, row: dict[str, Any]) -> str:
         """A row for the line of progress."""
-        text = f"{row['samples_per_s'] * self.work.units:,.0f} {self.work.unit}/s"
+        rate = row["samples_per_s"] * self.work.units
+        text = f"{rate:,.0f} {self.work.unit}/s" if rate >= 100 else f"{rate:.3g} {self.work.unit}/s"
         return f"{text}, MFU {100 * row['mfu']:.1f} %" if "mfu" in row else text
 
 
