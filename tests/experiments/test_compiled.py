@@ -2,16 +2,22 @@
 the cell.
 """
 
+import json
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from attnkit_experiments.commands import runner
 from attnkit_experiments.engine import compiling
 from attnkit_experiments.engine.errors import Diverged, UserError
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.engine.train import train
 from attnkit_experiments.engine.world import ALONE
+from tests.experiments.forks import forked
 
 # torch looks at .grad of what it compiles, and hides its warning from any filter but "error"
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
@@ -123,6 +129,19 @@ def test_every_cell_of_a_process_is_compiled(graphs, tmp_path):
     assert counts == [({"blocks": 2, "graphs": 2}, 2, 2 * (STEPS + 1))] * CELLS
 
 
+def test_blocks_that_are_computed_again_are_compiled(tmp_path):
+    """In one graph forward and one backward, which has the second forward pass, as aot_eager makes them."""
+    runs = []
+    for settings in ({"compile": False}, {"compile": True}):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiling, "BACKEND", "aot_eager")
+            _, result = trained(tmp_path / str(len(runs)), activation_checkpointing=True, **settings)
+        runs.append(result)
+    assert runs[1]["compiled"] == {"blocks": 2, "graphs": 2}
+    for key in ("first_loss", "last_loss", "value"):
+        assert runs[1][key] == pytest.approx(runs[0][key], rel=1e-5)
+
+
 def test_what_is_not_one_graph_is_an_error_of_the_cell(graphs, tmp_path):
     with pytest.raises(
         UserError, match=r"^\[3/8\] relu: compile=true needs every block in one graph, .* got Unsupported: "
@@ -148,3 +167,33 @@ def test_an_environment_without_compiler_is_an_error(monkeypatch, tmp_path):
 def test_a_diverged_cell_is_diagnosed_by_its_modules(graphs, tmp_path):
     with pytest.raises(Diverged, match=r"the first output that is not finite is that of blocks.1"):
         trained(tmp_path, make=lambda: Problem(Exploding))
+
+
+# ---------------------------------------------------------------------------------------------- with every domain
+
+IMAGES = ("train_images=24", "test_images=12", "image_size=8", "patch=4", "batch=4", "steps=3", "checkpoint_every=0")
+SOFT = ("train_images=24", "test_images=12", "image_size=16", "stem_stride=1", "batch=4", "steps=3", "full_scale=false")
+SEQUENCES = ("steps=3", "batch=4", "train_samples=8", "valid_samples=4", "test_samples=4")
+
+
+def process(sharding, checkpointing, out):
+    """A compiled run as one of two processes, and what it was compiled to in this one."""
+    backend = compiling.BACKEND = Graphs()
+    few = (*IMAGES, "activations=relu", "alphas=1", "compile=true", f"activation_checkpointing={checkpointing}")
+    out = Path(out)
+    runner.run(runner.Request("000-fig2", "cpu", "digits", out, few, (0,), "cpu", 1, sharding=sharding))
+    (out / f"{os.environ['RANK']}.json").write_text(json.dumps([backend.made, backend.calls]))
+
+
+@pytest.mark.survival
+@pytest.mark.parametrize("checkpointing", ["false", "true"])
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_processes_compile_the_same(sharding, checkpointing, tmp_path):
+    """A step and an evaluation of two cells, in two graphs each."""
+    forked(__name__, (2, (sharding, checkpointing, str(tmp_path))))
+    counts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    steps, evaluation = 3 * 4, 4  # calls in two cells of four blocks; the only batch of an evaluation is the first's
+    assert counts == [[4, 2 * (steps + evaluation)], [2, 2 * steps]]
+    for name in ("softmax", "relu-alpha1"):
+        result = json.loads((tmp_path / "cells" / f"{name}-seed0" / "result.json").read_text())
+        assert result["compiled"] == {"blocks": 4, "graphs": 2}

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -264,7 +263,7 @@ class Run:
         self.average = MovingAverage(self.task.model, config.ema, world, device) if config.ema else None
         for block in blocks_of(self.task.model):
             if config.activation_checkpointing:
-                block.forward = partial(recompute, block.forward, use_reentrant=False)
+                block.forward = recomputed(block.forward)
         if config.compile:
             compile_blocks(self.task.model)
         self.task.apply = self.module = world.wrap(self.task.model, device, fsdp_policy(config))
@@ -355,6 +354,15 @@ class Run:
             compile_blocks(copy.model)
         copy.model.load_state_dict(checkpoint.whole_weights(self.task.model))
         return copy
+
+
+def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward pass that keeps its inputs alone, and is computed once more on the way back."""
+
+    def call(*inputs: Any, **options: Any) -> Any:  # a partial of `recompute` would not be compiled, but run eagerly
+        return recompute(forward, *inputs, use_reentrant=False, **options)
+
+    return call
 
 
 def fsdp_policy(config: TrainConfig) -> MixedPrecisionPolicy | None:
