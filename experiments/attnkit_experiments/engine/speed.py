@@ -19,28 +19,28 @@ checkpointing computes again is not counted, so that it lowers the MFU."""
 # NVIDIA's data sheets, dense: half of what they give with sparsity. H100 SXM 1,979 and 989 with it, 67 without; H100
 # PCIe 1,513, 756, 51; H100 NVL and H200 NVL 1,671, 835, 60; H200 SXM as H100 SXM; A100 312, 156, 19.5 dense; L40S 362,
 # 183, 91.6 dense; L4 242, 120, 30.3; A10 125, 62.5, 31.2 dense; A40 149.7, 74.8, 37.4 dense.
-PEAKS: tuple[tuple[str, float, float, float], ...] = (
-    # name, bfloat16, TF32, float32
-    ("NVIDIA H200 NVL", 835.5, 417.5, 60.0),
-    ("NVIDIA H200", 989.5, 494.5, 67.0),
-    ("NVIDIA H100 PCIe", 756.5, 378.0, 51.0),
-    ("NVIDIA H100 NVL", 835.5, 417.5, 60.0),
-    ("NVIDIA H100 80GB HBM3", 989.5, 494.5, 67.0),
-    ("NVIDIA A100", 312.0, 156.0, 19.5),
-    ("NVIDIA L40S", 362.0, 183.0, 91.6),
-    ("NVIDIA L4", 121.0, 60.0, 30.3),
-    ("NVIDIA A10", 125.0, 62.5, 31.2),
-    ("NVIDIA A40", 149.7, 74.8, 37.4),
-)
+PEAKS: dict[str, tuple[float, float, float]] = {
+    # bfloat16, TF32, float32
+    "NVIDIA H200 NVL": (835.5, 417.5, 60.0),
+    "NVIDIA H200": (989.5, 494.5, 67.0),
+    "NVIDIA H100 PCIe": (756.5, 378.0, 51.0),
+    "NVIDIA H100 NVL": (835.5, 417.5, 60.0),
+    "NVIDIA H100 80GB HBM3": (989.5, 494.5, 67.0),
+    "NVIDIA A100": (312.0, 156.0, 19.5),
+    "NVIDIA L40S": (362.0, 183.0, 91.6),
+    "NVIDIA L4": (121.0, 60.0, 30.3),
+    "NVIDIA A10": (125.0, 62.5, 31.2),
+    "NVIDIA A40": (149.7, 74.8, 37.4),
+}
 
 
 def peak_tflops(name: str, config: TrainConfig) -> float | None:
     """TFLOP/s of matrix products in the precision of a training, by torch's name of a device, of which the first row
     with its first words is meant; None if it is not known, such as that of a part of a device (MIG).
     """
-    column = 1 if config.precision == "bfloat16" else 2 if config.tf32 else 3
+    column = 0 if config.precision == "bfloat16" else 1 if config.tf32 else 2
     words = name.replace("-", " ").split()
-    known = (row[column] for row in PEAKS if words[: len(row[0].split())] == row[0].split())
+    known = (peaks[column] for first, peaks in PEAKS.items() if words[: len(first.split())] == first.split())
     return None if "MIG" in words else next(known, None)
 
 

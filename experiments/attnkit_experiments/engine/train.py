@@ -90,7 +90,8 @@ def reproducible(threads: int, deterministic: bool = True, poison: bool = False)
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
-    filled, filling = torch.utils.deterministic, torch.utils.deterministic.fill_uninitialized_memory
+    filled: Any = torch.utils.deterministic  # a module whose attributes are properties
+    filling = filled.fill_uninitialized_memory
     cudnn, benchmark = torch.backends.cudnn, torch.backends.cudnn.benchmark
     filled.fill_uninitialized_memory, cudnn.benchmark = poison, not deterministic
     try:
