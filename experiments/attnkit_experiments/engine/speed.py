@@ -61,6 +61,10 @@ INPUT = Stopwatch()
 """Runs while this process waits for the samples of a step; tasks start it where they ask for them."""
 
 
+RATES = ("samples_per_s", "input_share", "tflops_per_s", "mfu", "peak_bytes")
+"""What `Speed.row` can have: it differs from run to run on the same machine."""
+
+
 @dataclass(frozen=True)
 class Work:
     """What a sample is: so many of a `unit` (images, tokens), and the FLOPs of its forward pass, None if not
