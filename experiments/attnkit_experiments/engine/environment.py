@@ -38,8 +38,8 @@ def choose_device(name: str) -> torch.device:
 
 def describe(device: torch.device, threads: int, deterministic: bool = True) -> dict[str, Any]:
     """Facts stored with every result; no names of persons or paths. `native`: the level of attnkit's library for CPUs,
-    whose sums torch's kernels do not have to the last bit. `torch_flags`: what trainings choose of torch by the device,
-    and by whether operations are deterministic: see `optim.adamw` and `train.reproducible`.
+    whose sums torch's kernels do not have to the last bit. `adamw`, `cudnn_benchmark` and `fill_uninitialized_memory`
+    are what trainings choose of torch: see `optim.adamw` and `train.reproducible`.
     """
     return {
         "python": platform.python_version(),
@@ -51,11 +51,9 @@ def describe(device: torch.device, threads: int, deterministic: bool = True) -> 
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "cores": os.cpu_count(),
         "threads": threads,
-        "torch_flags": {
-            "adamw": "fused" if device.type == "cuda" else "plain",
-            "cudnn_benchmark": not deterministic,
-            "fill_uninitialized_memory": False,
-        },
+        "adamw": "fused" if device.type == "cuda" else "plain",
+        "cudnn_benchmark": not deterministic,
+        "fill_uninitialized_memory": False,
         "system": f"{platform.system()} {platform.machine()}",
     }
 
