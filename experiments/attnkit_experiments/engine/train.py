@@ -90,17 +90,17 @@ def reproducible(threads: int, deterministic: bool = True, poison: bool = False)
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
-    filled: Any = torch.utils.deterministic  # a module whose attributes are properties
-    filling = filled.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic  # a module whose attributes are properties
+    fill = memory.fill_uninitialized_memory
     cudnn, benchmark = torch.backends.cudnn, torch.backends.cudnn.benchmark
-    filled.fill_uninitialized_memory, cudnn.benchmark = poison, not deterministic
+    memory.fill_uninitialized_memory, cudnn.benchmark = poison, not deterministic
     try:
         with tensor_float32(False):
             yield
     finally:
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1])
-        filled.fill_uninitialized_memory, cudnn.benchmark = filling, benchmark
+        memory.fill_uninitialized_memory, cudnn.benchmark = fill, benchmark
 
 
 @contextmanager
