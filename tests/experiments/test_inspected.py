@@ -7,13 +7,14 @@ import pytest
 from attnkit_experiments.commands import runner
 from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.speed import RATES
 from attnkit_experiments.images import inspection
 from attnkit_experiments.translation import inspection as of_translation
 
 from .translation_cases import TINY as TRANSLATED
 
 CELL = "relu-alpha1-seed0"
-TIMED = ("seconds", "step_ms", "steady_seconds", "load", "decode_seconds", "sentences_per_second")
+TIMED = ("seconds", "step_ms", "steady_seconds", "load", "decode_seconds", "sentences_per_second", *RATES)
 
 
 def result(out, cell=CELL):

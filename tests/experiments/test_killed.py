@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from attnkit_experiments.engine.files import PARTIAL
 from attnkit_experiments.engine.metrics import read_metrics
+from attnkit_experiments.engine.speed import RATES
 
 from .forks import PATIENCE, environment
 
@@ -90,7 +91,7 @@ CELLS = ("relu-alpha1-seed0", "relu-alpha1-gate-seed0")
 
 def deterministic(row):
     """Without the times."""
-    return {key: value for key, value in row.items() if key not in ("samples_per_s", "seconds")}
+    return {key: value for key, value in row.items() if key not in (*RATES, "seconds")}
 
 
 @pytest.mark.survival

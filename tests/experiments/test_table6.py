@@ -269,7 +269,7 @@ def test_every_method_is_built_at_the_published_length(data):
     for cell in cells:
         assert cell.train == TrainConfig(
             steps=5000, lr=1e-4, schedule="onecycle", warmup=1000, weight_decay=0, eps=1e-6, clip=1e30,
-            checkpoint_every=500,
+            checkpoint_every=500, compile=True,
         )  # fmt: skip
         task = DOMAIN.task(cell, data, torch.device("cpu"))
         assert task.model.position.weight.shape == (2048, 64)

@@ -62,9 +62,11 @@ def expected(folder):
     for row in read_metrics(folder / "metrics.jsonl"):
         for name, value in row.items():
             if name == "evaluation":
-                yield from ((row["step"], f"evaluation/{key}", number) for key, number in value.items())
+                yield from ((row["step"], f"eval/{key}", number) for key, number in value.items())
+            elif name in ("loss", "lr", "grad_norm", "samples"):
+                yield row["step"], f"train/{name}", value
             elif name not in ("step", "ids"):
-                yield row["step"], name, value
+                yield row["step"], f"perf/{name}", value
 
 
 @pytest.mark.parametrize("track", MODULES)

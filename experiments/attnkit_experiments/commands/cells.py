@@ -18,7 +18,8 @@ from attnkit_experiments.engine import checkpoint
 from attnkit_experiments.engine.checkpoint import read_weights
 from attnkit_experiments.engine.errors import Diverged, UserError
 from attnkit_experiments.engine.files import PARTIAL, write_json
-from attnkit_experiments.engine.progress import say
+from attnkit_experiments.engine.progress import many, say
+from attnkit_experiments.engine.speed import Work
 from attnkit_experiments.engine.train import Task, train
 from attnkit_experiments.engine.world import World
 from attnkit_experiments.study.recipe import Cell, Domain, Measure
@@ -58,12 +59,14 @@ def run_cell(
     def make() -> Task:
         return domain.task(cell, study.data, study.device)
 
-    result = {"config_hash": config_hash, "variant": cell.variant.name, "seed": cell.seed, **domain.facts(cell)}
+    facts = domain.facts(cell)
+    work = Work(domain.unit, facts["tokens"] if domain.unit == "tokens" else 1, facts.get("flops_per_sample"))
+    result = {"config_hash": config_hash, "variant": cell.variant.name, "seed": cell.seed, **facts}
     task: Task | None = None
     try:
         task, measured = train(
             make, cell.train, folder, config_hash=config_hash, device=study.device, label=label, world=world,
-            check=check, track=study.track,
+            check=check, track=study.track, work=work,
         )  # fmt: skip
         result |= measured
     except Diverged as diagnosis:
@@ -138,4 +141,6 @@ def outcome(result: dict[str, Any], measure: Measure) -> str:
         f"{measure.text(result[measure.key])}, loss {result['first_loss']:.3f} → {result['last_loss']:.3f}, "
         f"{result['step_ms']:.0f} ms a step, {result['seconds']:.0f} s"
     )
+    if "compiled" in result:
+        text += f", {many(result['compiled']['blocks'], 'block')} in {many(result['compiled']['graphs'], 'graph')}"
     return f"{text}; not inspected: {result['uninspected']}" if "uninspected" in result else text

@@ -129,7 +129,7 @@ def open_study(request: Request, world: World, before: dict[str, Any] | None) ->
         "variants": [dataclasses.asdict(v) | {"label": v.label} for v in recipe.variants(study)],
         "cells": [cell.name for cell in cells],
         "deviations": list(recipe.presets[request.preset].deviations or recipe.deviations),
-        "environment": describe(device, threads) | {"processes": world.size},
+        "environment": describe(device, threads, not request.fast) | {"processes": world.size},
     }
     if before:
         _require_same(before, about, request.out)

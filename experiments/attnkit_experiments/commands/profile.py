@@ -52,7 +52,7 @@ def profile(request: Request, variant: str, repeats: int, out: Path | None) -> N
         "config": cell.config(),
         "repeats": repeats,
         "deterministic": not request.fast,
-        "environment": describe(device, threads),
+        "environment": describe(device, threads, not request.fast),
     }
     show(about, costs)
     if out is not None:

@@ -15,6 +15,7 @@ from attnkit_experiments.engine.errors import UserError, unknown
 from attnkit_experiments.engine.files import write_text
 from attnkit_experiments.engine.preemption import listening
 from attnkit_experiments.engine.progress import say
+from attnkit_experiments.engine.speed import RATES
 from attnkit_experiments.engine.train import reproducible
 from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.recipes import RECIPES
@@ -26,7 +27,7 @@ from attnkit_experiments.study.recipe import Measure
 
 TIMES = {
     "seconds", "step_ms", "steady_seconds", "core_hours", "load", "decode_seconds", "sentences_per_second",
-    "full_training_rate", "full_prediction_rate", "full_memory",
+    "full_training_rate", "full_prediction_rate", "full_memory", *RATES,
 }  # fmt: skip
 """Columns that differ from run to run on the same machine."""
 SHOWN = 10

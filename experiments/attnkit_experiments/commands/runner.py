@@ -120,7 +120,7 @@ def run_measurement(measurement: Measurement, request: Request) -> Path:
 def _measured(measurement: Measurement, study: Any, request: Request, device: torch.device) -> Path:
     before = prepare(request)
     threads = request.threads or (before["environment"]["threads"] if before else torch.get_num_threads())
-    environment = describe(device, threads)
+    environment = describe(device, threads, not request.fast)
     about = describe_measurement(measurement, request.preset, request.settings, study, device, environment)
     about |= {"format": FORMAT, "deterministic": not request.fast}
     if before:

@@ -36,9 +36,10 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def describe(device: torch.device, threads: int) -> dict[str, Any]:
+def describe(device: torch.device, threads: int, deterministic: bool = True) -> dict[str, Any]:
     """Facts stored with every result; no names of persons or paths. `native`: the level of attnkit's library for CPUs,
-    whose sums torch's kernels do not have to the last bit.
+    whose sums torch's kernels do not have to the last bit. `adamw`, `cudnn_benchmark` and `fill_uninitialized_memory`
+    are what trainings choose of torch: see `optim.adamw` and `train.reproducible`.
     """
     return {
         "python": platform.python_version(),
@@ -50,6 +51,9 @@ def describe(device: torch.device, threads: int) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "cores": os.cpu_count(),
         "threads": threads,
+        "adamw": "fused" if device.type == "cuda" else "plain",
+        "cudnn_benchmark": not deterministic,
+        "fill_uninitialized_memory": False,
         "system": f"{platform.system()} {platform.machine()}",
     }
 

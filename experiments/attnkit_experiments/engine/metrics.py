@@ -6,7 +6,7 @@ import json
 import os
 import statistics
 from pathlib import Path
-from typing import Annotated, Any, Self, TypedDict
+from typing import Annotated, Any, NotRequired, Self, TypedDict
 
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import written_aside
@@ -55,6 +55,10 @@ class Step(TypedDict):
     grad_norm: float
     samples: Annotated[int, In("[1, inf)")]
     samples_per_s: Annotated[float, In("(0, inf)")]
+    input_share: NotRequired[Annotated[float, In("[0, 1]")]]
+    tflops_per_s: NotRequired[Annotated[float, In("(0, inf)")]]
+    mfu: NotRequired[Annotated[float, In("(0, inf)")]]
+    peak_bytes: NotRequired[Annotated[int, In("[1, inf)")]]
 
 
 class Evaluation(TypedDict):
@@ -85,7 +89,8 @@ def summary(path: Path, seconds: float) -> dict[str, Any]:
     losses = [row["loss"] for row in steps]
     tail = max(len(losses) // 10, 1)
     # the first steps include allocation and compilation, so the step time is the median of the rest
-    times = [row["samples"] / row["samples_per_s"] for row in steps[min(5, len(steps) - 1) :]]
+    steady = steps[min(5, len(steps) - 1) :]
+    times = [row["samples"] / row["samples_per_s"] for row in steady]
     return {
         "steps": len(steps),
         "first_loss": statistics.fmean(losses[:tail]),
@@ -93,5 +98,19 @@ def summary(path: Path, seconds: float) -> dict[str, Any]:
         "seconds": seconds,
         "step_ms": 1000 * statistics.median(times),
         "steady_seconds": len(steps) * statistics.median(times),
+        **_rates(steady, times),
         **evaluations[-1]["evaluation"],
     }
+
+
+def _rates(rows: list[dict[str, Any]], times: list[float]) -> dict[str, float]:
+    """What all rows have of `Speed.row`: shares of the whole time, the median of rates, the largest peak."""
+    rates: dict[str, float] = {}
+    for key in ("input_share", "tflops_per_s", "mfu", "peak_bytes"):
+        if all(key in row for row in rows):
+            values = [row[key] for row in rows]
+            if key == "input_share":
+                rates[key] = sum(x * took for x, took in zip(values, times, strict=True)) / sum(times)
+            else:
+                rates[key] = max(values) if key == "peak_bytes" else statistics.median(values)
+    return rates

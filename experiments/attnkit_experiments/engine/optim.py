@@ -22,6 +22,9 @@ class TrainConfig:
     `weight_decay`: in a step with the rate r the matrices lose the share r·weight_decay; with `decay_per_step`, the
     share weight_decay·r/lr, which does not change with lr: big_vision's `wd` is multiplied by the schedule only. Its
     1e-4 at lr 1e-3 is AdamW's 0.1. `betas` and `eps` are those of AdamW; `Adafactor` keeps its own.
+    `compile`: every block is compiled (see `compiling`). `tf32`: float32 products and convolutions on a GPU round their
+    inputs to TF32's 10 bits, those of attnkit's own kernels excepted. It is off in every preset: SOFT and Nyströmformer
+    invert a matrix by products, in which those errors are multiplied by one another.
     `accumulate`: the number of parts of a step's samples, to save memory. `activation_checkpointing`, for the same
     purpose, keeps only the inputs of blocks and computes each block once more on the way back, with the same result.
     `fsdp_parameters` and `fsdp_gradients`: the dtypes in which sharded weights are gathered and their gradients summed
@@ -43,6 +46,7 @@ class TrainConfig:
     clip: float = 1.0
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
+    tf32: bool = False
     accumulate: int = 1
     activation_checkpointing: bool = False
     fsdp_parameters: Literal["float32", "bfloat16"] = "float32"
@@ -120,7 +124,9 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 def adamw(groups: list[dict[str, Any]], config: TrainConfig) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+    """torch's AdamW, on a GPU in one kernel for many parameters (`fused`), which rounds in another order."""
+    fused = all(p.is_cuda for group in groups for p in group["params"]) or None
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 
 def adafactor(groups: list[dict[str, Any]], config: TrainConfig) -> torch.optim.Optimizer:

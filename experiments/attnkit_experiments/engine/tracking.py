@@ -24,10 +24,16 @@ def installed(name: Tracking) -> ModuleType:
         raise UserError(f"--track {name}: expected the package {name} to be installed, got: {error}") from None
 
 
+OF_TRAINING = ("loss", "lr", "grad_norm", "samples")
+
+
 def numbers(row: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a row of metrics by name, those of an evaluation as evaluation/NAME."""
-    flat = row | {f"evaluation/{name}": value for name, value in row.get("evaluation", {}).items()}
-    return {name: value for name, value in flat.items() if isinstance(value, int | float) and name != "step"}
+    """The numbers of a row of metrics by name, in the groups of both trackers: train/loss and what else a step has,
+    perf/samples_per_s and what else `Speed` has, eval/NAME.
+    """
+    groups = {f"{'train' if key in OF_TRAINING else 'perf'}/{key}": value for key, value in row.items()}
+    groups |= {f"eval/{name}": value for name, value in row.get("evaluation", {}).items()}
+    return {name: value for name, value in groups.items() if isinstance(value, int | float) and name != "perf/step"}
 
 
 class TensorBoard:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +25,7 @@ import attnkit
 from attnkit_experiments.engine import checkpoint, diagnosis
 from attnkit_experiments.engine.averaging import average_weights
 from attnkit_experiments.engine.checkpoint import Checkpoints
+from attnkit_experiments.engine.compiling import compile_blocks, compiler, require_graphs, uncompile
 from attnkit_experiments.engine.ema import MovingAverage
 from attnkit_experiments.engine.errors import Diverged
 from attnkit_experiments.engine.metrics import Metrics, summary
@@ -33,6 +33,7 @@ from attnkit_experiments.engine.optim import TrainConfig, learning_rate, make_op
 from attnkit_experiments.engine.preemption import Preempted
 from attnkit_experiments.engine.progress import meter
 from attnkit_experiments.engine.sampler import ids_hash
+from attnkit_experiments.engine.speed import INPUT, WORK, Speed, Work
 from attnkit_experiments.engine.tracking import Tracking
 from attnkit_experiments.engine.world import ALONE, World, blocks_of
 
@@ -78,16 +79,40 @@ class Waiting:
 
 
 @contextmanager
-def reproducible(threads: int, deterministic: bool = True) -> Iterator[None]:
-    """A context with deterministic torch operations, or whichever are fastest, and a fixed number of threads."""
+def reproducible(threads: int, deterministic: bool = True, poison: bool = False) -> Iterator[None]:
+    """A context with deterministic torch operations, or whichever are fastest, and a fixed number of threads.
+
+    Deterministic operations would have torch fill all memory that it allocates with NaN (`poison`), at the cost of
+    a pass over each tensor, so that who reads it before it is written finds the same. Tests train with it and find the
+    same numbers. float32 products and convolutions have IEEE's precision; see `TrainConfig.tf32`. Where operations need
+    not be deterministic, cuDNN measures which convolution is fastest.
+    """
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
+    memory: Any = torch.utils.deterministic  # a module whose attributes are properties
+    fill = memory.fill_uninitialized_memory
+    cudnn, benchmark = torch.backends.cudnn, torch.backends.cudnn.benchmark
+    memory.fill_uninitialized_memory, cudnn.benchmark = poison, not deterministic
     try:
-        yield
+        with tensor_float32(False):
+            yield
     finally:
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1])
+        memory.fill_uninitialized_memory, cudnn.benchmark = fill, benchmark
+
+
+@contextmanager
+def tensor_float32(allowed: bool) -> Iterator[None]:
+    """A context in which products and convolutions of float32 on a GPU may, or may not, round inputs to TF32."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    products.allow_tf32 = convolutions.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before
 
 
 def train(
@@ -101,19 +126,46 @@ def train(
     world: World = ALONE,
     check: Callable[[], None] | None = None,
     track: Tracking | None = None,
+    work: Work = WORK,
 ) -> tuple[Task, dict[str, Any]]:
     """Train a task to the end, from the checkpoint in `folder` if there is one; returns it and its metrics.
 
     "implementations" among the metrics are those of the first step of this process, by op: none where blocks are
-    compiled.
+    compiled. "compiled", with compile=true, says how many blocks there are, and graphs that this process made of them.
 
     The main process writes `metrics.jsonl` (a line per step and per evaluation, which `track` shows elsewhere too),
     `checkpoints/`, and, with a moving average, `weights_ema.safetensors`; the returned task has the whole model, even
-    if training was sharded. Errors: Diverged if the loss or the gradient stops being finite; UserError if all
-    checkpoints are damaged, or foreign, and that of `check`, which is called before something is written; Preempted,
-    after a checkpoint, if a process was told to stop.
+    if training was sharded, and is not compiled. `work` says what a sample costs.
+
+    Errors: Diverged if the loss or the gradient stops being finite; UserError if all checkpoints are damaged, or
+    foreign, that of `check`, which is called before something is written, and that of `compiler`; Preempted, after a
+    checkpoint, if a process was told to stop.
     """
     run = Run(make, config, device, world)
+    compiled = compiler(label, run.task.model) if config.compile else nullcontext(dict)
+    with tensor_float32(config.tf32), compiled as graphs:
+        speed = Speed(work, config, device, world.size)
+        task, metrics = _train(
+            run, folder, speed, config_hash=config_hash, label=label, check=check, track=track, graphs=graphs
+        )
+        if config.compile and world.main:
+            metrics["compiled"] = graphs()
+    uncompile(task.model)
+    return task, metrics
+
+
+def _train(
+    run: Run,
+    folder: Path,
+    speed: Speed,
+    *,
+    config_hash: str,
+    label: str,
+    check: Callable[[], None] | None,
+    track: Tracking | None,
+    graphs: Callable[[], dict[str, int]],
+) -> tuple[Task, dict[str, Any]]:
+    config, device, world = run.config, speed.device, run.world
     checkpoints = Checkpoints(
         folder / "checkpoints", config_hash=config_hash, keep=config.keep_checkpoints, due=config.saves_after,
         steps=config.steps, world=world, **run.state,
@@ -137,26 +189,29 @@ def train(
         if world.broadcast(unevaluated):  # it was told to stop, or its line was damaged
             evaluate(start)
         looked = clock = time.perf_counter()
-        longest = 0.0
+        longest, before = 0.0, INPUT.seconds
         for step in range(start, config.steps):
             with attnkit.implementations() if step == start else nullcontext(ran) as ran:
                 waiting.append(run.step(step))
+            if step == start and config.compile:
+                require_graphs(graphs(), label)
             world.stop.unsaved, done = True, step + 1
             evaluating, saving = config.evaluates_after(done), config.saves_after(done)
             hurried = world.size == 1 and world.stop.told.is_set()  # several processes look at the same steps
             if len(waiting) < fetch_every and not (evaluating or saving or hurried):
                 continue
             rows, told = fetch(waiting)
-            now = time.perf_counter()
+            now, waited = time.perf_counter(), INPUT.seconds - before
             spent, longest, looked = now - clock, max(longest, now - looked), now
-            for row, waited in zip(rows, waiting, strict=True):
+            for row, each in zip(rows, waiting, strict=True):
+                row |= speed.row(row["samples"] * len(rows), spent, waited)
                 if metrics:
-                    metrics.write(_finished(row, seconds, spent, len(rows)))
-                _require_finite(row, metrics, label, run, waited)
+                    metrics.write(row | {"seconds": round(seconds + spent, 4)})
+                _require_finite(row, metrics, label, run, each)
             seconds += spent
             waiting.clear()
             if world.main:
-                update(done, f"loss {rows[-1]['loss']:.3f}")
+                update(done, f"loss {rows[-1]['loss']:.3f}, {speed.text(rows[-1])}")
             if evaluating and not told:
                 evaluate(done)
             if saving or told:
@@ -169,7 +224,7 @@ def train(
                 _stop(checkpoints, world, f"{label}: stopped after step {done}")
             if checkpoints.longest:
                 world.stop.announce(longest, checkpoints.longest)
-            clock = time.perf_counter()
+            clock, before = time.perf_counter(), INPUT.seconds
     if checkpoints.longest:
         world.stop.announce(longest, checkpoints.longest)
     averaged = run.averaged_weights()
@@ -209,9 +264,9 @@ class Run:
         self.average = MovingAverage(self.task.model, config.ema, world, device) if config.ema else None
         for block in blocks_of(self.task.model):
             if config.activation_checkpointing:
-                block.forward = partial(recompute, block.forward, use_reentrant=False)
-            if config.compile:
-                block.compile()
+                block.forward = recomputed(block.forward)
+        if config.compile:
+            compile_blocks(self.task.model)
         self.task.apply = self.module = world.wrap(self.task.model, device, fsdp_policy(config))
         self.optimizer = make_optimizer(self.task.model, config)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bfloat16")
@@ -296,8 +351,19 @@ class Run:
         if self.world.size == 1 or self.world.sharding == "ddp":
             return self.task
         copy = self.make()
+        if self.config.compile:
+            compile_blocks(copy.model)
         copy.model.load_state_dict(checkpoint.whole_weights(self.task.model))
         return copy
+
+
+def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward pass that keeps its inputs alone, and is computed once more on the way back."""
+
+    def call(*inputs: Any, **options: Any) -> Any:  # a partial of `recompute` would not be compiled, but run eagerly
+        return recompute(forward, *inputs, use_reentrant=False, **options)
+
+    return call
 
 
 def fsdp_policy(config: TrainConfig) -> MixedPrecisionPolicy | None:
@@ -350,14 +416,6 @@ def fetch(waiting: list[Waiting]) -> tuple[list[dict[str, Any]], bool]:
     return rows, any(told for _, _, told in numbers)
 
 
-def _finished(row: dict[str, Any], before: float, spent: float, rows: int) -> dict[str, Any]:
-    """The row with its speed and the training seconds so far (evaluation and checkpoints not counted). The speed has
-    four digits, however slow: a machine may have slept during a step.
-    """
-    speed = row["samples"] * rows / spent
-    return row | {"samples_per_s": float(f"{speed:.4g}"), "seconds": round(before + spent, 4)}
-
-
 def _require_finite(row: dict[str, Any], metrics: Metrics | None, label: str, run: Run, waited: Waiting) -> None:
     if math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"]):
         if metrics:
@@ -370,6 +428,7 @@ def _require_finite(row: dict[str, Any], metrics: Metrics | None, label: str, ru
         if last
         else "no step was finite"
     )
+    uncompile(run.task.model)
     cause = diagnosis.first_bad_layer(run.task.model, lambda: run.again(waited.ids, waited.step))
     raise Diverged(
         f"{label}: diverged at step {row['step']}: loss {row['loss']:.4g}, gradient norm {row['grad_norm']:.4g}, "

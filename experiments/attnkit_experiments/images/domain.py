@@ -188,4 +188,5 @@ DOMAIN = Domain(
     inspected=inspection.Inspected,
     measure=Measure("accuracy", "accuracy", factor=100, unit="%"),
     sections=sections,
+    unit="images",
 )

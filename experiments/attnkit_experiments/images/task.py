@@ -17,6 +17,7 @@ from attnkit_experiments.data.images.lazy import LazyImages
 from attnkit_experiments.data.images.pixels import open_pixels
 from attnkit_experiments.engine.errors import require_in
 from attnkit_experiments.engine.sampler import build_seeded, generator, sample_ids
+from attnkit_experiments.engine.speed import INPUT
 from attnkit_experiments.engine.transfer import upload
 from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.images import fewshot
@@ -134,7 +135,9 @@ class ImageTask:
         mixed = options.mixup > 0 or options.cutmix > 0
         rows = np.arange(own.start - mixed, own.stop) % count
         draws = augment.Draws(self.seed, step, count, rows)
-        images = augment.normalise(self.pixels.train(step, rows))
+        with INPUT:
+            pixels = self.pixels.train(step, rows)
+        images = augment.normalise(pixels)
         targets = one_hot(self.train_labels[upload(ids[rows], self.device)], self.classes).float()
         if options.crop == "pad":
             images = augment.random_crop(images, options.padding, draws)

@@ -155,4 +155,5 @@ DOMAIN = Domain(
     inspected=Inspected,
     measure=Measure("bits_per_byte", "bits per byte", digits=3),
     sections=sections,
+    unit="tokens",
 )

@@ -22,6 +22,14 @@ from attnkit_experiments.study.recipe import Measure, Published, Recipe
 FULL = ("paper", "i1k", "fairseq", "wmt14")
 """Presets at the scale of a paper."""
 
+SPEED: dict[str, tuple[str, float, int]] = {
+    "tflops_per_s": ("TFLOP/s", 1, 3),
+    "mfu": ("MFU, %", 100, 1),
+    "input_share": ("waiting for<br>input, %", 100, 1),
+    "peak_bytes": ("peak<br>memory, GB", 1e-9, 2),
+}
+"""Of what a training has of `engine.speed`, the head of its column, a factor, and digits."""
+
 
 def write_report(folders: Sequence[Path], recipe: Recipe, *, show_images: bool = True) -> Path:
     """Write the files into the first folder; returns the page. UserError if there is nothing to report."""
@@ -66,6 +74,7 @@ def record(study: StudyResults, line: Line, measure: Measure) -> dict[str, Any]:
         "fewshot_accuracy": line.over_seeds("fewshot_accuracy").mean if line.has("fewshot_accuracy") else None,
         "step_ms": line.step_ms(),
         "seconds_mean": line.over_seeds("seconds").mean,
+        **{key: line.over_seeds(key).mean for key in SPEED if line.has(key)},
         "diverged": len(line.diverged),
         "load": study.load(),
         **{key: environment[key] for key in ("commit", "torch", "device", "cores", "threads", "processes")},
@@ -123,7 +132,7 @@ def render(study: StudyResults, recipe: Recipe, *, show_images: bool = True) -> 
         _limits(study, measure, show_images=show_images),
         bullets("Where it departs from the paper", study.about["deviations"]),
     ]
-    parts.append(_origin_section(study))
+    parts += [_speed(study), _origin_section(study)]
     return document(f"{recipe.id} ({study.preset})", parts)
 
 
@@ -356,6 +365,36 @@ def _limits(study: StudyResults, measure: Measure, *, show_images: bool) -> str:
     if not show_images:
         limits.append("Samples of the data, and attention to them: this page was made with --hide-samples.")
     return bullets("What this does not show", limits)
+
+
+def _speed(study: StudyResults) -> str:
+    """How fast the trainings were, "" where their results do not say."""
+    lines = plots.trained(study)
+    keys = [key for key in SPEED if any(line.has(key) for line in lines)]
+    compiled = any(line.has("compiled") for line in lines)
+    if not keys and not compiled:
+        return ""
+    rows = []
+    for line in lines:
+        cells = [
+            line.over_seeds(key).text(digits, factor) if line.has(key) else "–"
+            for key, (_, factor, digits) in ((key, SPEED[key]) for key in keys)
+        ]
+        counts = {(each["blocks"], each["graphs"]) for each in map(_compiled, line.results.values()) if each}
+        if compiled:
+            cells.append(", ".join(f"{blocks} in {graphs}" for blocks, graphs in sorted(counts)) or "none")
+        rows.append((safe(line.label), *cells))
+    head = ("variant", *(SPEED[key][0] for key in keys), *(["blocks compiled<br>in graphs"] if compiled else []))
+    text = (
+        "Of training, mean ± standard deviation over seeds. FLOPs are those of the matrix products and convolutions of "
+        "a forward pass, as counted, times three; MFU is their share of the peak that the vendor gives for dense "
+        "products in this precision. Waiting: the share of the time in which the main process had no samples yet."
+    )
+    return f'<h2>Speed</h2><p class="soft">{text}</p>{table(head, rows)}'
+
+
+def _compiled(result: Mapping[str, Any]) -> Mapping[str, int] | None:
+    return result.get("compiled")
 
 
 def _origin_section(study: StudyResults) -> str:

@@ -204,4 +204,5 @@ DOMAIN = Domain(
     inspected=Layers,
     measure=Measure("accuracy", "accuracy", factor=100, unit="%"),
     sections=sections,
+    unit="sequences",
 )

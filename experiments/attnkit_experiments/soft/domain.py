@@ -33,7 +33,7 @@ class SoftStudy(ImageSettings):
 
     `sampling` "" is that of the options. `full_scale`: count parameters and multiply-adds of each row's published model
     too; `measured_batch`: and measure its memory and speed with so many random images of 224 pixels, on the device of
-    the run (0: do not).
+    the run (0: do not). `channels_last`: see `SoftConfig`.
     """
 
     size: str = "mini"
@@ -43,6 +43,7 @@ class SoftStudy(ImageSettings):
     stem_stride: int = 2
     overlap: bool = True
     drop_path: float = 0.0
+    channels_last: bool = False
     weight_decay: float = 0.05
     smallest_crop: float = 0.08
     full_scale: bool = True
@@ -55,6 +56,7 @@ def cell(settings: SoftStudy, variant: Variant, seed: int, data: ImageData | Laz
         options = dataclasses.replace(options, sampling=settings.sampling)
     own: dict[str, Any] = {"method": variant.op, "options": options}
     model = from_study(SoftConfig, settings, image=data.size, channels=data.channels, classes=len(data.classes), **own)
+    own["channels_last"] = settings.channels_last
     full = {"size": "tiny", "image": 224, "channels": 3, "classes": 1000, **own}
     augmented = augmentation(settings)
     require_fit(data, augmented, settings.batch)
@@ -145,4 +147,5 @@ DOMAIN = Domain(
     inspected=Inspected,
     measure=Measure("accuracy", "accuracy", factor=100, unit="%"),
     sections=sections,
+    unit="images",
 )

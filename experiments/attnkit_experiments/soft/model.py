@@ -75,6 +75,8 @@ class SoftConfig:
         stem_stride: 4 as in the paper, 2 or 1 for small images.
         overlap: 3×3 convolutions with BN and ReLU between stages; else patches of 4×4 and 2×2 with LayerNorm, as PVT's.
         drop_path: of the last block; it rises from 0 at the first.
+        channels_last: images are (B, H, W, C) in memory, as the tokens of all stages are, which spares a GPU's
+            convolutions the change from one to the other. Sums are taken in another order.
     """
 
     size: str
@@ -87,6 +89,7 @@ class SoftConfig:
     stem_stride: int = 4
     overlap: bool = True
     drop_path: float = 0.0
+    channels_last: bool = False
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
@@ -303,7 +306,7 @@ class SoftVisionTransformer(nn.Module):
                     nn.init.normal_(module.class_token, std=POSITION_STD)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = images
+        x = images.contiguous(memory_format=torch.channels_last) if self.config.channels_last else images
         for index, stage in enumerate(self.stages):
             assert isinstance(stage, Stage)
             x = stage(x)

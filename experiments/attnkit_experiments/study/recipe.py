@@ -36,6 +36,7 @@ class Training:
     clip: float = 1.0
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
+    tf32: bool = False
     accumulate: int = 1
     activation_checkpointing: bool = False
     fsdp_parameters: Literal["float32", "bfloat16"] = "float32"
@@ -198,6 +199,8 @@ class Domain:
     measure: Measure
     sections: Callable[[Any, bool], list[Section]]
     """The figures of a report (`StudyResults`, whether samples may be shown)."""
+    unit: str
+    """What a sample is in lines of progress: images; or tokens, of which a sample has as many as `facts` says."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ if typing.TYPE_CHECKING:
 MAPS_FILE = "maps.safetensors"  # of a cell: arrays that its inspection leaves for figures
 Count = Annotated[int, In("[1, inf)")]
 Seconds = Annotated[float, In("[0, inf)")]
+Rate = Annotated[float, In("(0, inf)")]
+Share = Annotated[float, In("[0, 1]")]
 
 
 class StoredEnvironment(TypedDict):
@@ -86,6 +88,13 @@ class Trained(Asked):
     deviations: list[str]
 
 
+class Compiled(TypedDict):
+    """Of compile=true: the blocks of the model, all compiled, and the graphs that they share, of the last process."""
+
+    blocks: Count
+    graphs: Annotated[int, In("[0, inf)")]
+
+
 class Result(TypedDict):
     """result.json of a cell that was trained to its end; one that diverged has the first three keys alone."""
 
@@ -101,6 +110,11 @@ class Result(TypedDict):
     steady_seconds: Seconds
     load: Seconds
     implementations: NotRequired[dict[str, list[str]]]
+    compiled: NotRequired[Compiled]
+    input_share: NotRequired[Share]
+    tflops_per_s: NotRequired[Rate]
+    mfu: NotRequired[Rate]
+    peak_bytes: NotRequired[Count]
     uninspected: NotRequired[str]
     reused: NotRequired[str]
 

@@ -232,4 +232,5 @@ DOMAIN = Domain(
     inspected=Inspected,
     measure=Measure("bleu", "BLEU", digits=2),
     sections=sections,
+    unit="pairs",
 )

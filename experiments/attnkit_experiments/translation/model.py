@@ -369,11 +369,12 @@ class Translator(nn.Module):
         for layer, own, cross in zip(self.decoder, state.own, state.cross, strict=True):
             assert isinstance(layer, DecoderLayer)
             across = partial(layer.cross, context=state.memory, key_mask=state.mask, cache=cross)
-            x = layer(
-                x,
-                partial(layer.attention, cache=own),
-                lambda y, across=across: across(y.view(items, beams, -1)).view(y.shape),
-            )
+
+            def across_items(y: Tensor, across: Branch = across) -> Tensor:
+                return across(y.view(items, beams, -1)).view(y.shape)
+
+            # not __call__: a compiled layer would have more graphs, as sizes change with each token
+            x = layer.forward(x, partial(layer.attention, cache=own), across_items)
         state.position += 1
         return self._to_vocabulary(x).view(items, beams, -1)
 

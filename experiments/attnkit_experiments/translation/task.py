@@ -21,6 +21,7 @@ from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, Sentences, Split,
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.losses import nats
 from attnkit_experiments.engine.sampler import build_seeded, seeded
+from attnkit_experiments.engine.speed import INPUT
 from attnkit_experiments.engine.transfer import upload
 from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.translation.bleu import corpus_bleu
@@ -157,7 +158,8 @@ class TranslationTask:
         return self.batches.ids(step)
 
     def loss(self, ids: np.ndarray, step: int, own: slice) -> Tensor:
-        batch = make_batch(self.data.train, ids[own], self.device)
+        with INPUT:
+            batch = make_batch(self.data.train, ids[own], self.device)
         rows: Mapping[str, LayerRows] = {}
         with seeded(self.seed, step, f"dropout {own.indices(len(ids))[0]}", self.device):
             if self.regularised:

@@ -54,6 +54,7 @@ SMALL: dict[str, Any] = {
     "steps": 1000,
     "tokens": 8192,
     "precision": "bfloat16",
+    "compile": True,
     "checkpoint_every": 500,
     "seeds": (0, 1, 2),
 }
@@ -73,6 +74,7 @@ PAPER: dict[str, Any] = {
     "warmup": 4000,
     "clip": 1e9,
     "precision": "bfloat16",
+    "compile": True,
     "checkpoint_every": 1000,
     "average": 10,
     "analysed": 0,

@@ -37,6 +37,8 @@ SMALL: dict[str, Any] = {
     "batch": 512,
     "warmup": 60,
     "precision": "bfloat16",
+    "compile": True,
+    "channels_last": True,
     "checkpoint_every": 300,
 }
 
@@ -57,6 +59,8 @@ PAPER: dict[str, Any] = {
     "erase": 0.25,
     "ema": 0.99996,
     "precision": "bfloat16",
+    "compile": True,
+    "channels_last": True,
     "checkpoint_every": 1251,
 }
 

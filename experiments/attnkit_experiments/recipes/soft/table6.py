@@ -112,11 +112,12 @@ SMALL: dict[str, Any] = {
     "hold_out": 10,
     "steps": 1200,
     "warmup": 240,
+    "compile": True,
     "checkpoint_every": 600,
     "seeds": (0,),
 }
 
-FOLLOWING: dict[str, Any] = dict.fromkeys(PAPER["listops"], OfTask())
+FOLLOWING: dict[str, Any] = dict.fromkeys(PAPER["listops"], OfTask()) | {"compile": True}
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
