@@ -99,6 +99,7 @@ def work(folder: Path, **where: Any) -> Path:
 
 def train(study: Opened, world: World) -> None:
     """Train the cells of a study, and finish it when the last one is trained, here or elsewhere."""
+    world = world.with_context(study.about["study"].get("context", 1), study.device)
     with reproducible(study.threads, study.deterministic):
         results = train_cells(study, world)
         if world.main:

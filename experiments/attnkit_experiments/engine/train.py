@@ -177,6 +177,9 @@ def train(
         checkpoint.write_weights(folder / "weights_ema.safetensors", averaged, {"config_hash": config_hash})
     task = run.whole()
     mean = mean_of_checkpoints(task, config, checkpoints.folder, world, device)
+    if world.context.size > 1:  # whoever inspects it is alone
+        own, task = task, make()
+        task.model.load_state_dict(own.model.state_dict())
     took = {"implementations": {op: sorted(names) for op, names in sorted(ran.items())}}
     return task, summary(folder / "metrics.jsonl", seconds) | took | mean if world.main else {}
 
@@ -204,8 +207,8 @@ class Run:
     """A task with its optimiser in one process of a world."""
 
     def __init__(self, make: Callable[[], Task], config: TrainConfig, device: torch.device, world: World) -> None:
-        self.make, self.config, self.world = make, config, world
-        self.task = make()
+        self.make, self.config, self.world = world.splitting(make), config, world
+        self.task = self.make()
         self.average = MovingAverage(self.task.model, config.ema, world, device) if config.ema else None
         for block in blocks_of(self.task.model):
             if config.activation_checkpointing:
