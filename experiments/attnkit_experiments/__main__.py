@@ -49,8 +49,9 @@ class Run:
     """smoke, cpu, small, paper: what a recipe has is printed by list."""
     data: str | None = None
     """Images: digits, or an ImageFolder directory or zip, or with --set lazy=true also zips and tar shards; sentence
-    pairs: a folder as `prepare` writes it, multi30k or documents/NAME; ListOps and copying: generated; other sequences:
-    where the task's files are. Default: what ATTNKIT_DATA names, else digits for images."""
+    pairs: a folder as `prepare` writes it, multi30k or documents/NAME; ListOps and copying: generated; text: a file, a
+    folder, or what prepare text has written; other sequences: where the task's files are. Default: what
+    ATTNKIT_DATA names, else digits for images."""
     settings: Annotated[
         tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(name="set", metavar="KEY=VALUE")
     ] = ()

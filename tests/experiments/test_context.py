@@ -192,16 +192,13 @@ def test_a_number_of_processes_that_does_not_divide_leaves_no_study(context, sai
 
 
 @pytest.mark.parametrize(
-    ("op", "length", "said"),
+    ("op", "length", "compiled", "said"),
     [
-        ("softmax_attention", 18, "length must be a multiple of context, 4, got 18"),
-        (
-            "sparsemax_attention",
-            16,
-            "context=4: sparsemax_attention has no context parallelism; those that have: softmax",
-        ),
+        ("softmax", 18, False, "length must be a multiple of context, 4, got 18"),
+        ("sparsemax", 16, False, "context=4: sparsemax_attention has no context parallelism; those that have: softmax"),
+        ("softmax", 16, True, "context=4: a block in which processes exchange is no one graph; --set compile=false"),
     ],
 )
-def test_what_cannot_be_cut_is_said(op, length, said):
+def test_what_cannot_be_cut_is_said(op, length, compiled, said):
     with pytest.raises(ValueError, match=said):
-        require_parts(LanguageConfig("d64", length, op=op), 4)
+        require_parts(LanguageConfig("d64", length, op=f"{op}_attention"), 4, compiled=compiled)

@@ -243,7 +243,7 @@ REHEARSAL = (
 
 
 def test_presets_of_tokens_are_rehearsed_at_a_hundredth(prepared, tmp_path):
-    """As `billion` is, but for the dtype of gathered weights, which needs several processes."""
+    """As `billion` is, eagerly, and but for the dtype of gathered weights, which needs several processes."""
     data, out = str(prepared / "bpe"), tmp_path / "out"
     settings = (*REHEARSAL, "activation_checkpointing=true", "fsdp_parameters=float32")
     runner.run(runner.Request("000-causal", "billion", data, out, settings, (0,), "cpu", 1))
@@ -252,7 +252,9 @@ def test_presets_of_tokens_are_rehearsed_at_a_hundredth(prepared, tmp_path):
     assert about["data"]["test_bytes"] == tokens.test_bytes
     assert about["data"]["checksum"] == tokens.checksum()
     assert about["data"]["text"].endswith(f"300 different ones, tokenizer {tokens.tokenizer[:12]}")
-    model = export.load(export.export(out / "softmax-seed0", tmp_path / "model")).model
+    exported = export.load(export.export(out / "softmax-seed0", tmp_path / "model"))
+    assert exported.about["input"] == {"task": "next", "length": 32, "tokenizer": tokens.tokenizer}
+    model = exported.model
     assert (model.config.vocabulary, model.config.tied) == (300, True)
     assert model(torch.zeros(1, 32, dtype=torch.long)).shape == (1, 32, 300)
 

@@ -106,7 +106,7 @@ def cell(settings: LanguageStudy, variant: Variant, seed: int, data: TextData, c
         LanguageConfig, settings, size=settings.model, op=variant.op, options=options, gate=variant.gate,
         causal=settings.task != "masked", vocabulary=data.vocabulary,
     )  # fmt: skip
-    require_parts(model, settings.context)
+    require_parts(model, settings.context, compiled=settings.compile)
     batch = settings.tokens // settings.length
     if batch < 1:
         unit = "tokens" if data.tokenizer else "bytes"
@@ -117,17 +117,18 @@ def cell(settings: LanguageStudy, variant: Variant, seed: int, data: TextData, c
     return Cell(variant, seed, from_study(TrainConfig, settings), parts, checksum)
 
 
-def require_parts(model: LanguageConfig, context: int) -> None:
-    """ValueError where windows, or an op, cannot be cut over processes."""
+def require_parts(model: LanguageConfig, context: int, *, compiled: bool = False) -> None:
+    """ValueError where windows, or an op, cannot be cut over processes, or where blocks that exchange are compiled."""
     if context == 1:
         return
     if model.length % context:
         raise ValueError(f"length must be a multiple of context, {context}, got {model.length}")
     served = [op.__name__ for op in SERVED]
     if model.op not in served:
-        raise ValueError(
-            f"context={context}: {model.op} has no context parallelism; those that have: {', '.join(served)}"
-        )
+        names = ", ".join(served)
+        raise ValueError(f"context={context}: {model.op} has no context parallelism; those that have: {names}")
+    if compiled:
+        raise ValueError(f"context={context}: a block in which processes exchange is no one graph; --set compile=false")
 
 
 def task(cell: Cell, data: TextData, device: torch.device) -> LanguageTask:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnkit.nn import MultiHeadAttention, parallelize
+from attnkit.nn import parallelize
 from attnkit_experiments.data.text.bytes import TextData
 from attnkit_experiments.engine.errors import require_in
 from attnkit_experiments.engine.losses import nats
@@ -70,9 +70,6 @@ class LanguageTask:
         """Take a part of every window, and attend over the parts of all processes of `context`."""
         parts = self.length // context.size
         parallelize(self.model, context.group, lengths=[parts] * context.size)
-        for layer in self.model.modules():
-            if isinstance(layer, MultiHeadAttention):  # blocks are compiled around what the processes exchange
-                layer.attend = torch.compiler.disable(layer.attend)
         self.part = slice(context.rank * parts, (context.rank + 1) * parts)
 
     def sample_ids(self, step: int) -> np.ndarray:

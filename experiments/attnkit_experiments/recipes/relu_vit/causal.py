@@ -4,7 +4,7 @@ Source: the next checks that the summary of "Replacing softmax with ReLU in Visi
     models, other architectures.
 Expected: nothing is published. What can be checked: bits per byte near those of softmax at alpha 1, and worse at 0.
 Cost: smoke under a minute on 2 CPU cores; cpu about 2 hours on 2 CPU cores; small under 8 minutes on one H200
-    (estimated, not measured); paper and billion on 8 H100 (predicted, see docs/experiments.md): 7 minutes and 8.3 hours
+    (estimated, not measured); paper and billion on 8 H100 (predicted, see docs/experiments.md): 7 minutes and 6.5 hours
     a variant and seed, if there were nothing but products of matrices and attention.
 Command: python -m experiments run 000-causal --preset cpu --data TEXT --out runs/causal; on 8 GPUs, with TOKENS from
     prepare text: torchrun --nproc-per-node 8 -m experiments run 000-causal --preset billion --sharding fsdp
@@ -51,7 +51,7 @@ RECIPE = Recipe(
             "cpu": "about 2 hours, 2 CPU cores",
             "small": "under 8 minutes, one H200 (estimated)",
             "paper": "7 minutes of 8 H100 a variant and seed at least (predicted)",
-            "billion": "8.3 hours of 8 H100 a variant and seed at least (predicted)",
+            "billion": "6.5 hours of 8 H100 a variant and seed at least (predicted)",
         },
     ),
     variants=variants,

@@ -48,7 +48,7 @@ PAPER: dict[str, Any] = {
 }
 
 # 124 million parameters with GPT-2's 50,257 tokens, 21 tokens a parameter; batch and rate are those of Brown et al.
-# 2020, Table 2.1. At once in memory: 16 windows on each of 8 GPUs
+# 2020, Table 2.1. At once in memory: 16 windows on each of 8 GPUs, and 8 of the larger model
 PAPER_TOKENS: dict[str, Any] = {
     "model": "B",
     "tied": True,
@@ -73,8 +73,7 @@ BILLION: dict[str, Any] = PAPER_TOKENS | {
     "steps": 20_000,
     "lr": 2e-4,
     "warmup": 1000,
-    "accumulate": 8,
-    "activation_checkpointing": True,
+    "accumulate": 16,
     "fsdp_parameters": "bfloat16",
     "evaluate_every": 2000,
     "checkpoint_every": 500,
@@ -102,8 +101,8 @@ OF_TOKENS = SCALES | {
 DEVIATIONS = (
     "The paper trains vision transformers. This is a next check that its readers ask for, and has no published number "
     "to be compared with.",
-    "Tokens are bytes, and the last tenth of each file is test, or they are those of `prepare text`, and documents are "
-    "test as a whole. Windows follow one another without regard to documents.",
+    "Tokens are bytes, of which the last tenth of each file is test, or those of a prepared text, a document of which "
+    "is test as a whole or not at all. Windows follow one another without regard to documents.",
     "Models of other lengths take as many tokens a step in fewer windows; longer ones read more text before a token.",
     "n is the number of keys that a query sees, which grows along a window; the paper's L is one number.",
 )
