@@ -167,13 +167,15 @@ def test_files_that_are_not_those_of_the_manifest_are_named(source, tmp_path):
         (("{odd}", "--allow-dropped", "suffix"), "d.jsonl: line 2: not a document (expected an object with a text"),
         (("{odd}", "--files", "*.latin1", "--tokenizer", "{tokenizer}"), "e.latin1: a document is not UTF-8"),
         (("{odd}", "--any-count"), "--any-count is for archives"),
+        (("{odd}/e.parquet",), "e.parquet: its format is not read; expected text or .jsonl"),
+        (("{odd}", "--files", "[de].[jpz]*"), "2 of 3 files that may be data would be passed over, as their suffix"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_prepared_is_said(words, said, source, tokenizer, tmp_path, capsys):
     odd = tmp_path / "odd"
     odd.mkdir()
     (odd / "d.jsonl").write_text('{"text": "fine"}\n{"content": "no text"}\n')
-    for name in ("e.parquet", "f.zst"):
+    for name in ("e.parquet", "e.zst"):
         (odd / name).write_bytes(b"")
     (odd / "e.latin1").write_bytes("<d>\nGrüße\n".encode("latin1"))
     given = [word.format(source=source, tokenizer=tokenizer, odd=odd) for word in words]

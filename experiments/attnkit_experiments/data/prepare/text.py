@@ -44,10 +44,10 @@ from attnkit_experiments.engine.progress import meter
 from attnkit_experiments.engine.terms import TERMS, Terms
 
 READ = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
-UNREAD = (
-    ".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz", ".parquet", ".arrow", ".json", ".csv", ".tsv", ".warc",
-    ".html", ".text", ".md",
-)  # fmt: skip
+PACKED = (".zst", ".xz", ".bz2", ".zip", ".tar", ".tar.gz", ".tgz", ".parquet", ".arrow", ".warc.gz")
+"""Not read, whoever names them."""
+UNREAD = (*PACKED, ".gz", ".json", ".csv", ".tsv", ".warc", ".html", ".text", ".md")
+"""Read only if they are named."""
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 """Names of end tokens, of which a tokenizer's first one is taken."""
 LONGEST = 1 << 28  # bytes of a document
@@ -240,6 +240,8 @@ def _encoded(path: Path, texts: list[bytes], coding: Coding) -> list[np.ndarray]
 def _listed(source: Path, pattern: str, terms: Terms) -> tuple[list[Path], Census]:
     """The files to read in the order of their names, and the census of the folder."""
     if source.is_file():
+        if source.name.lower().endswith(PACKED):
+            raise UserError(f"{source}: its format is not read; expected text or .jsonl, as they are or as .gz")
         return [source], Census(used=1)
     if not source.is_dir():
         raise UserError(f"{source}: no such file or directory")
@@ -251,6 +253,8 @@ def _listed(source: Path, pattern: str, terms: Terms) -> tuple[list[Path], Censu
         elif not (fnmatch(last, pattern) if pattern else last.lower().endswith(READ)):
             unread = "suffix" if last.lower().endswith(UNREAD) else "other"
             census.pass_over("settings" if pattern else unread, name)
+        elif last.lower().endswith(PACKED):
+            census.pass_over("suffix", name)
         elif read is None:
             census.pass_over("link", name)
         else:
