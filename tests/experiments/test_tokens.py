@@ -168,7 +168,7 @@ def test_files_that_are_not_those_of_the_manifest_are_named(source, tmp_path):
         (("{odd}", "--files", "*.latin1", "--tokenizer", "{tokenizer}"), "e.latin1: a document is not UTF-8"),
         (("{odd}", "--any-count"), "--any-count is for archives"),
         (("{odd}/e.parquet",), "e.parquet: its format is not read; expected text or .jsonl"),
-        (("{odd}", "--files", "[de].[jpz]*"), "2 of 3 files that may be data would be passed over, as their suffix"),
+        (("{odd}", "--files", "[de].[jpz]*"), "2 of 4 files that may be data would be passed over, as their suffix"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_prepared_is_said(words, said, source, tokenizer, tmp_path, capsys):
