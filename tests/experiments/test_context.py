@@ -17,6 +17,7 @@ from attnkit_experiments.language import task as language
 from attnkit_experiments.language.domain import require_parts
 from attnkit_experiments.language.model import LanguageConfig
 from attnkit_experiments.language.task import LanguageTask
+from attnkit_experiments.report.results import read_study
 from tests.library.arrays import assert_close
 
 from .doubles import in_float64
@@ -73,6 +74,7 @@ def test_parts_of_windows_on_several_processes_equal_wholes_on_one(size, tmp_pat
     asked = [request(out, recipe, *settings, sharding=sharding) for (recipe, settings, sharding), out in jobs]
     forked(__name__, *((size, (json.dumps(each),)) for each in asked))
     for (recipe, _, _), out in jobs:
+        assert not read_study(out).uninspected
         one = tmp_path / recipe
         if not one.exists():
             study(request(one, recipe))
