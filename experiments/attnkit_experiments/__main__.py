@@ -19,7 +19,7 @@ import tyro
 
 from attnkit_experiments.commands import classify, export, profile, repeat, runner
 from attnkit_experiments.data.images import throughput
-from attnkit_experiments.data.prepare import IMAGES, PREPARE
+from attnkit_experiments.data.prepare import IMAGES, PREPARE, TEXT
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
 from attnkit_experiments.engine.preemption import GRACE, SAVED, Preempted
 from attnkit_experiments.engine.progress import say
@@ -49,8 +49,9 @@ class Run:
     """smoke, cpu, small, paper: what a recipe has is printed by list."""
     data: str | None = None
     """Images: digits, or an ImageFolder directory or zip, or with --set lazy=true also zips and tar shards; sentence
-    pairs: a folder as `prepare` writes it, multi30k or documents/NAME; ListOps and copying: generated; other sequences:
-    where the task's files are. Default: what ATTNKIT_DATA names, else digits for images."""
+    pairs: a folder as `prepare` writes it, multi30k or documents/NAME; ListOps and copying: generated; text: a file, a
+    folder, or what prepare text has written; other sequences: where the task's files are. Default: what
+    ATTNKIT_DATA names, else digits for images."""
     settings: Annotated[
         tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(name="set", metavar="KEY=VALUE")
     ] = ()
@@ -179,19 +180,32 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Write the sentence pairs of IWSLT14, WMT14 or Europarl7, or ImageNet as tar shards, checked and counted."""
+    """Write the sentence pairs of IWSLT14, WMT14 or Europarl7, ImageNet as tar shards, checked and counted, or any text
+    as tokens.
+    """
 
     name: tyro.conf.Positional[str]
-    """iwslt14, wmt14, europarl7, imagenet-shards or imagenet21k."""
+    """iwslt14, wmt14, europarl7, imagenet-shards, imagenet21k or text."""
     archive: tyro.conf.Positional[Path]
     """The archive, or the folder that holds the archives, as they were downloaded; images: train/CLASS and val/CLASS,
-    a directory or zips."""
+    a directory or zips; text: a file, or a folder with .txt and .jsonl files, also as .gz."""
     out: tyro.conf.Positional[Path]
-    """Directory for SPLIT.LANGUAGE.gz, or SPLIT-NUMBER.tar and classes.txt, and manifest.json."""
+    """Directory for SPLIT.LANGUAGE.gz, SPLIT-NUMBER.tar and classes.txt, or SPLIT.bin, and manifest.json."""
     any_count: bool = False
     """Take archives whose counts differ from the known ones; the manifest records it."""
     allow_dropped: tuple[str, ...] = ()
-    """As of run, for images."""
+    """As of run, for images and text."""
+    tokenizer: Path | None = None
+    """Text: a tokenizer.json of Hugging Face's tokenizers (default: tokens are bytes)."""
+    end: str | None = None
+    """Text: the tokenizer's token behind each document (default: <|endoftext|>, <|end_of_text|>, </s>, <eos> or [SEP],
+    the first that it has)."""
+    files: str | None = None
+    """Text: a pattern of the names of files to read, such as "*.en.gz" (default: *.txt, *.jsonl, and these as .gz)."""
+    mark: str | None = None
+    """Text: a line that separates documents of a file that is not .jsonl (default: <d>)."""
+    test_share: float | None = None
+    """Text: the share of documents to test on (default: 0.1), chosen by a hash of their content."""
 
 
 @dataclass(frozen=True)
@@ -311,10 +325,18 @@ def prepare(command: Prepare) -> None:
     if command.name not in PREPARE:
         raise unknown("data set", command.name, PREPARE)
     options: dict[str, Any] = {"expected": None} if command.any_count else {}
-    if command.name in IMAGES:
+    if command.any_count and command.name == TEXT:
+        raise UserError("prepare text: --any-count is for archives whose counts are known")
+    if command.name in (*IMAGES, TEXT):
         options["terms"] = Terms(dropped=command.allow_dropped)
     elif command.allow_dropped:
-        raise UserError(f"prepare {command.name}: --allow-dropped is for images")
+        raise UserError(f"prepare {command.name}: --allow-dropped is for images and text")
+    of_text = {name: getattr(command, name) for name in ("tokenizer", "end", "files", "mark", "test_share")}
+    for name, value in of_text.items():
+        if value is not None:
+            if command.name != TEXT:
+                raise UserError(f"prepare {command.name}: --{name.replace('_', '-')} is for text")
+            options[name] = value
     manifest = PREPARE[command.name](command.archive, command.out, **options)
     for name, file in manifest["files"].items():
         say(f"{name}: {', '.join(f'{count:,} {unit}' for unit, count in file.items() if isinstance(count, int))}")

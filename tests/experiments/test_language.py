@@ -19,8 +19,8 @@ from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.sampler import generator
 from attnkit_experiments.language import exact
 from attnkit_experiments.language.domain import LanguageStudy, load, source
-from attnkit_experiments.language.model import MASK, LanguageConfig, LanguageModel, forward_flops
-from attnkit_experiments.language.targets import copied, masked
+from attnkit_experiments.language.model import LanguageConfig, LanguageModel, forward_flops
+from attnkit_experiments.language.targets import Draw, copied, masked
 from attnkit_experiments.language.task import LanguageTask, windows
 from attnkit_experiments.report.results import read_study
 from attnkit_experiments.study.recipe import Source
@@ -51,6 +51,13 @@ def model_of(config):
     model = LanguageModel(config)
     torch.nn.init.normal_(model.head.weight)
     return model
+
+
+MASK = 256
+
+
+def drawn(windows, seed=0):
+    return Draw(torch.Generator().manual_seed(seed), slice(None), len(windows), 256)
 
 
 def task_of(data, config=RELU, **changes):
@@ -114,14 +121,14 @@ def test_counted_operations_are_those_of_pairs_that_see_each_other():
 
 def test_fifteen_percent_of_the_bytes_are_masked():
     windows = torch.arange(4000).reshape(4, 1000).remainder(256)
-    tokens, targets, counts = masked(windows[:, :101], torch.Generator().manual_seed(0))
+    tokens, targets, counts = masked(windows[:, :101], drawn(windows))
     assert torch.equal(targets, windows[:, :100])
     assert counts.sum(1).tolist() == [15] * 4
     assert torch.equal(tokens[~counts], targets[~counts])
-    tokens, targets, counts = masked(windows.repeat(50, 1), torch.Generator().manual_seed(1))
+    tokens, targets, counts = masked(windows.repeat(50, 1), drawn(windows.repeat(50, 1), 1))
     shares = [(each & counts).sum() / counts.sum() for each in (tokens == MASK, tokens == targets)]
     assert_close(torch.tensor(shares), torch.tensor([0.8, 0.1 + 0.1 / 256]), magnitude=1e4)
-    assert masked(windows[:, :3], torch.Generator())[2].sum(1).tolist() == [1] * 4
+    assert masked(windows[:, :3], drawn(windows))[2].sum(1).tolist() == [1] * 4
 
 
 def test_a_model_of_masked_bytes_sees_both_sides_and_its_shares_add_up(data):
@@ -155,7 +162,7 @@ def test_a_copy_is_determined_by_what_is_copied():
     assert windows[:, 1:8].unique().tolist() == [*range(1, 11)]
     assert not torch.equal(windows[0], windows[1])
     row = torch.from_numpy(data.test[:17].copy()).long()[None]
-    tokens, targets, counts = copied(row, torch.Generator())
+    tokens, targets, counts = copied(row, drawn(row))
     assert torch.equal(tokens, row[:, :16])
     assert torch.equal(targets[counts], row[0, 1:8])
 

@@ -2,8 +2,8 @@
 
 config.json contains the kind of model and its configuration, from which attnkit.nn builds the attention layers (`op`,
 `options` and `qk_norm` of a ViT or a language model are arguments of `attnkit.nn.MultiHeadAttention`), what it reads
-(classes and the preprocessing of images; the length of a window of bytes), and the origin of the weights. Nothing is
-pickled.
+(classes and the preprocessing of images; the length of a window of bytes or tokens, and the digest of their tokenizer),
+and the origin of the weights. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def reads_images(study: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str,
 
 
 def reads_bytes(study: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
-    return {"input": {"task": cell["task"], "length": cell["model"]["length"]}}
+    tokens = {name: study["data"][name] for name in ("tokenizer",) if name in study["data"]}
+    return {"input": {"task": cell["task"], "length": cell["model"]["length"], **tokens}}
 
 
 KINDS: dict[str, Kind] = {

@@ -55,7 +55,7 @@ def run(request: Request) -> Path:
     if request.recipe in MEASUREMENTS:
         with listening(request.grace):
             return run_measurement(MEASUREMENTS[request.recipe], request)
-    choose(request)
+    _, settings = choose(request)
     refuse_what_only_work_does(request)
     device = choose_device(request.device)
     with (
@@ -63,7 +63,9 @@ def run(request: Request) -> Path:
         joined(device, request.sharding, request.timeout, stop) as world,
         alone_in(request.out, world),
     ):
-        study = open_study(request, world, world.agreed(lambda: prepare(request)))
+        before = world.agreed(lambda: prepare(request))
+        world = world if request.enqueue else meshed(world, settings, device)
+        study = open_study(request, world, before)
         if world.main:
             say(headline(study, world))
         if not request.enqueue:
@@ -90,11 +92,18 @@ def work(folder: Path, **where: Any) -> Path:
     request = request_of(folder, **where)
     device = choose_device(request.device)
     with listening(request.grace) as stop, joined(device, request.sharding, request.timeout, stop) as world:
-        study = open_study(request, world, world.agreed(lambda: started(folder)))
+        before = world.agreed(lambda: started(folder))
+        world = meshed(world, choose(request)[1], device)
+        study = open_study(request, world, before)
         if world.main:
             say(headline(study, world))
         train(study, world)
     return folder
+
+
+def meshed(world: World, settings: Any, device: torch.device) -> World:
+    """The processes as the settings of a study arrange them: some domains cut sequences over processes."""
+    return world.with_context(getattr(settings, "context", 1), device)
 
 
 def train(study: Opened, world: World) -> None:
@@ -155,7 +164,8 @@ def headline(study: Opened, world: World) -> str:
         f"{data['name']}, {data['text']}{counted}; {study.device.type}, {many(study.threads, 'thread')}"
     )
     if world.size > 1:
-        text += f", {many(world.size, 'process')} ({world.sharding})"
+        context = f", context {world.context.size}" if world.context.size > 1 else ""
+        text += f", {many(world.size, 'process')} ({world.sharding}{context})"
     if preset == "small" and study.device.type == "cpu":
         text += "\nwarning: preset small is meant for a GPU and takes hours on a CPU"
         text += "; preset cpu is the small one here" if "cpu" in study.recipe.presets else ""

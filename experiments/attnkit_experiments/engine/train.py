@@ -232,6 +232,7 @@ def _train(
         checkpoint.write_weights(folder / "weights_ema.safetensors", averaged, {"config_hash": config_hash})
     task = run.whole()
     mean = mean_of_checkpoints(task, config, checkpoints.folder, world, device)
+    task = run.of_whole_sequences(task)
     took = {"implementations": {op: sorted(names) for op, names in sorted(ran.items())}}
     return task, summary(folder / "metrics.jsonl", seconds) | took | mean if world.main else {}
 
@@ -259,8 +260,9 @@ class Run:
     """A task with its optimiser in one process of a world."""
 
     def __init__(self, make: Callable[[], Task], config: TrainConfig, device: torch.device, world: World) -> None:
-        self.make, self.config, self.world = make, config, world
-        self.task = make()
+        self.make, self.config, self.world = world.splitting(make), config, world
+        self._make_of_whole_sequences = make
+        self.task = self.make()
         self.average = MovingAverage(self.task.model, config.ema, world, device) if config.ema else None
         for block in blocks_of(self.task.model):
             if config.activation_checkpointing:
@@ -354,6 +356,14 @@ class Run:
         if self.config.compile:
             compile_blocks(copy.model)
         copy.model.load_state_dict(checkpoint.whole_weights(self.task.model))
+        return copy
+
+    def of_whole_sequences(self, task: Task) -> Task:
+        """The task for a process alone: itself, or a copy where processes have parts of sequences."""
+        if self.world.context.size == 1:
+            return task
+        copy = self._make_of_whole_sequences()
+        copy.model.load_state_dict(task.model.state_dict())
         return copy
 
 

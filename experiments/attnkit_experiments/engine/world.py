@@ -1,7 +1,9 @@
 """The processes that train together: one, or those started by torchrun.
 
 `torchrun --nproc-per-node N -m experiments run ...` is the same run on N processes: every process takes its share of
-the samples of a step and of an evaluation, gradients are summed, and only the main process writes.
+the samples of a step and of an evaluation, gradients are summed, and only the main process writes. With a context of C
+they are a mesh (N/C, C): the C processes of a row have the same samples, and each a part of every sequence. Gradients
+are summed over both, and FSDP2 shards over both.
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ import datetime
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from attnkit_experiments.engine.errors import UserError
@@ -31,6 +34,15 @@ TIMEOUT = 30.0
 
 
 @dataclass(frozen=True)
+class Context:
+    """This process among the `size` that have the same samples, each a part of every sequence, and their group."""
+
+    rank: int = 0
+    size: int = 1
+    group: dist.ProcessGroup | None = None
+
+
+@dataclass(frozen=True)
 class World:
     """This process among `size`; `sharding` says whether each holds the whole model (DDP) or its part (FSDP2)."""
 
@@ -41,6 +53,42 @@ class World:
     """The group of threads that write while these processes train."""
     stop: Stop = field(default_factory=Stop, compare=False)
     """Whether this process was told to stop."""
+    context: Context = field(default_factory=Context, compare=False)
+
+    def with_context(self, size: int, device: torch.device) -> World:
+        """The same processes, of which `size` have parts of the same sequences. Collective.
+
+        Errors: UserError for a number of processes that is no multiple of it.
+        """
+        if size == 1:
+            return self
+        if self.size % size:
+            raise UserError(f"context={size} needs a number of processes that is a multiple of {size}, got {self.size}")
+        mesh = init_device_mesh(device.type, (self.size // size, size), mesh_dim_names=("data", "context"))
+        row = mesh["context"]
+        return replace(self, context=Context(row.get_local_rank(), size, row.get_group()))
+
+    def splitting(self, make: Callable[[], T]) -> Callable[[], T]:
+        """`make`, whose task then has its part of every sequence."""
+        if self.context.size == 1:
+            return make
+
+        def split() -> T:
+            task: Any = make()
+            task.split(self.context)
+            return task
+
+        return split
+
+    @property
+    def shares(self) -> int:
+        """The number of shares of the samples of a step."""
+        return self.size // self.context.size
+
+    @property
+    def share(self) -> int:
+        """Which of them this process has."""
+        return self.rank // self.context.size
 
     @property
     def main(self) -> bool:
@@ -53,9 +101,9 @@ class World:
         A part is empty where there are fewer samples than parts, and only then. The last part of a process is there all
         the same, since all call the model together; with FSDP every part is, since every call gathers weights.
         """
-        pieces = self.size * accumulate
+        pieces = self.shares * accumulate
         edges = [-(-samples * n // pieces) for n in range(pieces + 1)]
-        own = range(self.rank * accumulate, (self.rank + 1) * accumulate)
+        own = range(self.share * accumulate, (self.share + 1) * accumulate)
         parts = [slice(edges[n], edges[n + 1]) for n in own]
         if self.size > 1 and self.sharding == "fsdp":
             return parts
@@ -117,11 +165,13 @@ class World:
         return x, told
 
     def own(self, items: Sequence[T]) -> Sequence[T]:
-        """Every `size`-th item, beginning with that of this process's number."""
-        return items[self.rank :: self.size]
+        """Every item whose number is this share's, modulo their number; processes of one context have the same."""
+        return items[self.share :: self.shares]
 
     def gathered(self, results: list[T]) -> list[T]:
-        """The results of all processes for their `own` items, in the order of the items, in every process."""
+        """The results of all processes for their `own` items, in the order of the items, in every process; of an item
+        those of all processes that have it.
+        """
         if self.size == 1:
             return results
         parts: list[list[T]] = [[] for _ in range(self.size)]

@@ -1,4 +1,4 @@
-"""Language modelling of bytes: settings, cells and the parts of a report."""
+"""Language modelling of bytes or tokens: settings, cells and the parts of a report."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any, Literal, NotRequired, TypedDict
 import torch
 
 import attnkit
+from attnkit.nn.context_parallel import SERVED
 from attnkit_experiments.data.text.bytes import PYDOC, TextData, load_text
 from attnkit_experiments.data.text.symbols import generate
+from attnkit_experiments.data.text.tokens import OF_BYTES, holds_tokens, load_tokens
 from attnkit_experiments.engine.errors import UserError, require_in
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.language.inspection import Inspected, inspect
@@ -37,10 +39,13 @@ OF_PAIRS = (attnkit.softmax_attention.__name__, attnkit.pointwise_attention.__na
 class LanguageStudy(Training):
     """The settings of every recipe on text; each is a key of `--set`.
 
-    `task`: the next byte, a copy of random symbols (generated, without text), or masked bytes, as BERT is trained.
-    `length`: bytes of a window; a step takes `tokens` // length of them, so that models of any length see the same
-    number of bytes. `tested`: windows of the test part that are judged (0: all); `files`: which files of a folder are
+    `task`: the next token, a copy of random symbols (generated, without text), or masked tokens, as BERT is trained.
+    Tokens are bytes, unless the data are those of `prepare text`.
+    `length`: tokens of a window; a step takes `tokens` // length of them, so that models of any length see the same
+    number of tokens. `tested`: windows of the test part that are judged (0: all); `files`: which files of a folder are
     read. `exact_at`: lengths at which row sum and output variance before training are compared with their exact values.
+    `tied`: logits are products with the table that embeds tokens. `context`: processes that have a part each of every
+    window, with attention over all parts; the number of all processes is a multiple of it.
     """
 
     task: Literal["next", "copying", "masked"] = "next"
@@ -53,9 +58,12 @@ class LanguageStudy(Training):
     decay_per_step: bool = False
     optimizer: Literal["adamw", "adafactor"] = "adamw"
     qk_norm: bool = True
+    tied: bool = False
+    context: int = 1
 
     def __post_init__(self) -> None:
         require_in("[0, inf)", tested=self.tested)
+        require_in("[1, inf)", context=self.context)
         if self.exact_at:
             require_in("[2, inf)", exact_at=self.exact_at)
         if self.task == "copying" and (self.length < 4 or self.length % 2):
@@ -75,13 +83,20 @@ def load(source: Source) -> TextData:
     if task == "copying":
         return generate(source.study.length)
     place = data_place("documents", otherwise=PYDOC) if place == BY_TASK else place
+    if holds_tokens(place):
+        return load_tokens(place)
     return load_text(place, source.study.files, source.terms)
 
 
 def about(data: TextData) -> dict[str, Any]:
     origin = f"from {data.files} files" if data.files else GENERATED
-    text = f"{len(data.train):,} bytes to train on and {len(data.test):,} to test on, {origin}"
+    unit = "tokens" if data.tokenizer else "bytes"
+    text = f"{len(data.train):,} {unit} to train on and {len(data.test):,} to test on, {origin}"
     facts = {"name": data.name, "text": text, "train": len(data.train), "test": len(data.test)}
+    if data.tokenizer:
+        by = data.tokenizer if data.tokenizer == OF_BYTES else f"tokenizer {data.tokenizer[:12]}"
+        facts["text"] = f"{text}, {data.vocabulary:,} different ones, {by}"
+        facts |= {name: getattr(data, name) for name in ("vocabulary", "tokenizer", "test_bytes")}
     return facts | ({"census": data.census.record()} if data.census else {})
 
 
@@ -89,15 +104,31 @@ def cell(settings: LanguageStudy, variant: Variant, seed: int, data: TextData, c
     options = dict(variant.options)
     model = from_study(
         LanguageConfig, settings, size=settings.model, op=variant.op, options=options, gate=variant.gate,
-        causal=settings.task != "masked",
+        causal=settings.task != "masked", vocabulary=data.vocabulary,
     )  # fmt: skip
+    require_parts(model, settings.context, compiled=settings.compile)
     batch = settings.tokens // settings.length
     if batch < 1:
-        raise ValueError(f"tokens must hold a window of {settings.length} bytes, got {settings.tokens}")
+        unit = "tokens" if data.tokenizer else "bytes"
+        raise ValueError(f"tokens must hold a window of {settings.length} {unit}, got {settings.tokens}")
     require_fit(data, model, batch)
     parts = {name: getattr(settings, name) for name in ("task", "tested", "exact_at")}
     parts |= {"batch": batch, "model": model}
     return Cell(variant, seed, from_study(TrainConfig, settings), parts, checksum)
+
+
+def require_parts(model: LanguageConfig, context: int, *, compiled: bool = False) -> None:
+    """ValueError where windows, or an op, cannot be cut over processes, or where blocks that exchange are compiled."""
+    if context == 1:
+        return
+    if model.length % context:
+        raise ValueError(f"length must be a multiple of context, {context}, got {model.length}")
+    served = [op.__name__ for op in SERVED]
+    if model.op not in served:
+        names = ", ".join(served)
+        raise ValueError(f"context={context}: {model.op} has no context parallelism; those that have: {names}")
+    if compiled:
+        raise ValueError(f"context={context}: a block in which processes exchange is no one graph; --set compile=false")
 
 
 def task(cell: Cell, data: TextData, device: torch.device) -> LanguageTask:

@@ -1,8 +1,8 @@
-"""A language model of bytes with the blocks of the ViT: Wortsman et al. 2023 transferred to text.
+"""A language model of bytes or tokens with the blocks of the ViT: Wortsman et al. 2023 transferred to text.
 
 In a causal model query i sees the keys j ≤ i. Point-wise weights are divided by the number of keys that their query
-sees, n_i = i + 1 (`length="visible"`), so the result for a byte does not depend on later bytes, as it would with L. In
-a model of masked bytes every query sees all L keys.
+sees, n_i = i + 1 (`length="visible"`), so the result for a token does not depend on later ones, as it would with L. In
+a model of masked tokens every query sees all L keys.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 import attnkit
 from attnkit import RowStatistics
+from attnkit_experiments.data.text.bytes import BYTES
 from attnkit_experiments.engine.errors import require_in, unknown
 from attnkit_experiments.images.model import LAYERNORM_EPS, SIZES, Block, tiny_biases
-
-BYTES = 256
-MASK = BYTES  # the token in place of a masked byte
 
 
 @dataclass(frozen=True)
 class LanguageConfig:
-    """The configuration of the model: sizes are those of the ViT, `length` is the number of bytes it reads."""
+    """The configuration of the model: sizes are those of the ViT, `length` is the number of tokens it reads.
+
+    `vocabulary`: the number of tokens, 256 for bytes; a model of masked tokens reads one more, the mask, whose id is
+    `vocabulary`. `tied`: logits are products with the table that embeds tokens (Press and Wolf 2017), and a bias.
+    """
 
     size: str
     length: int
@@ -33,42 +36,51 @@ class LanguageConfig:
     qk_norm: bool = True
     gate: Literal["", "silu"] = ""
     causal: bool = True
+    vocabulary: int = BYTES
+    tied: bool = False
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise unknown("model size", self.size, SIZES)
-        require_in("[2, inf)", length=self.length)
+        require_in("[2, inf)", length=self.length, vocabulary=self.vocabulary)
 
 
 class LanguageModel(nn.Module):
-    """Bytes (B, T), or MASK if it is not causal, to logits (B, T, 256) of the byte after each, or there; T ≤ length."""
+    """Tokens (B, T), or the mask if it is not causal, to logits (B, T, vocabulary) of the token after each, or there;
+    T ≤ length. They are those from `start` on where a window is cut over processes.
+    """
 
     def __init__(self, config: LanguageConfig) -> None:
         super().__init__()
         width, depth, _, _ = SIZES[config.size]
         self.config = config
-        self.embed = nn.Embedding(BYTES + (not config.causal), width)
+        self.embed = nn.Embedding(config.vocabulary + (not config.causal), width)
         self.position = nn.Parameter(torch.empty(config.length, width))
         own: dict[str, Any] = {"op": config.op, "options": config.options, "qk_norm": config.qk_norm}
         self.blocks = nn.ModuleList(
             Block(config.size, gate=config.gate, causal=config.causal, **own) for _ in range(depth)
         )
         self.norm = nn.LayerNorm(width, eps=LAYERNORM_EPS)
-        self.head = nn.Linear(width, BYTES)
+        self.head = nn.Linear(width, config.vocabulary) if not config.tied else None
+        self.head_bias = nn.Parameter(torch.zeros(config.vocabulary)) if config.tied else None
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
-        nn.init.zeros_(self.head.weight)
+        if self.head is not None:
+            nn.init.zeros_(self.head.weight)
         for table in (self.embed.weight, self.position):
             nn.init.normal_(table, std=width**-0.5)
         tiny_biases(self)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens) + self.position[: tokens.shape[1]]
+    def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
+        x = self.embed(tokens) + self.position[start : start + tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        x = self.norm(x)
+        if self.head is not None:
+            return self.head(x)
+        return linear(x, self.embed.weight[: self.config.vocabulary], self.head_bias)
 
     @torch.no_grad()
     def statistics(self, tokens: Tensor, fields: tuple[str, ...]) -> list[RowStatistics]:
@@ -95,4 +107,4 @@ def forward_flops(config: LanguageConfig) -> int:
     projections = (5 if config.gate else 4) * width * width
     keys = (length + 1) / 2 if config.causal else length
     block = length * (projections + 2 * width * hidden) + int(2 * length * keys) * width
-    return 2 * (depth * block + length * width * BYTES)
+    return 2 * (depth * block + length * width * config.vocabulary)

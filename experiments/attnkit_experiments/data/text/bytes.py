@@ -1,10 +1,11 @@
-"""Text as one row of bytes, cut into a part to train on and a part to test on."""
+"""Text as one row of bytes, cut into a part to train on and a part to test on; and what any text is as data."""
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
 import pydoc_data.topics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,21 +18,38 @@ from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.terms import TERMS, Terms
 
 PYDOC = "pydoc"
+BYTES = 256
 HELD_OUT = 10  # the last tenth of every file is test
 
 
 @dataclass(frozen=True)
 class TextData:
-    """`train` and `test` (N,) uint8; `files` is their number of files."""
+    """`train` and `test` (N,): bytes (uint8), or tokens below `vocabulary` that are mapped from files (`tokens`);
+    `files` is the number of files that they are from.
+
+    `test_bytes`: bytes of the text that the test tokens stand for, 0 where tokens are bytes; `tokenizer` and `digest`
+    are those of prepared tokens, and "" of bytes.
+    """
 
     name: str
     train: np.ndarray
     test: np.ndarray
     files: int
     census: Census | None = None  # None: not read from files
+    vocabulary: int = BYTES
+    test_bytes: int = 0
+    tokenizer: str = ""
+    digest: str = ""
+
+    @property
+    def tokens_per_byte(self) -> float:
+        """Of the test text: a loss per token times this is one per byte, which tokenizers can be compared by."""
+        return len(self.test) / self.test_bytes if self.test_bytes else 1.0
 
     def checksum(self) -> str:
-        """A hash of every byte."""
+        """A hash of every byte, or of the checksums of all tokens."""
+        if self.digest:
+            return self.digest
         digest = hashlib.sha256(f"{len(self.train)}/".encode())
         digest.update(self.train.data)
         digest.update(self.test.data)
@@ -46,10 +64,10 @@ def load_text(place: str, pattern: str, terms: Terms = TERMS) -> TextData:
     """
     if place == PYDOC:
         topics = pydoc_data.topics.topics
-        return _split("pydoc", ["".join(topics[name] for name in sorted(topics)).encode()])
+        return _split("pydoc", ["".join(topics[name] for name in sorted(topics)).encode()], 1)
     path = Path(place)
     if path.is_file():
-        return _split(path.name, [read_file(path, terms.limits)], Census(used=1))
+        return _split(path.name, [read_file(path, terms.limits)], 1, Census(used=1))
     if not path.is_dir():
         raise UserError(f"--data {place}: no such file or directory")
     files, census = _matches(path, pattern)
@@ -60,7 +78,7 @@ def load_text(place: str, pattern: str, terms: Terms = TERMS) -> TextData:
         name = min(twins)
         raise UserError(f"--data {place}: holds {name} and {name}.gz, the same twice; --set files=PATTERN names one")
     census.require(place, terms)
-    return _split(path.name, [read_file(path / file, terms.limits) for file in files], census)
+    return _split(path.name, (read_file(path / file, terms.limits) for file in files), len(files), census)
 
 
 def _matches(path: Path, pattern: str) -> tuple[list[str], Census]:
@@ -86,8 +104,11 @@ def _matches(path: Path, pattern: str) -> tuple[list[str], Census]:
     return sorted(files), census
 
 
-def _split(name: str, texts: list[bytes], census: Census | None = None) -> TextData:
-    cuts = [len(text) - len(text) // HELD_OUT for text in texts]
-    train = b"".join(text[:cut] for text, cut in zip(texts, cuts, strict=True))
-    test = b"".join(text[cut:] for text, cut in zip(texts, cuts, strict=True))
-    return TextData(name, np.frombuffer(train, np.uint8), np.frombuffer(test, np.uint8), len(texts), census)
+def _split(name: str, texts: Iterable[bytes], files: int, census: Census | None = None) -> TextData:
+    """Text by text, so that no more than one of them is in memory twice."""
+    train, test = bytearray(), bytearray()
+    for text in texts:
+        cut = len(text) - len(text) // HELD_OUT
+        train += memoryview(text)[:cut]
+        test += memoryview(text)[cut:]
+    return TextData(name, np.frombuffer(train, np.uint8), np.frombuffer(test, np.uint8), files, census)

@@ -4,8 +4,11 @@ Source: the next checks that the summary of "Replacing softmax with ReLU in Visi
     models, other architectures.
 Expected: nothing is published. What can be checked: bits per byte near those of softmax at alpha 1, and worse at 0.
 Cost: smoke under a minute on 2 CPU cores; cpu about 2 hours on 2 CPU cores; small under 8 minutes on one H200
-    (estimated, not measured); paper about 7 hours of one H200 a variant and seed (estimated).
-Command: python -m experiments run 000-causal --preset cpu --data TEXT --out runs/causal
+    (estimated, not measured); paper and billion on 8 H100 (predicted, see docs/experiments.md): 7 minutes and 6.5 hours
+    a variant and seed, if there were nothing but products of matrices and attention.
+Command: python -m experiments run 000-causal --preset cpu --data TEXT --out runs/causal; on 8 GPUs, with TOKENS from
+    prepare text: torchrun --nproc-per-node 8 -m experiments run 000-causal --preset billion --sharding fsdp
+    --data TOKENS --out runs/billion
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attnkit_experiments.language.domain import DOMAIN, LanguageStudy
-from attnkit_experiments.recipes.relu_vit.language import DEVIATIONS, SCALES
+from attnkit_experiments.recipes.relu_vit.language import DEVIATIONS, OF_TOKENS
 from attnkit_experiments.recipes.relu_vit.presets import beside_softmax, grid_with_floor
 from attnkit_experiments.study.recipe import Recipe, Variant, presets
 
@@ -38,17 +41,17 @@ RECIPE = Recipe(
     domain=DOMAIN,
     presets=presets(
         Study,
-        SCALES,
+        OF_TOKENS,
         {
             "smoke": {"alphas": (1.0,)},
             "cpu": {"steps": 8000, "alphas": (0.0, 0.5, 1.0, 1.5, 2.0)},
             "small": {"activations": ("relu", "relu_squared", "sigmoid"), "seeds": (0,)},
-            "paper": {"activations": ("relu", "relu_squared", "gelu", "softplus", "sigmoid")},
         },
         {
             "cpu": "about 2 hours, 2 CPU cores",
             "small": "under 8 minutes, one H200 (estimated)",
-            "paper": "about 7 hours of one H200 a variant and seed (estimated)",
+            "paper": "7 minutes of 8 H100 a variant and seed at least (predicted)",
+            "billion": "6.5 hours of 8 H100 a variant and seed at least (predicted)",
         },
     ),
     variants=variants,

@@ -47,6 +47,39 @@ PAPER: dict[str, Any] = {
     "seeds": (0, 1, 2),
 }
 
+# 124 million parameters with GPT-2's 50,257 tokens, 21 tokens a parameter; batch and rate are those of Brown et al.
+# 2020, Table 2.1. At once in memory: 16 windows on each of 8 GPUs, and 8 of the larger model
+PAPER_TOKENS: dict[str, Any] = {
+    "model": "B",
+    "tied": True,
+    "length": 1024,
+    "tokens": 524_288,
+    "steps": 5000,
+    "lr": 6e-4,
+    "warmup": 250,
+    "precision": "bfloat16",
+    "compile": True,
+    "accumulate": 4,
+    "tested": 2048,
+    "evaluate_every": 500,
+    "checkpoint_every": 250,
+    "seeds": (0, 1, 2),
+}
+
+# 1.01 billion, likewise
+BILLION: dict[str, Any] = PAPER_TOKENS | {
+    "model": "w2048",
+    "tokens": 1_048_576,
+    "steps": 20_000,
+    "lr": 2e-4,
+    "warmup": 1000,
+    "accumulate": 16,
+    "fsdp_parameters": "bfloat16",
+    "evaluate_every": 2000,
+    "checkpoint_every": 500,
+    "seeds": (0,),
+}
+
 SCALES = {
     "smoke": Scale(SMOKE, "smoke: shows that the code runs; its numbers mean nothing", "under a minute, 2 CPU cores"),
     "cpu": Scale(CPU, "cpu: width 64, depth 4, minutes on two CPU cores; a check that the paper did not make"),
@@ -56,10 +89,20 @@ SCALES = {
     ),
 }
 
+OF_TOKENS = SCALES | {
+    "paper": Scale(
+        PAPER_TOKENS, "paper: 124 million parameters, on tokens that you bring; the paper trains no language model"
+    ),
+    "billion": Scale(
+        BILLION, "billion: a billion parameters, on tokens that you bring; the paper trains no language model"
+    ),
+}
+
 DEVIATIONS = (
     "The paper trains vision transformers. This is a next check that its readers ask for, and has no published number "
     "to be compared with.",
-    "Bytes are tokens; windows follow one another without regard to documents, the last tenth of each file is test.",
-    "Models of other lengths take as many bytes a step in fewer windows; longer ones read more text before a byte.",
+    "Tokens are bytes, of which the last tenth of each file is test, or those of a prepared text, a document of which "
+    "is test as a whole or not at all. Windows follow one another without regard to documents.",
+    "Models of other lengths take as many tokens a step in fewer windows; longer ones read more text before a token.",
     "n is the number of keys that a query sees, which grows along a window; the paper's L is one number.",
 )
