@@ -134,23 +134,28 @@ class ImageTask:
         mixed = options.mixup > 0 or options.cutmix > 0
         rows = np.arange(own.start - mixed, own.stop) % count
         draws = augment.Draws(self.seed, step, count, rows)
-        images = augment.normalise(self.pixels.train(step, rows))
+        images = self.augmented(self.pixels.train(step, rows).permute(0, 3, 1, 2), draws)
         targets = one_hot(self.train_labels[upload(ids[rows], self.device)], self.classes).float()
-        if options.crop == "pad":
-            images = augment.random_crop(images, options.padding, draws)
-        elif options.crop == "inception" and not self.pixels.cropped:
-            images = augment.inception_crop(images, options.smallest_crop, draws)
-        if options.flip:
-            images = augment.random_flip(images, draws)
-        if self.randaugment:
-            pixels = self.randaugment(augment.to_bytes(images), draws)
-            images = augment.normalise(pixels.permute(0, 2, 3, 1))
         if mixed:
             images, targets = self._mixed(images, targets, step)
             draws = augment.Draws(self.seed, step, count, rows[1:])
         if options.erase:
             images = augment.random_erase(images, options.erase, draws)
         return images, targets
+
+    def augmented(self, images: Tensor, draws: augment.Draws) -> Tensor:
+        """Bytes (n, C, H, W) cropped, flipped and through RandAugment, normalised: bytes as long as they can be."""
+        options = self.augmentation
+        if options.crop == "pad":
+            images = augment.random_crop(images, options.padding, draws)
+        elif options.crop == "inception" and not self.pixels.cropped:
+            images = augment.inception_crop(augment.normalise(images.permute(0, 2, 3, 1)), options.smallest_crop, draws)
+        if options.flip:
+            images = augment.random_flip(images, draws)
+        if self.randaugment:
+            pixels = augment.to_bytes(images) if images.is_floating_point() else images
+            images = self.randaugment(pixels, draws)
+        return images if images.is_floating_point() else augment.normalise(images.permute(0, 2, 3, 1))
 
     def _mixed(self, images: Tensor, targets: Tensor, step: int) -> tuple[Tensor, Tensor]:
         options = self.augmentation

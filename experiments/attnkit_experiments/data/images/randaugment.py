@@ -161,10 +161,10 @@ class Constants(NamedTuple):
     """What all layers need on the device."""
 
     levels: Tensor  # (256,) uint8
+    one: Tensor  # (1,) int64
     stretch: Tensor  # (256, 2) float64: factor and offset of autocontrast by the difference between its levels
     grey: Tensor  # (3, 1, 1) float32
-    last: Tensor  # (2, 1, 1) int64: the last column and row
-    first: Tensor  # (2, 1, 1) int64: 0
+    last: Tensor  # (2, 1, 1) float64: the last column and row
     fill: Tensor  # (3, 1, 1) uint8
 
 
@@ -192,8 +192,8 @@ def _constants(height: int, width: int, fill: tuple[int, int, int]) -> tuple[np.
     span = np.arange(256, dtype=np.float64)
     stretch = np.stack([255 / span.clip(min=1), 255 / span.clip(min=1)], axis=1)
     stretch[0] = 1, 0  # of one level: as it is
-    last = np.array([width - 1, height - 1]).reshape(2, 1, 1)
-    return LEVELS, stretch, GREY, last, np.zeros_like(last), np.array(fill, dtype=np.uint8).reshape(3, 1, 1)
+    last = np.array([width - 1.0, height - 1.0]).reshape(2, 1, 1)
+    return LEVELS, np.ones(1, dtype=np.int64), stretch, GREY, last, np.array(fill, dtype=np.uint8).reshape(3, 1, 1)
 
 
 def _computed(layer: Layer, order: np.ndarray, height: int, width: int) -> list[np.ndarray]:
@@ -237,10 +237,10 @@ def _applied(images: Tensor, layer: Uploaded, counts: dict[str, int], constants:
 def _moved(images: Tensor, layer: Uploaded, constants: Constants, bilinear: bool) -> Tensor:
     """Every pixel from its place, the nearest pixel there or a bilinear mean; `fill` where that is outside."""
     height, width = images.shape[2:]
-    source = layer.across + layer.down + layer.shift
-    nearest = (source + 0.5).floor_().long()
-    inner = nearest.clamp(constants.first, constants.last)
-    inside = (inner == nearest).all(1, keepdim=True)
+    source = (layer.across + layer.down).add_(layer.shift)
+    nearest = (source + 0.5).floor_()
+    inner = torch.minimum(nearest, constants.last).clamp_(min=0)
+    column_inside, row_inside = (inner == nearest).split(1, dim=1)
     if bilinear:
         x, y = source.unbind(1)
         grid = torch.stack([(2 * x + 1) / width - 1, (2 * y + 1) / height - 1], dim=-1).float()
@@ -248,9 +248,9 @@ def _moved(images: Tensor, layer: Uploaded, constants: Constants, bilinear: bool
         out = out.add_(1e-3).byte()  # truncated as in Pillow, except for integers up to rounding
     else:
         column, row = inner.unbind(1)
-        index = column.add_(row, alpha=width).flatten(1)[:, None].expand(-1, 3, -1)
+        index = column.add_(row, alpha=width).long().flatten(1)[:, None].expand(-1, 3, -1)
         out = images.flatten(2).gather(2, index).view_as(images)
-    return torch.where(inside, out, constants.fill)
+    return torch.where(column_inside & row_inside, out, constants.fill)
 
 
 def _mapped(images: Tensor, tables: Tensor, stretched: int, constants: Constants) -> Tensor:
@@ -277,14 +277,13 @@ def autocontrast(lowest: Tensor, highest: Tensor, constants: Constants) -> Tenso
 def equalize(pixels: Tensor, highest: Tensor, constants: Constants) -> Tensor:
     """Tables that make each channel's levels about equally frequent: integer ones as in ImageOps.equalize.
 
-    pixels (n, C, H·W) int64. The step is the 255th part of the pixels below the highest level; level v becomes the
-    pixels below v, and half a step, in steps; all in float64, which is exact but for the quotient, truncated later.
+    pixels (n, C, H·W) int64. The step is the 255th part of the pixels below the highest level, s; level v becomes
+    (below(v) + s // 2) // s, which is the floor of below(v) / s + ½.
     """
-    one = pixels.new_ones(1).expand_as(pixels)
-    counts = pixels.new_zeros(*pixels.shape[:2], 256).scatter_add_(2, pixels, one)
-    below = (counts.cumsum(2) - counts).double()
-    step = below.gather(2, highest.long()).div_(255).floor_()
-    return torch.where(step > 0, (below + (step / 2).floor_()) / step, constants.levels)
+    counts = pixels.new_zeros(*pixels.shape[:2], 256).scatter_add_(2, pixels, constants.one.expand_as(pixels))
+    below = counts.cumsum(2) - counts
+    step = below.gather(2, highest.long()).floor_divide_(255)
+    return torch.where(step > 0, (below.double() / step).add_(0.5), constants.levels)
 
 
 def _blended(images: Tensor, factor: Tensor, counts: Sequence[int], constants: Constants) -> Tensor:
@@ -304,8 +303,8 @@ def _blended(images: Tensor, factor: Tensor, counts: Sequence[int], constants: C
     if len(sharp := pixels[color + contrast :]):
         rows = sharp[:, :, :-2] + sharp[:, :, 1:-1] + sharp[:, :, 2:]
         around = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
-        smooth = around.add_(sharp[:, :, 1:-1, 1:-1], alpha=4).add_(6.5).div_(13).floor_()
-        other[color + contrast :, :, 1:-1, 1:-1].copy_(smooth)
+        around = around.add_(sharp[:, :, 1:-1, 1:-1], alpha=4).add_(6.5)
+        torch.div(around, 13, rounding_mode="floor", out=other[color + contrast :, :, 1:-1, 1:-1])
     return pixels.sub_(other).mul_(factor).add_(other).clamp_(0, 255).byte()
 
 
