@@ -22,7 +22,8 @@ class TrainConfig:
     `weight_decay`: in a step with the rate r the matrices lose the share r·weight_decay; with `decay_per_step`, the
     share weight_decay·r/lr, which does not change with lr: big_vision's `wd` is multiplied by the schedule only. Its
     1e-4 at lr 1e-3 is AdamW's 0.1. `betas` and `eps` are those of AdamW; `Adafactor` keeps its own.
-    `accumulate`: the number of parts of a step's samples, to save memory. `activation_checkpointing`, for the same
+    `accumulate`: the number of parts of a step's samples, to save memory; 0 for as few as fit, see
+    `train.fitting_parts`. `activation_checkpointing`, for the same
     purpose, keeps only the inputs of blocks and computes each block once more on the way back, with the same result.
     `fsdp_parameters` and `fsdp_gradients`: the dtypes in which sharded weights are gathered and their gradients summed
     (the param_dtype and reduce_dtype of FSDP2); each process keeps its part, and the moments, in float32.
@@ -53,8 +54,8 @@ class TrainConfig:
     average: int = 1
 
     def __post_init__(self) -> None:
-        require_in("[1, inf)", steps=self.steps, accumulate=self.accumulate, average=self.average)
-        require_in("[0, inf)", warmup=self.warmup)
+        require_in("[1, inf)", steps=self.steps, average=self.average)
+        require_in("[0, inf)", warmup=self.warmup, accumulate=self.accumulate)
         require_in("(0, inf)", lr=self.lr, clip=self.clip)
         require_in("[0, 1)", ema=self.ema)
         if self.fsdp_parameters != "float32" and self.precision != self.fsdp_parameters:

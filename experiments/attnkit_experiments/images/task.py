@@ -85,6 +85,8 @@ class ImageTask:
     with `shots` images of each.
     """
 
+    divisible = True
+
     def __init__(
         self,
         data: ImageData | LazyImages,

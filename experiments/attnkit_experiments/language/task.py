@@ -38,6 +38,8 @@ class LanguageTask:
         ValueError: batch below 1; a part of the text that is not longer than a window.
     """
 
+    divisible = True
+
     def __init__(
         self,
         data: TextData,

@@ -119,6 +119,8 @@ class TranslationTask:
         UserError: an empty split, another vocabulary than the model's, a sentence that the model has no positions for.
     """
 
+    divisible = False
+
     def __init__(
         self,
         data: TranslationData,

@@ -31,7 +31,7 @@ BOTH: dict[str, Any] = {
     "mlp_gelu": "tanh",
     "precision": "bfloat16",
     "compile": True,
-    "accumulate": 8,
+    "accumulate": 0,
     "evaluate_every": 10_000,
     "checkpoint_every": 1000,
     "seeds": (0,),
