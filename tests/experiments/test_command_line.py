@@ -150,7 +150,7 @@ def test_the_published_settings_are_big_visions(preset, steps, classes):
         study = recipe.presets[preset].study
         assert (study.steps, study.batch, study.lr, study.warmup) == (steps, 4096, 1e-3, 10_000)
         assert study.steps == int(study.train_images * (30 if preset == "paper" else 300) / 4096)
-        assert (study.loss, study.smoothing, study.clip) == ("sigmoid", 0, 1)
+        assert (study.loss, study.smoothing, study.clip, study.accumulate) == ("sigmoid", 0, 1, 0)
         assert abs(study.head_bias + math.log(classes)) < 0.02
         assert (study.pool, study.pre_logits) == (("gap", False) if preset == "paper" else ("tok", True))
         variants = {variant.name: variant for variant in recipe.variants(study)}

@@ -5,12 +5,21 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from attnkit_experiments.commands.report import write_report
+from attnkit_experiments.data.images.dataset import ImageData
+from attnkit_experiments.data.images.decoding.decoders import Decoders
+from attnkit_experiments.data.images.lazy import LazyImages
 from attnkit_experiments.data.images.loading import ImageRequest, load_images
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.images import fewshot
-from attnkit_experiments.images.domain import ImageSets
+from attnkit_experiments.images import fewshot, task
+from attnkit_experiments.images.domain import ImageSets, probe_set
+from attnkit_experiments.images.model import ViTConfig
+from attnkit_experiments.images.task import AugmentConfig, ImageTask
+from attnkit_experiments.recipes import RECIPES
+from attnkit_experiments.recipes.relu_vit.big_vision import FEWSHOT
+from attnkit_experiments.study.recipe import Source
 from tests.library.arrays import assert_close
 
 
@@ -89,3 +98,77 @@ def test_what_is_probed_is_part_of_the_checksum(tmp_path):
     one, other = (load_images("digits", ImageRequest(size), cache=tmp_path) for size in (0, 16))
     assert ImageSets(one).checksum() == one.checksum()
     assert len({ImageSets(one, probes).checksum() for probes in ((), (one,), (other,), (one, other))}) == 4
+
+
+@pytest.fixture
+def seen_by(image_folder, tmp_path):
+    """A task with images of a folder of 9 pixels, held in memory or decoded when they are needed."""
+
+    def made_of(*, lazily: bool, workers: int = 0) -> tuple[ImageTask, ImageData | LazyImages]:
+        main = load_images(str(image_folder), ImageRequest(12), cache=tmp_path)
+        probe = main
+        if lazily:
+            source = Source(str(image_folder), None, tmp_path, workers=workers)
+            probe = probe_set(str(image_folder), 12, Decoders(workers), source)
+            assert isinstance(probe, LazyImages)
+        model = ViTConfig("d64", 4, 12, 3, 2)
+        cpu = torch.device("cpu")
+        made = ImageTask(main, model, AugmentConfig(mixup=0.0), batch=4, precision="float32", seed=0, device=cpu,
+                         probes=(probe,), shots=(1, 2))  # fmt: skip
+        made.model.eval()
+        return made, probe
+
+    return made_of
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_features_of_images_decoded_in_batches_are_those_of_images_in_memory(seen_by, monkeypatch, workers):
+    """And no more images than a batch are there at once: two where processes decode."""
+    monkeypatch.setattr(task, "EVALUATION_BATCH", 4)
+    (whole, held), (streamed, lazy) = seen_by(lazily=False), seen_by(lazily=True, workers=workers)
+    assert (lazy.classes, lazy.name, len(lazy.train)) == (held.classes, held.name, 12)
+    asked = []
+    decode = LazyImages.decode
+    monkeypatch.setattr(
+        LazyImages, "decode", lambda self, items, pixels: asked.append(pixels.nbytes) or decode(self, items, pixels)
+    )
+    for split in ("train", "test"):
+        ids = np.arange(len(getattr(held, f"{split}_labels")))
+        assert np.array_equal(streamed.features(lazy, split, ids), whole.features(held, split, ids))
+    assert max(asked) == 4 * 12 * 12 * 3
+    assert sum(asked) == held.train_images.nbytes + held.test_images.nbytes
+    assert streamed.evaluate() == whole.evaluate()
+
+
+def test_only_the_images_of_draws_are_read(seen_by, monkeypatch):
+    made, lazy = seen_by(lazily=True)
+    read = []
+    decode = LazyImages.decode
+    monkeypatch.setattr(
+        LazyImages,
+        "decode",
+        lambda self, items, pixels: read.extend(i for i, _ in items) or decode(self, items, pixels),
+    )
+    made.shots = (1,)
+    made.evaluate()
+    drawn = {int(i) for seed in (0, 1, 2) for i in fewshot.sample(lazy.train_labels, 2, 1, seed)}
+    assert {int(lazy.train[i]) for i in drawn} == {i for i in read if lazy.index.train[i]}
+    assert len(drawn) < len(lazy.train)
+    every, labels = train = features(120)
+    known = fewshot.used(labels, 3, (1, 5))
+    assert len(known) < 120
+    found = fewshot.accuracies((every[known], labels), train, 3, shots=(1, 5), known=known)
+    assert found == fewshot.accuracies(train, train, 3, shots=(1, 5))
+
+
+def test_a_set_is_found_in_the_folder_of_data_and_its_absence_is_an_error(image_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTNKIT_DATA", str(image_folder.parent))
+    source = Source("", None, tmp_path)
+    assert probe_set(image_folder.name, 8, Decoders(0), source).name == image_folder.name
+    with pytest.raises(UserError, match=r"--set fewshot: .*fewshot/birds.*--set fewshot= none"):
+        probe_set(FEWSHOT[0], 8, Decoders(0), source)
+    assert RECIPES["000-fig1"].presets["paper"].study.fewshot == FEWSHOT
+    (image_folder / "train" / "cat" / "0000.png").write_bytes(b"none")
+    damaged = probe_set(str(image_folder), 8, Decoders(0), source)
+    with pytest.raises(UserError, match=r"--set fewshot: .*0000.png cannot be read as an image"):
+        [*fewshot.read(damaged, "train", [np.arange(12)])]

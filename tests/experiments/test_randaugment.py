@@ -1,6 +1,7 @@
 """Every operation of RandAugment beside Pillow, the arguments of its levels, and that a row's draws are its own."""
 
 import dataclasses
+import hashlib
 import math
 
 import numpy as np
@@ -10,14 +11,24 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from attnkit_experiments.data.images import randaugment
 from attnkit_experiments.data.images.augment import Draws
-from attnkit_experiments.data.images.randaugment import AUGREG, BIG_VISION, TIMM_INCREASING, Argument, big_vision, named
+from attnkit_experiments.data.images.randaugment import (
+    AUGREG,
+    BIG_VISION,
+    KINDS,
+    TIMM_INCREASING,
+    Choice,
+    Layer,
+    apply_layers,
+    big_vision,
+    named,
+)
 from attnkit_experiments.images.settings import ImageSettings, augmentation
 from attnkit_experiments.images.task import AugmentConfig
 from tests.library.arrays import assert_close
 
 HEIGHT, WIDTH = 37, 53
 FILL = (128, 127, 126)
-CENTRE = torch.tensor([[0.5], [0.25]], dtype=torch.float64)
+CENTRE = np.array([[0.5], [0.25]])
 
 
 def pictures() -> list[Image.Image]:
@@ -34,11 +45,14 @@ def tensor(images: list[Image.Image]) -> torch.Tensor:
     return torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2)
 
 
-def apply(operation, value: float, *, bilinear: bool = False) -> torch.Tensor:
-    """`operation` on the four pictures at once."""
-    images = tensor(pictures())
-    values = torch.full((4,), float(value), dtype=torch.float64)
-    return operation(images, Argument(values, CENTRE.expand(2, 4), FILL, bilinear))
+def apply(name: str, value: float, *, bilinear: bool = False) -> torch.Tensor:
+    """An operation on the four pictures at once."""
+    return apply_layers(tensor(pictures()), [layer_of([name] * 4, [value] * 4)], FILL, bilinear)
+
+
+def layer_of(names: list[str], values: list[float]) -> Layer:
+    kinds = np.array([KINDS.index(name) for name in names])
+    return Layer(kinds, np.array(values, dtype=np.float64), CENTRE.repeat(len(names), axis=1))
 
 
 def moved(image: Image.Image, matrix: tuple[float, ...], resample=Image.Resampling.NEAREST) -> Image.Image:
@@ -80,11 +94,11 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("name", BIG_VISION)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_an_operation_is_pillows(name):
     expected, values = EXPECTED[name]
     for value in values:
-        found = apply(BIG_VISION[name].apply, value)
+        found = apply(name, value)
         assert found.dtype == torch.uint8
         wanted = tensor([expected(image, value) for image in pictures()])
         differing = int((found != wanted).sum())
@@ -101,20 +115,20 @@ def test_bilinear_places_are_pillows(name):
         "translate_y": lambda image, value: moved(image, (1, 0, 0, 0, 1, value), resample),
     }[name]
     for value in (7.3713, -11.8517):
-        found = apply(BIG_VISION[name].apply, value, bilinear=True)
+        found = apply(name, value, bilinear=True)
         gap = (found.int() - tensor([expected(image, value) for image in pictures()]).int()).abs()
         assert gap.max() <= 1
         assert gap.float().mean() < 2e-3, "a place in float32 may be a hair aside"
 
 
 def test_posterizing_to_no_bits():
-    assert (apply(randaugment.posterize, 0) == tensor(pictures()) // 128 * 128).all(), "big_vision keeps one bit"
-    assert not apply(TIMM_INCREASING["posterize"].apply, 0).any()
+    assert (apply("posterize", 0) == tensor(pictures()) // 128 * 128).all(), "big_vision keeps one bit"
+    assert not apply("posterize_to_black", 0).any()
 
 
-def arguments(choices, level: float, side: int) -> dict[str, float]:
-    share = torch.tensor([level / 10], dtype=torch.float64)
-    return {name: float(choice.argument(share, side)) for name, choice in choices.items()}
+def arguments(choices: tuple[Choice, ...], level: float, side: int) -> dict[str, float]:
+    share = np.array([level / 10])
+    return {choice.operation: float(choice.argument(share, side)[0]) for choice in choices}
 
 
 def assert_same_arguments(found: dict[str, float], wanted: dict[str, float]) -> None:
@@ -133,7 +147,8 @@ def test_the_arguments_of_big_visions_levels():
     at_15 = arguments(BIG_VISION, 15, 224)
     assert (at_15["posterize"], at_15["rotate"], at_15["cutout"], at_15["solarize_add"]) == (6, 45, 60, 165)
     assert arguments(BIG_VISION, 10, 56)["translate_x"] == 25, "lengths are shares of 224"
-    signed = {name for name, choice in BIG_VISION.items() if choice.signed}
+    signed = {choice.operation for choice in BIG_VISION if choice.signed}
+    assert {choice.operation for choice in BIG_VISION} == {*EXPECTED}
     assert signed == {"rotate", "shear_x", "shear_y", "translate_x", "translate_y"}
 
 
@@ -141,12 +156,38 @@ def test_the_arguments_of_timms_levels():
     assert_same_arguments(
         arguments(TIMM_INCREASING, 9, 200),
         dict.fromkeys(randaugment.ENHANCED, 0.81)
-        | {"autocontrast": 0, "equalize": 0, "invert": 0, "rotate": 27, "posterize": 1, "solarize": 26}
+        | {"autocontrast": 0, "equalize": 0, "invert": 0, "rotate": 27, "posterize_to_black": 1, "solarize": 26}
         | {"shear_x": 0.27, "shear_y": 0.27, "translate_x": 81, "translate_y": 81, "solarize_add": 99},
     )
-    enhance = TIMM_INCREASING["brightness"].apply
-    assert torch.equal(apply(enhance, -0.5), apply(randaugment.brightness, 0.5))
-    assert torch.equal(apply(enhance, -0.95), apply(randaugment.brightness, 0.1)), "at least a tenth"
+    enhance = next(choice for choice in TIMM_INCREASING if choice.operation == "brightness")
+    values = enhance.values(np.array([0.5, 1.0, 1.0]) / 0.9, 200, np.array([True, True, False]))
+    assert_close(values, np.array([0.5, 0.1, 2.0]))  # at least a tenth
+
+
+def test_images_with_different_operations_are_as_each_alone():
+    """Two layers of all operations, in another order in each."""
+    rng = np.random.default_rng(0)
+    names = [name for name in KINDS for _ in range(2)]
+    values = [0 if name == "none" else EXPECTED.get(name, (None, (2,)))[1][-1] for name in names]
+    order = rng.permutation(len(names))
+    images = tensor(pictures()[:2]).repeat(len(names) // 2, 1, 1, 1)
+    layers = [layer_of(names, values), layer_of([names[n] for n in order], [values[n] for n in order])]
+    found = apply_layers(images, layers, FILL, False)
+    for n, image in enumerate(images):
+        alone = [Layer(each.kind[n : n + 1], each.value[n : n + 1], each.place[:, n : n + 1]) for each in layers]
+        for layer in alone:
+            image = apply_layers(image.reshape(1, 3, HEIGHT, WIDTH), [layer], FILL, False)
+        assert torch.equal(found[n], image[0]), (names[n], names[order[n]])
+    assert torch.equal(apply_layers(images, [], FILL, False), images)
+
+
+def test_a_policy_draws_what_it_always_drew():
+    """The pixels of big_vision's policy that studies were trained with before operations were grouped."""
+    digest = hashlib.sha256()
+    for step in range(3):
+        noise = np.random.default_rng(step).integers(0, 256, (BATCH, 3, 24, 24), dtype=np.uint8)
+        digest.update(named("2,14")(torch.from_numpy(noise), Draws(1, step, 2 * BATCH, np.arange(BATCH) + 3)).numpy())
+    assert digest.hexdigest() == "58642b0d742031816e6b93694ad5389d65421cbe5af3b3e2f121b932d0fa7807"
 
 
 BATCH = 60
@@ -170,25 +211,16 @@ def test_a_policy_is_a_function_of_seed_step_and_row(text):
     assert len({image.numpy().tobytes() for image in first}) > BATCH // 3
 
 
-def test_a_layer_applies_one_operation_and_chooses_all_alike():
-    seen = dict.fromkeys(BIG_VISION, 0)
-    choices = {
-        name: choice._replace(apply=lambda images, argument, name=name: _count(seen, name, images, argument))
-        for name, choice in BIG_VISION.items()
-    }
-    policy = randaugment.Policy(choices, 1, 10)
-    for step in range(50):
-        augmented(policy, step=step)
-    total = 50 * BATCH
-    assert sum(seen.values()) == total
-    assert max(abs(count / total - 1 / 16) for count in seen.values()) < 5 * math.sqrt(1 / 16 / total)
-
-
-def _count(seen, name, images, argument):
-    seen[name] += len(images)
-    if BIG_VISION[name].signed:
-        assert set(argument.value.sign().tolist()) <= {-1.0, 1.0}
-    return images
+def test_a_layer_chooses_all_alike_and_signs_at_random():
+    policy = big_vision(1, 10)
+    layers = [policy.drawn(Draws(0, step, BATCH, np.arange(BATCH)), 0, WIDTH) for step in range(50)]
+    kind, value = (np.concatenate([getattr(layer, name) for layer in layers]) for name in ("kind", "value"))
+    shares = np.bincount(kind, minlength=len(KINDS)) / len(kind)
+    for name, share in zip(KINDS, shares, strict=True):
+        wanted = 1 / 16 if name in EXPECTED else 0
+        assert abs(share - wanted) < 5 * math.sqrt(wanted / len(kind)) or share == wanted, name
+    assert set(value[kind == KINDS.index("rotate")]) == {-30.0, 30.0}
+    assert set(value[kind == KINDS.index("cutout")]) == {9.0}
 
 
 def test_what_is_skipped_is_left_alone():
@@ -197,18 +229,11 @@ def test_what_is_skipped_is_left_alone():
 
 
 def test_timms_magnitudes_are_normal_cut_and_applied_half_of_the_time():
-    seen: list[float] = []
-
-    def note(images, argument):
-        seen.extend(argument.value.tolist())
-        return images
-
-    policy = named("rand-m9-n1-mstd0.5-inc1")
-    choice = randaugment.Choice(note, lambda level, side: level)
-    spread = randaugment.Policy({"only": choice}, 1, 9, policy.spread, policy.probability, policy.limit)
-    for step in range(50):
-        augmented(spread, step=step)
-    levels = np.array(seen) * 10
+    policy = dataclasses.replace(
+        named("rand-m9-n1-mstd0.5-inc1"), choices=(Choice("invert", lambda level, side: level),)
+    )
+    layers = [policy.drawn(Draws(0, step, BATCH, np.arange(BATCH)), 0, WIDTH) for step in range(50)]
+    levels = np.concatenate([layer.value[layer.kind == KINDS.index("invert")] for layer in layers]) * 10
     assert abs(len(levels) / (50 * BATCH) - 0.5) < 0.05
     assert abs(np.median(levels) - 9) < 0.06
     assert levels.max() == 10

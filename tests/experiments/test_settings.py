@@ -94,7 +94,7 @@ def test_the_last_number_in_the_range_is_taken(recipe: str, setting: str) -> Non
 
 
 CONFIGURATIONS = (
-    (TrainConfig(1), {"steps": 1, "accumulate": 1, "average": 1, "warmup": 0, "ema": 0}),
+    (TrainConfig(1), {"steps": 1, "accumulate": 0, "average": 1, "warmup": 0, "ema": 0}),
     (AugmentConfig(), {"mixup": 0, "cutmix": 0, "erase": 0, "smoothing": 0}),
     (ListOpsRules(), {"depth": 1, "arguments": 2}),
     (SequenceRequest("listops"), {"train": 0, "valid": 0, "test": 0}),

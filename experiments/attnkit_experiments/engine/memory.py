@@ -1,4 +1,4 @@
-"""Peak memory of a computation beyond the memory in use before it."""
+"""Peak memory of a computation beyond the memory in use before it, and how many samples fit into a device at once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Callable
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from attnkit_experiments.engine.errors import UserError
+
+SAFE = 0.7
+"""The share of a device's memory that is planned with: the rest is for workspaces, evaluation and fragmentation."""
 
 
 def peak_bytes(compute: Callable[[], object], device: torch.device) -> int:
@@ -32,3 +37,37 @@ def peak_bytes(compute: Callable[[], object], device: torch.device) -> int:
         live += change
         peak = max(peak, live)
     return peak
+
+
+def of_device(device: torch.device) -> int | None:
+    """The bytes of a GPU's memory, all of it whatever is in use; None for a CPU, whose memory others have too."""
+    return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
+
+
+def bytes_per_sample(passes: Callable[[int], object], few: int, device: torch.device) -> float:
+    """What one more sample adds to the peak of `passes(samples)`: (peak of 2·few - peak of few) / few.
+
+    What does not grow with samples, such as weights cast to bfloat16, cancels. The first call is not counted: it leaves
+    gradients behind, and a GPU's libraries their workspaces.
+    """
+    passes(few)
+    peaks = [peak_bytes(lambda count=count: passes(count), device) for count in (few, 2 * few)]  # type: ignore[misc]
+    return (peaks[1] - peaks[0]) / few
+
+
+def parts_that_fit(samples: int, processes: int, per_sample: float, free: float) -> int:
+    """The parts of each process's share of a step, so that one needs no more than `free` bytes.
+
+    Of the numbers up to twice the smallest possible one the first with which all parts of all processes are equally
+    large, if there is one: a part of another size would be compiled, or planned by a library, once more. UserError if
+    not even a single sample fits.
+    """
+    if per_sample > free:
+        raise UserError(
+            f"accumulate=0: one sample needs {per_sample / 1e9:.2f} GB of {max(free, 0) / 1e9:.2f} GB that weights "
+            "leave of the device; activation_checkpointing=true needs less"
+        )
+    share = -(-samples // processes)
+    least = -(-share // min(int(free / max(per_sample, 1)), share))
+    equal = (n for n in range(least, min(2 * least, share) + 1) if samples % (processes * n) == 0)
+    return next(equal, least)

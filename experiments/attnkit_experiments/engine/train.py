@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
 import attnkit
-from attnkit_experiments.engine import checkpoint, diagnosis
+from attnkit_experiments.engine import checkpoint, diagnosis, memory
 from attnkit_experiments.engine.averaging import average_weights
 from attnkit_experiments.engine.checkpoint import Checkpoints
 from attnkit_experiments.engine.compiling import compile_blocks, compiler, require_graphs, uncompile
 from attnkit_experiments.engine.ema import MovingAverage
-from attnkit_experiments.engine.errors import Diverged
+from attnkit_experiments.engine.errors import Diverged, UserError
 from attnkit_experiments.engine.metrics import Metrics, summary
 from attnkit_experiments.engine.optim import TrainConfig, learning_rate, make_optimizer
 from attnkit_experiments.engine.preemption import Preempted
@@ -49,6 +49,9 @@ class Task(Protocol):
 
     apply: Callable[..., Any]
     """The callable for `loss`: the model, or its wrapper."""
+
+    divisible: bool
+    """Whether equally many samples always need equal memory, and shares add up to one loss however they are split."""
 
     def sample_ids(self, step: int) -> np.ndarray:
         """The ids of all training samples of step `step`."""
@@ -131,7 +134,8 @@ def train(
     """Train a task to the end, from the checkpoint in `folder` if there is one; returns it and its metrics.
 
     "implementations" among the metrics are those of the first step of this process, by op: none where blocks are
-    compiled. "compiled", with compile=true, says how many blocks there are, and graphs that this process made of them.
+    compiled. "compiled", with compile=true, says how many blocks there are, and graphs that this process made of them;
+    "accumulate" is the number of parts of a step, if the configuration leaves it open.
 
     The main process writes `metrics.jsonl` (a line per step and per evaluation, which `track` shows elsewhere too),
     `checkpoints/`, and, with a moving average, `weights_ema.safetensors`; the returned task has the whole model, even
@@ -233,7 +237,9 @@ def _train(
     task = run.whole()
     mean = mean_of_checkpoints(task, config, checkpoints.folder, world, device)
     task = run.of_whole_sequences(task)
-    took = {"implementations": {op: sorted(names) for op, names in sorted(ran.items())}}
+    took: dict[str, Any] = {"implementations": {op: sorted(names) for op, names in sorted(ran.items())}}
+    if not config.accumulate:
+        took["accumulate"] = run.accumulate
     return task, summary(folder / "metrics.jsonl", seconds) | took | mean if world.main else {}
 
 
@@ -264,9 +270,9 @@ class Run:
         self._make_of_whole_sequences = make
         self.task = self.make()
         self.average = MovingAverage(self.task.model, config.ema, world, device) if config.ema else None
-        for block in blocks_of(self.task.model):
-            if config.activation_checkpointing:
-                block.forward = recomputed(block.forward)
+        self.accumulate = config.accumulate or fitting_parts(make, config, device, world)
+        if config.activation_checkpointing:
+            recompute_blocks(self.task.model)
         if config.compile:
             compile_blocks(self.task.model)
         self.task.apply = self.module = world.wrap(self.task.model, device, fsdp_policy(config))
@@ -286,7 +292,7 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         ids = self.task.sample_ids(step)
-        parts = self.world.parts(len(ids), self.config.accumulate)
+        parts = self.world.parts(len(ids), self.accumulate)
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros(())
         for own in parts:
@@ -374,6 +380,49 @@ def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
         return recompute(forward, *inputs, use_reentrant=False, **options)
 
     return call
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Make each block of a model keep only its inputs, and compute itself once more on the way back."""
+    for block in blocks_of(model):
+        block.forward = recomputed(block.forward)
+
+
+FEW = 8
+"""Samples of the smaller of the two batches that say what a sample needs."""
+
+
+def fitting_parts(make: Callable[[], Task], config: TrainConfig, device: torch.device, world: World) -> int:
+    """The parts of a step that fit into the device's memory; 1 on a CPU.
+
+    A part may need SAFE · memory - parameters · (4 + 1 with a moving average): weights, gradients and two moments, also
+    where they are sharded or fewer. A sample's need is measured on a second task, which is thrown away, in two batches
+    that are not compiled (see `memory.bytes_per_sample`); a step of n samples needs n times as much. The number depends
+    on the batch, the processes, the model and the size of the memory, not on what is free: a run that is resumed on the
+    same GPUs has the same parts, and on others it is the same run up to rounding. The largest of all processes counts.
+    UserError for a task whose samples differ, or if not even a sample fits.
+    """
+    total = memory.of_device(device)
+    if total is None:
+        return 1
+    task = make()
+    if not task.divisible:
+        raise UserError("accumulate=0: how this task is split changes its loss, or its samples differ: choose a number")
+    if config.activation_checkpointing:
+        recompute_blocks(task.model)
+    task.model.train()
+    ids = task.sample_ids(0)
+
+    def passes(count: int) -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
+            loss = task.loss(ids, 0, slice(0, count))
+        loss.backward()
+
+    parameters = sum(p.nbytes for p in task.model.parameters())
+    free = memory.SAFE * total - parameters * (5 if config.ema else 4)
+    few = min(FEW, len(ids) // 2)
+    per_sample = memory.bytes_per_sample(passes, few, device) if few else 0.0
+    return max(world.gathered([memory.parts_that_fit(len(ids), world.shares, per_sample, free)]))
 
 
 def fsdp_policy(config: TrainConfig) -> MixedPrecisionPolicy | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -10,7 +12,8 @@ import numpy as np
 import torch
 
 from attnkit_experiments.data.images.dataset import ImageData
-from attnkit_experiments.data.images.lazy import LazyImages
+from attnkit_experiments.data.images.decoding.decoders import Decoders
+from attnkit_experiments.data.images.lazy import LazyImages, LazyRequest, load_lazily
 from attnkit_experiments.data.images.loading import ImageRequest, load_images
 from attnkit_experiments.data.text.lines import read_lines
 from attnkit_experiments.engine.errors import UserError, require_in
@@ -32,8 +35,8 @@ class ImageStudy(ImageSettings):
 
     `judged`: the classes among which a test image's top one is taken: "" for all, "test" for those that have test
     images (a model of ImageNet-21k on the images of ImageNet-1k), or a file with the name of one in each line.
-    `fewshot`: image sets, each as --data takes them, on whose classes the model's features are probed with `shots`
-    images of a class, at every evaluation.
+    `fewshot`: image sets, each as --data takes them or with a path inside ATTNKIT_DATA, on whose classes the model's
+    features are probed with `shots` images of a class, at every evaluation. They are decoded anew for each.
     """
 
     model: str = "d64"
@@ -61,7 +64,7 @@ class ImageSets:
     """The images of a study, and the probe sets."""
 
     main: ImageData | LazyImages
-    probes: tuple[ImageData, ...] = ()
+    probes: tuple[ImageData | LazyImages, ...] = ()
 
     @property
     def name(self) -> str:
@@ -137,10 +140,9 @@ def sections(study: Any, show_images: bool) -> list[Section]:
 
 def load(source: Source) -> ImageSets:
     """The images, and the probe sets in their size; UserError if those cannot be read or do not fit."""
-    study, main = source.study, read_images(source)
-    probes = tuple(
-        load_images(place, ImageRequest(main.size), cache=source.cache, terms=source.terms) for place in study.fewshot
-    )
+    main = read_images(source)
+    decoders = main.decoders if isinstance(main, LazyImages) else Decoders(source.workers)
+    probes = tuple(probe_set(place, main.size, decoders, source) for place in source.study.fewshot)
     for data in probes:
         if data.channels != main.channels:
             raise UserError(
@@ -149,6 +151,23 @@ def load(source: Source) -> ImageSets:
     if len({data.name for data in probes}) < len(probes):
         raise UserError("--set fewshot: two sets have one name")
     return ImageSets(main, probes)
+
+
+def probe_set(place: str, size: int, decoders: Decoders, source: Source) -> ImageData | LazyImages:
+    """A set to probe on, at `place` or there in ATTNKIT_DATA, decoded when it is needed; digits are held in memory."""
+    if place == "digits":
+        return load_images(place, ImageRequest(size), cache=source.cache, terms=source.terms)
+    inside = Path(os.environ.get("ATTNKIT_DATA", "")) / place
+    if not Path(place).exists() and inside.exists():
+        place = str(inside)
+    try:
+        lazily = load_lazily(place, LazyRequest(size), cache=source.cache, terms=source.terms)
+    except UserError as error:
+        raise UserError(
+            f"--set fewshot: {error}; sets are looked for here and in ATTNKIT_DATA. --set fewshot=A,B names those that "
+            "there are, --set fewshot= none"
+        ) from None
+    return dataclasses.replace(lazily, decoders=decoders)
 
 
 def about(sets: ImageSets) -> dict[str, Any]:

@@ -2,13 +2,23 @@
 
 Of each class the first `shots` images in a random order are used; ridge regression onto ±1 targets of the
 classes is fitted to their features and evaluated on all test images.
+
+Of a set only features are held: images are read in batches (`read`), those of training that no draw uses not at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 
 import numpy as np
+
+from attnkit_experiments.data.images.dataset import ImageData
+from attnkit_experiments.data.images.decoding.views import Square
+from attnkit_experiments.data.images.lazy import LazyImages
+from attnkit_experiments.data.unpacking import Unreadable, printable
+from attnkit_experiments.engine.errors import UserError
 
 SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
@@ -48,6 +58,11 @@ def sample(labels: np.ndarray, classes: int, shots: int, seed: int) -> np.ndarra
     return np.concatenate([order[:shots] for order in orders])
 
 
+def used(labels: np.ndarray, classes: int, shots: Sequence[int], seeds: Sequence[int] = SEEDS) -> np.ndarray:
+    """The indices that any of the draws of `accuracies` has, sorted."""
+    return np.unique(np.concatenate([sample(labels, classes, max(shots), seed) for seed in seeds]))
+
+
 def accuracies(
     train: tuple[np.ndarray, np.ndarray],
     test: tuple[np.ndarray, np.ndarray],
@@ -55,17 +70,55 @@ def accuracies(
     *,
     shots: Sequence[int] = SHOTS,
     seeds: Sequence[int] = SEEDS,
+    known: np.ndarray | None = None,
 ) -> dict[str, list[float]]:
-    """Test accuracy by number of shots, one for each seed; `train` and `test` are features (N, D) and labels (N,)."""
+    """Test accuracy by number of shots, one for each seed; `train` and `test` are features (N, D) and labels (N,).
+
+    `known`: the indices that the features of `train` are of, sorted, with all that are `used`; None for all.
+    """
     by_count: dict[str, list[float]] = {str(count): [] for count in shots}
     for seed in seeds:
         for count in shots:
             ids = sample(train[1], classes, count, seed)
-            x = train[0][ids]
+            x = train[0][ids if known is None else np.searchsorted(known, ids)]
             weights = ridge_probe(whitened(x, x), train[1][ids], classes)
             answers = (whitened(test[0], x) @ weights).argmax(axis=1)
             by_count[str(count)].append(float((answers == test[1]).mean()))
     return by_count
+
+
+def read(data: ImageData | LazyImages, split: str, batches: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Images (n, side, side, C) uint8 of batches of indices of a split, "train" or "test".
+
+    Those that are decoded on demand are squares as `load_images` makes them, the next batch while one is used if there
+    are processes that decode. Errors: UserError for one that cannot be read.
+    """
+    if isinstance(data, ImageData):
+        images = data.train_images if split == "train" else data.test_images
+        yield from (images[ids] for ids in batches)
+        return
+    numbers, view = data.train if split == "train" else data.test, Square(data.size)
+    asked: deque[tuple[np.ndarray, list[Future[None]]]] = deque()
+
+    def decoded() -> np.ndarray:
+        pixels, jobs = asked.popleft()
+        try:
+            for job in jobs:
+                job.result()
+        except Unreadable as error:
+            raise UserError(
+                f"--set fewshot: {data.index.root}: {printable(error.name)} cannot be read as an image "
+                f"({printable(error.reason)}); --skip-unreadable decodes all once, and leaves such files out"
+            ) from None
+        return pixels
+
+    for ids in batches:
+        pixels = np.empty((len(ids), data.size, data.size, data.channels), dtype=np.uint8)
+        asked.append((pixels, data.decode([(int(numbers[i]), view) for i in ids], pixels)))
+        if len(asked) > (1 if data.decoders.count else 0):
+            yield decoded()
+    while asked:
+        yield decoded()
 
 
 def headline_shots(shots: Sequence[int]) -> int:

@@ -86,6 +86,8 @@ class ImageTask:
     with `shots` images of each.
     """
 
+    divisible = True
+
     def __init__(
         self,
         data: ImageData | LazyImages,
@@ -99,7 +101,7 @@ class ImageTask:
         build: Callable[[Any], nn.Module] = ViT,
         loss: Callable[..., Tensor] = softmax_loss,
         judged: tuple[int, ...] | None = None,
-        probes: tuple[ImageData, ...] = (),
+        probes: tuple[ImageData | LazyImages, ...] = (),
         shots: tuple[int, ...] = (),
     ) -> None:
         self.model: Any = build_seeded(lambda: build(model), seed).to(device)
@@ -137,23 +139,28 @@ class ImageTask:
         draws = augment.Draws(self.seed, step, count, rows)
         with INPUT:
             pixels = self.pixels.train(step, rows)
-        images = augment.normalise(pixels)
+        images = self.augmented(pixels.permute(0, 3, 1, 2), draws)
         targets = one_hot(self.train_labels[upload(ids[rows], self.device)], self.classes).float()
-        if options.crop == "pad":
-            images = augment.random_crop(images, options.padding, draws)
-        elif options.crop == "inception" and not self.pixels.cropped:
-            images = augment.inception_crop(images, options.smallest_crop, draws)
-        if options.flip:
-            images = augment.random_flip(images, draws)
-        if self.randaugment:
-            pixels = self.randaugment(augment.to_bytes(images), draws)
-            images = augment.normalise(pixels.permute(0, 2, 3, 1))
         if mixed:
             images, targets = self._mixed(images, targets, step)
             draws = augment.Draws(self.seed, step, count, rows[1:])
         if options.erase:
             images = augment.random_erase(images, options.erase, draws)
         return images, targets
+
+    def augmented(self, images: Tensor, draws: augment.Draws) -> Tensor:
+        """Bytes (n, C, H, W) cropped, flipped and through RandAugment, normalised: bytes as long as they can be."""
+        options = self.augmentation
+        if options.crop == "pad":
+            images = augment.random_crop(images, options.padding, draws)
+        elif options.crop == "inception" and not self.pixels.cropped:
+            images = augment.inception_crop(augment.normalise(images.permute(0, 2, 3, 1)), options.smallest_crop, draws)
+        if options.flip:
+            images = augment.random_flip(images, draws)
+        if self.randaugment:
+            pixels = augment.to_bytes(images) if images.is_floating_point() else images
+            images = self.randaugment(pixels, draws)
+        return images if images.is_floating_point() else augment.normalise(images.permute(0, 2, 3, 1))
 
     def _mixed(self, images: Tensor, targets: Tensor, step: int) -> tuple[Tensor, Tensor]:
         options = self.augmentation
@@ -178,25 +185,27 @@ class ImageTask:
         return {"accuracy": correct / count, "test_loss": total / count} | self.probed(world)
 
     def probed(self, world: World) -> dict[str, float]:
-        """The mean accuracy of few-shot probes, "fewshot_accuracy", and that of each set and number of shots."""
-        own = [
-            fewshot.accuracies(
-                (self.features(data.train_images), data.train_labels),
-                (self.features(data.test_images), data.test_labels),
-                len(data.classes),
-                shots=self.shots,
-            )
-            for data in world.own(self.probes)
-        ]
+        """The mean accuracy of few-shot probes, "fewshot_accuracy", and that of each set and number of shots.
+
+        All processes compute features of a set, batch by batch, and one of them its regressions.
+        """
+        own = []
+        for number, data in enumerate(self.probes):
+            known = fewshot.used(data.train_labels, len(data.classes), self.shots)
+            train = self.features(data, "train", known, world), data.train_labels
+            test = self.features(data, "test", np.arange(len(data.test_labels)), world), data.test_labels
+            if number % world.size == world.rank:
+                own.append(fewshot.accuracies(train, test, len(data.classes), shots=self.shots, known=known))
         accuracies = {data.name: found for data, found in zip(self.probes, world.gathered(own), strict=True)}
         return fewshot.summary(accuracies, self.shots) if accuracies else {}
 
     @torch.no_grad()
-    def features(self, images: np.ndarray) -> np.ndarray:
-        """The features of images (N, H, W, C) uint8 for probes: (N, width) float32."""
+    def features(self, data: ImageData | LazyImages, split: str, ids: np.ndarray, world: World = ALONE) -> np.ndarray:
+        """The features for probes of some images of a split: (n, width) float32, in every process."""
+        own = world.own([ids[start : start + EVALUATION_BATCH] for start in range(0, len(ids), EVALUATION_BATCH)])
         parts = []
-        for start in range(0, len(images), EVALUATION_BATCH):
-            pixels = upload(images[start : start + EVALUATION_BATCH], self.device)
+        for pixels in fewshot.read(data, split, own):
+            images = augment.normalise(upload(pixels, self.device))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-                parts.append(self.model.features(augment.normalise(pixels)).float().cpu())
-        return torch.cat(parts).numpy()
+                parts.append(self.model.features(images).float().cpu().numpy())
+        return np.concatenate(world.gathered(parts))

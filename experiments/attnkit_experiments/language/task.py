@@ -44,6 +44,8 @@ class LanguageTask:
             token outside the vocabulary.
     """
 
+    divisible = True
+
     def __init__(
         self,
         data: TextData,

@@ -37,6 +37,8 @@ class SequenceTask:
         ValueError: sizes that do not fit, pad_to_multiple with a method or a pooling whose logits depend on padding.
     """
 
+    divisible = False
+
     def __init__(
         self,
         data: SequenceData,

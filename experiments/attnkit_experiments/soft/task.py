@@ -15,6 +15,8 @@ class SoftImageTask(ImageTask):
     Batch normalisation uses the statistics of a share, so the loss depends on how a batch is split.
     """
 
+    divisible = False
+
     def loss(self, ids: np.ndarray, step: int, own: slice) -> Tensor:
         first = range(len(ids))[own].start
         with seeded(self.seed, step, f"drop_path/{first}", self.device):

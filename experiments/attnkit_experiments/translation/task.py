@@ -120,6 +120,8 @@ class TranslationTask:
         UserError: an empty split, another vocabulary than the model's, a sentence that the model has no positions for.
     """
 
+    divisible = False
+
     def __init__(
         self,
         data: TranslationData,

@@ -1,8 +1,8 @@
 """Augmentation as torch operations on the device that holds the images; every random number comes from (seed, step).
 
 The few numbers per image (offsets, flips, the mixing share) are drawn on the CPU, so a GPU and a CPU train on the same
-crops. They are drawn for all rows of a batch, whichever rows a process has (`Draws`), so a batch does not depend on how
-it is split.
+crops, and copied to the device without a wait. They are drawn for all rows of a batch, whichever rows a process has
+(`Draws`), so a batch does not depend on how it is split.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import affine_grid, grid_sample, pad
+from torch.nn.functional import affine_grid, grid_sample
 
 from attnkit_experiments.engine.sampler import generator
+from attnkit_experiments.engine.transfer import upload, upload_together
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,17 @@ def to_bytes(images: Tensor) -> Tensor:
 
 def random_crop(images: Tensor, padding: int, draws: Draws) -> Tensor:
     """Pad (B, C, H, W) by `padding` pixels (reflected) and cut a window of the original size at a random place."""
-    batch, _, height, width = images.shape
-    offsets = draws.below(2 * padding + 1, "crop", 2)[..., None].to(images.device)
-    rows = offsets[0] + torch.arange(height, device=images.device)
-    columns = offsets[1] + torch.arange(width, device=images.device)
-    padded = pad(images, (padding,) * 4, mode="reflect")
-    which = torch.arange(batch, device=images.device)
-    cropped = padded.permute(0, 2, 3, 1)[which[:, None, None], rows[:, :, None], columns[:, None, :]]
-    return cropped.permute(0, 3, 1, 2)
+    sides = images.shape[2:]
+    if padding >= min(sides):
+        raise ValueError(f"padding is reflected: it must be below the side of {min(sides)} pixels, got {padding}")
+    offsets = draws.below(2 * padding + 1, "crop", 2).numpy() - padding
+    rows, columns = (
+        side - 1 - np.abs(side - 1 - np.abs(offset[:, None] + np.arange(side)))
+        for offset, side in zip(offsets, sides, strict=True)
+    )
+    which = np.arange(len(images))[:, None, None]
+    places = upload_together([which, rows[:, :, None], columns[:, None, :]], images.device)
+    return images.permute(0, 2, 3, 1)[tuple(places)].permute(0, 3, 1, 2)
 
 
 def inception_crop(images: Tensor, smallest: float, draws: Draws, *, widest: float = 4 / 3) -> Tensor:
@@ -77,13 +81,13 @@ def inception_crop(images: Tensor, smallest: float, draws: Draws, *, widest: flo
     theta[:, 0, 0], theta[:, 1, 1] = width, height
     theta[:, 0, 2] = (1 - width) * (2 * u[2] - 1)
     theta[:, 1, 2] = (1 - height) * (2 * u[3] - 1)
-    grid = affine_grid(theta.to(images.device), list(images.shape), align_corners=False)
+    grid = affine_grid(upload(theta.numpy(), images.device), list(images.shape), align_corners=False)
     return grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
 
 
 def random_flip(images: Tensor, draws: Draws) -> Tensor:
     """Mirror each image left to right with probability ½."""
-    flipped = (draws.uniform("flip", 1)[0] < 0.5).to(images.device)
+    flipped = upload((draws.uniform("flip", 1)[0] < 0.5).numpy(), images.device)
     return torch.where(flipped[:, None, None, None], images.flip(-1), images)
 
 
@@ -93,22 +97,43 @@ def random_erase(images: Tensor, probability: float, draws: Draws) -> Tensor:
     The rectangle has an area of 0.02 to ⅓ of the image and an aspect of 0.3 to 1/0.3, uniform in its logarithm; of ten
     attempts the first that fits is used, or none. The noise is in the units of normalised pixels.
     """
-    height, width = images.shape[2:]
-    erased = draws.uniform("erase", 1)[0] < probability
-    sizes, places = draws.uniform("erase sizes", 2 * ERASE_ATTEMPTS), draws.uniform("erase places", 2)
-    images = images.clone()
-    for index in erased.nonzero().flatten().tolist():
-        for area, aspect in sizes[:, index].reshape(ERASE_ATTEMPTS, 2).tolist():
-            target = (ERASE_AREA[0] + area * (ERASE_AREA[1] - ERASE_AREA[0])) * height * width
-            ratio = math.exp((2 * aspect - 1) * math.log(ERASE_ASPECT))
-            tall, wide = round(math.sqrt(target * ratio)), round(math.sqrt(target / ratio))
-            if 0 < tall < height and 0 < wide < width:
-                top, left = int(places[0, index] * (height - tall + 1)), int(places[1, index] * (width - wide + 1))
-                rng = generator(draws.seed, draws.step, f"erase noise {draws.rows[index]}")
-                noise = torch.randn(images.shape[1], tall, wide, generator=rng)
-                images[index, :, top : top + tall, left : left + wide] = noise.to(images.device)
-                break
-    return images
+    channels, height, width = images.shape[1:]
+    erased = np.flatnonzero((draws.uniform("erase", 1)[0] < probability).numpy())
+    sizes, places = draws.uniform("erase sizes", 2 * ERASE_ATTEMPTS).numpy(), draws.uniform("erase places", 2).numpy()
+    boxes = {n: box for n in erased.tolist() if (box := _box(sizes[:, n], places[:, n], height, width))}
+    if not boxes:
+        return images
+    noise = []
+    for n, (_, _, tall, wide) in boxes.items():
+        rng = generator(draws.seed, draws.step, f"erase noise {draws.rows[n]}")
+        noise.append(torch.randn(channels, tall, wide, generator=rng).flatten().numpy())
+    top, left, tall, wide = np.array([*boxes.values()]).T[:, :, None]
+    y, x = np.arange(height) - top, np.arange(width) - left
+    rows, columns = (y >= 0) & (y < tall), (x >= 0) & (x < wide)
+    first = np.cumsum([0, *map(len, noise[:-1])])[:, None, None]
+    down = np.where(
+        rows[:, None], first + (np.arange(channels)[:, None] * tall[:, None] + y[:, None]) * wide[:, None], 0
+    )
+    which, flat, in_rows, in_columns, below, beside = upload_together(
+        [
+            np.array([*boxes]), np.concatenate(noise), rows[:, None, :, None], columns[:, None, None],
+            down[..., None], np.where(columns, x, 0)[:, None, None],
+        ],
+        images.device,
+    )  # fmt: skip
+    new = torch.where(in_rows & in_columns, flat[below + beside], images.index_select(0, which))
+    return images.index_copy(0, which, new)
+
+
+def _box(sizes: np.ndarray, place: np.ndarray, height: int, width: int) -> tuple[int, int, int, int] | None:
+    """Top, left, height and width of the first of the attempted rectangles that fits, None if none does."""
+    for area, aspect in sizes.reshape(ERASE_ATTEMPTS, 2).tolist():
+        target = (ERASE_AREA[0] + area * (ERASE_AREA[1] - ERASE_AREA[0])) * height * width
+        ratio = math.exp((2 * aspect - 1) * math.log(ERASE_ASPECT))
+        tall, wide = round(math.sqrt(target * ratio)), round(math.sqrt(target / ratio))
+        if 0 < tall < height and 0 < wide < width:
+            return int(place[0] * (height - tall + 1)), int(place[1] * (width - wide + 1)), tall, wide
+    return None
 
 
 ERASE_ATTEMPTS = 10

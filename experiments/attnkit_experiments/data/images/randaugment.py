@@ -13,55 +13,324 @@ grow with m, each applied with probability ½, the magnitude of an image normal 
 up to 0.45 of the side, uncovered pixels (124, 116, 104). timm draws bilinear or bicubic interpolation; here it is
 bilinear.
 
-An operation takes images (B, 3, H, W) uint8 and one argument per image, and returns the same as Pillow (ImageOps,
-ImageEnhance, Image.transform), except that shears fix pixel (0, 0), as in big_vision. Where big_vision's own
-arithmetic differs from Pillow's, it is by one grey level: it truncates where Pillow rounds in sharpness and in the mean
-of contrast, and its weights of grey have four digits. Older versions of it take the mean of contrast from a wrong sum.
+An operation returns the same as Pillow (ImageOps, ImageEnhance, Image.transform), except that shears fix pixel (0, 0),
+as in big_vision. Where big_vision's own arithmetic differs from Pillow's, it is by one grey level: it truncates where
+Pillow rounds in sharpness and in the mean of contrast, and its weights of grey have four digits. Older versions of it
+take the mean of contrast from a wrong sum.
+
+A GPU is kept busy by few large operations, so those of a kind are applied together: the images of a layer are sorted by
+operation, and a slice of them is moved, looked up in tables, blended, or cut. What does not depend on pixels
+(matrices, tables, order) is computed on the CPU and copied at once; the CPU never waits for the device.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from attnkit_experiments.data.images.augment import Draws
+from attnkit_experiments.engine.transfer import upload_together
 
 HIGHEST = 10.0
 SIDE = 224  # image size for which big_vision's lengths in pixels are defined
+LEVELS = np.arange(256, dtype=np.uint8)
+GREY = np.array([19595, 38470, 7471], dtype=np.float32).reshape(3, 1, 1) / 2**16
+"""ITU-R 601 luma in Pillow's fixed point; sums of products with bytes are exact in float32."""
 
 
-class Argument(NamedTuple):
-    """The arguments of an operation: a number and a random position per image, and the fill colour."""
+class Matrix(NamedTuple):
+    """Pixel (x, y) comes from across·x + down·y + shift; each (n, 2) for n images, the column first."""
 
-    value: Tensor  # (B,) float64
-    place: Tensor  # (2, B) in 0..1
-    fill: tuple[int, int, int]
-    bilinear: bool
+    across: np.ndarray
+    down: np.ndarray
+    shift: np.ndarray
 
 
-Operation = Callable[[Tensor, Argument], Tensor]
+def _matrix(value: np.ndarray, *entries: np.ndarray | float) -> Matrix:
+    """(x, y) from (a x + b y + c, d x + e y + f) with the entries a to f, each a number or one for each value."""
+    a, b, c, d, e, f = (np.broadcast_to(entry, value.shape) for entry in entries)
+    return Matrix(*(np.stack(pair, axis=1) for pair in ((a, d), (b, e), (c, f))))
+
+
+def rotate(value: np.ndarray, height: int, width: int) -> Matrix:
+    """By `value` degrees, counter-clockwise, about the centre."""
+    radians = torch.deg2rad(torch.from_numpy(value))
+    cos, sin = torch.cos(radians).numpy(), torch.sin(radians).numpy()
+    x, y = (width - 1) / 2, (height - 1) / 2
+    return _matrix(value, cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y)
+
+
+def shear_x(value: np.ndarray, height: int, width: int) -> Matrix:
+    """Row y moves by value · y."""
+    return _matrix(value, 1.0, value, 0.0, 0.0, 1.0, 0.0)
+
+
+def shear_y(value: np.ndarray, height: int, width: int) -> Matrix:
+    """Column x moves by value · x."""
+    return _matrix(value, 1.0, 0.0, 0.0, value, 1.0, 0.0)
+
+
+def translate_x(value: np.ndarray, height: int, width: int) -> Matrix:
+    """By `value` pixels to the left."""
+    return _matrix(value, 1.0, 0.0, value, 0.0, 1.0, 0.0)
+
+
+def translate_y(value: np.ndarray, height: int, width: int) -> Matrix:
+    """By `value` pixels upwards."""
+    return _matrix(value, 1.0, 0.0, 0.0, 0.0, 1.0, value)
+
+
+def invert(value: np.ndarray) -> np.ndarray:
+    """255 - x."""
+    return np.broadcast_to(255 - LEVELS, (len(value), 256))
+
+
+def posterize(value: np.ndarray) -> np.ndarray:
+    """Keep the `value` highest bits of 8, at least one (TensorFlow shifts by at most 7)."""
+    shift = np.minimum(8 - value.astype(np.uint8), 7)[:, None]
+    return LEVELS >> shift << shift
+
+
+def posterize_to_black(value: np.ndarray) -> np.ndarray:
+    """Keep the `value` highest bits of 8; 0 bits give black, as in Pillow."""
+    return np.where(value[:, None] > 0, posterize(value), 0).astype(np.uint8)
+
+
+def solarize(value: np.ndarray) -> np.ndarray:
+    """Invert levels from `value` on."""
+    return np.where(value[:, None] > LEVELS, LEVELS, 255 - LEVELS)
+
+
+def solarize_add(value: np.ndarray) -> np.ndarray:
+    """Add `value` to levels below 128."""
+    brighter = np.clip(LEVELS + value.astype(np.int64)[:, None], 0, 255).astype(np.uint8)
+    return np.where(LEVELS < 128, brighter, LEVELS)
+
+
+def brightness(value: np.ndarray) -> np.ndarray:
+    """0: black, 1: unchanged."""
+    return np.clip(value.astype(np.float32)[:, None] * LEVELS.astype(np.float32), 0, 255).astype(np.uint8)
+
+
+MOVES: Mapping[str, Callable[[np.ndarray, int, int], Matrix]] = {
+    each.__name__: each for each in (rotate, shear_x, shear_y, translate_x, translate_y)
+}
+"""Operations that take pixels from elsewhere: matrices of values, height and width."""
+TABLES: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    each.__name__: each for each in (invert, posterize, posterize_to_black, solarize, solarize_add, brightness)
+}
+"""Operations that change every level into another: tables (n, 256) uint8 of values (n,)."""
+FITTED = ("autocontrast", "equalize")
+"""Operations whose tables depend on the image."""
+BLENDS = ("color", "contrast", "sharpness")
+"""Operations between an image and another one made of it: other + value · (image - other)."""
+KINDS = (*MOVES, *TABLES, *FITTED, *BLENDS, "cutout", "none")
+"""All operations in the order in which the images of a layer are sorted."""
+
+
+class Layer(NamedTuple):
+    """What happens to each of B images, on the CPU."""
+
+    kind: np.ndarray  # (B,) numbers in KINDS
+    value: np.ndarray  # (B,) float64: the operation's argument
+    place: np.ndarray  # (2, B) float32: where a square is cut, in 0..1 from above and from the left
+
+
+class Uploaded(NamedTuple):
+    """A layer on the device; n is the number of images that an array is for."""
+
+    order: Tensor  # (B,) int64: the places of sorted images among those of the layer before
+    across: Tensor  # (n, 2, 1, W) and (n, 2, H, 1) and (n, 2, 1, 1) float64: the column and the row that a pixel
+    down: Tensor  # comes from are their sum
+    shift: Tensor
+    tables: Tensor  # (n, 1, 256) uint8
+    factor: Tensor  # (n, 1, 1, 1) float32
+    rows: Tensor  # (n, 1, H, 1) and (n, 1, 1, W) bool: the square that is cut
+    columns: Tensor
+
+
+class Constants(NamedTuple):
+    """What all layers need on the device."""
+
+    levels: Tensor  # (256,) uint8
+    one: Tensor  # (1,) int64
+    stretch: Tensor  # (256, 2) float64: factor and offset of autocontrast by the difference between its levels
+    grey: Tensor  # (3, 1, 1) float32
+    last: Tensor  # (2, 1, 1) float64: the last column and row
+    fill: Tensor  # (3, 1, 1) uint8
+
+
+def apply_layers(images: Tensor, layers: Sequence[Layer], fill: tuple[int, int, int], bilinear: bool) -> Tensor:
+    """(B, 3, H, W) uint8 through one layer after another; `fill` where nothing is."""
+    height, width = images.shape[2:]
+    arrays = list(_constants(height, width, fill))
+    places = np.arange(len(images))
+    for layer in layers:
+        order = np.argsort(layer.kind, kind="stable")
+        arrays += [places[order], *_computed(layer, order, height, width)]
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+    *tensors, back = upload_together([*arrays, places], images.device)
+    constants, rest = Constants(*tensors[: len(Constants._fields)]), tensors[len(Constants._fields) :]
+    size = len(Uploaded._fields)
+    for n, layer in enumerate(layers):
+        counts = np.bincount(layer.kind, minlength=len(KINDS)).tolist()
+        uploaded = Uploaded(*rest[n * size : (n + 1) * size])
+        images = _applied(images, uploaded, dict(zip(KINDS, counts, strict=True)), constants, bilinear)
+    return images.index_select(0, back)
+
+
+def _constants(height: int, width: int, fill: tuple[int, int, int]) -> tuple[np.ndarray, ...]:
+    span = np.arange(256, dtype=np.float64)
+    stretch = np.stack([255 / span.clip(min=1), 255 / span.clip(min=1)], axis=1)
+    stretch[0] = 1, 0  # of one level: as it is
+    last = np.array([width - 1.0, height - 1.0]).reshape(2, 1, 1)
+    return LEVELS, np.ones(1, dtype=np.int64), stretch, GREY, last, np.array(fill, dtype=np.uint8).reshape(3, 1, 1)
+
+
+def _computed(layer: Layer, order: np.ndarray, height: int, width: int) -> list[np.ndarray]:
+    """The arrays of `Uploaded` after the order."""
+    kind, value = layer.kind[order], layer.value[order]
+    bounds = np.searchsorted(kind, np.arange(len(KINDS) + 1))
+    of = {name: slice(bounds[n], bounds[n + 1]) for n, name in enumerate(KINDS)}
+    matrices = [move(value[of[name]], height, width) for name, move in MOVES.items()]
+    across, down, shift = (np.concatenate(each)[:, :, None, None] for each in zip(*matrices, strict=True))
+    tables = np.concatenate([table(value[of[name]]) for name, table in TABLES.items()])
+    factor = value[of[BLENDS[0]].start : of[BLENDS[-1]].stop].astype(np.float32)
+    cut = of["cutout"]
+    top, left = ((layer.place[n, order[cut]] * side).astype(np.int64) for n, side in enumerate((height, width)))
+    half = value[cut].astype(np.int64)
+    rows, columns = (
+        (np.arange(side) >= (at - half)[:, None]) & (np.arange(side) < (at + half)[:, None])
+        for at, side in ((top, height), (left, width))
+    )
+    return [
+        across * np.arange(width, dtype=np.float64), down * np.arange(height, dtype=np.float64)[:, None], shift,
+        tables[:, None], factor[:, None, None, None], rows[:, None, :, None], columns[:, None, None, :],
+    ]  # fmt: skip
+
+
+def _applied(images: Tensor, layer: Uploaded, counts: dict[str, int], constants: Constants, bilinear: bool) -> Tensor:
+    """The images of a layer sorted by operation."""
+    sizes = [sum(counts[name] for name in names) for names in (MOVES, (*TABLES, *FITTED), BLENDS)]
+    parts = images.index_select(0, layer.order).split([*sizes, counts["cutout"], counts["none"]])
+    moved, mapped, blended, cut, rest = parts
+    if len(moved):
+        moved = _moved(moved, layer, constants, bilinear)
+    if len(mapped):
+        mapped = _mapped(mapped, layer.tables, counts["autocontrast"], constants)
+    if len(blended):
+        blended = _blended(blended, layer.factor, [counts[name] for name in BLENDS], constants)
+    if len(cut):
+        cut = torch.where(layer.rows & layer.columns, constants.fill, cut)
+    return torch.cat([moved, mapped, blended, cut, rest])
+
+
+def _moved(images: Tensor, layer: Uploaded, constants: Constants, bilinear: bool) -> Tensor:
+    """Every pixel from its place, the nearest pixel there or a bilinear mean; `fill` where that is outside."""
+    height, width = images.shape[2:]
+    source = (layer.across + layer.down).add_(layer.shift)
+    nearest = (source + 0.5).floor_()
+    inner = torch.minimum(nearest, constants.last).clamp_(min=0)
+    column_inside, row_inside = (inner == nearest).split(1, dim=1)
+    if bilinear:
+        x, y = source.unbind(1)
+        grid = torch.stack([(2 * x + 1) / width - 1, (2 * y + 1) / height - 1], dim=-1).float()
+        out = grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
+        out = out.add_(1e-3).byte()  # truncated as in Pillow, except for integers up to rounding
+    else:
+        column, row = inner.unbind(1)
+        index = column.add_(row, alpha=width).long().flatten(1)[:, None].expand(-1, 3, -1)
+        out = images.flatten(2).gather(2, index).view_as(images)
+    return torch.where(column_inside & row_inside, out, constants.fill)
+
+
+def _mapped(images: Tensor, tables: Tensor, stretched: int, constants: Constants) -> Tensor:
+    """Every level through a table: first images with tables from the CPU, then those of autocontrast and equalize."""
+    pixels = images.flatten(2)
+    index = pixels.long()
+    every = [tables.expand(-1, 3, -1)]
+    if len(fitted := pixels[len(tables) :]):
+        lowest, highest = fitted.aminmax(dim=2, keepdim=True)
+        if stretched:
+            every.append(autocontrast(lowest[:stretched], highest[:stretched], constants))
+        if stretched < len(fitted):
+            every.append(equalize(index[len(tables) + stretched :], highest[stretched:], constants))
+    table = torch.cat(every).clamp_(0, 255).byte()
+    return table.gather(2, index).view_as(images)
+
+
+def autocontrast(lowest: Tensor, highest: Tensor, constants: Constants) -> Tensor:
+    """Tables (n, C, 256) that stretch each channel to 0..255, in float64, beyond 0..255 for levels that it has not."""
+    factor, offset = constants.stretch[(highest - lowest).long()].unbind(-1)
+    return constants.levels * factor - lowest * offset
+
+
+def equalize(pixels: Tensor, highest: Tensor, constants: Constants) -> Tensor:
+    """Tables that make each channel's levels about equally frequent: integer ones as in ImageOps.equalize.
+
+    pixels (n, C, H·W) int64. The step is the 255th part of the pixels below the highest level, s; level v becomes
+    (below(v) + s // 2) // s, which is the floor of below(v) / s + ½.
+    """
+    counts = pixels.new_zeros(*pixels.shape[:2], 256).scatter_add_(2, pixels, constants.one.expand_as(pixels))
+    below = counts.cumsum(2) - counts
+    step = below.gather(2, highest.long()).floor_divide_(255)
+    return torch.where(step > 0, (below.double() / step).add_(0.5), constants.levels)
+
+
+def _blended(images: Tensor, factor: Tensor, counts: Sequence[int], constants: Constants) -> Tensor:
+    """other + factor · (image - other), clipped to 0..255 and rounded down.
+
+    The other is for color an image's grey, for contrast the mean of that everywhere, and for sharpness the image
+    smoothed by (1 1 1; 1 5 1; 1 1 1)/13 except at the border.
+    """
+    color, contrast, _ = counts
+    pixels = images.float()
+    other = pixels.clone()
+    if color + contrast:
+        grey = (pixels[: color + contrast] * constants.grey).sum(1, keepdim=True).add_(0.5).floor_()
+        other[:color].copy_(grey[:color])
+        mean = grey[color:].mean((1, 2, 3), keepdim=True, dtype=torch.float64)
+        other[color : color + contrast].copy_(mean.add_(0.5).floor_())
+    if len(sharp := pixels[color + contrast :]):
+        rows = sharp[:, :, :-2] + sharp[:, :, 1:-1] + sharp[:, :, 2:]
+        around = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
+        around = around.add_(sharp[:, :, 1:-1, 1:-1], alpha=4).add_(6.5)
+        torch.div(around, 13, rounding_mode="floor", out=other[color + contrast :, :, 1:-1, 1:-1])
+    return pixels.sub_(other).mul_(factor).add_(other).clamp_(0, 255).byte()
+
+
+Argument = Callable[[np.ndarray, int], np.ndarray]
+"""The arguments of an operation from magnitudes (of 1, or beyond) and the side of images."""
 
 
 class Choice(NamedTuple):
-    """An operation and its argument at a magnitude (of 1, or beyond) and a side; signed: ± at random."""
+    """An operation and its argument; signed: ± at random; around_one: 1 ± it, at least 0.1."""
 
-    apply: Operation
-    argument: Callable[[Tensor, int], Tensor]
+    operation: str
+    argument: Argument
     signed: bool = False
+    around_one: bool = False
+
+    def values(self, level: np.ndarray, side: int, negative: np.ndarray) -> np.ndarray:
+        value = np.broadcast_to(self.argument(level, side), level.shape)
+        value = np.where(negative, -value, value) if self.signed else value
+        return np.maximum(1 + value, 0.1) if self.around_one else value
 
 
 @dataclass(frozen=True)
 class Policy:
     """`layers` times one of `choices`, with `probability`, at a magnitude normal around `magnitude` (of 10)."""
 
-    choices: Mapping[str, Choice]
+    choices: tuple[Choice, ...]
     layers: int
     magnitude: float
     spread: float = 0.0
@@ -72,260 +341,76 @@ class Policy:
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         """(B, 3, H, W) uint8 to the same; a function of (seed, step, row) for each image."""
-        names = list(self.choices)
-        for layer in range(self.layers):
-            operation = draws.below(len(names), f"randaugment {layer}", 1)[0]
-            skipped, sign, down, across = draws.uniform(f"randaugment {layer} numbers", 4)
-            level = self.magnitude + self.spread * draws.normal(f"randaugment {layer} magnitude", 1)[0].double()
-            level = level.clamp(0, self.limit) / HIGHEST
-            operation[skipped >= self.probability] = -1
-            images = images.clone()
-            for number, choice in enumerate(self.choices.values()):
-                own = (operation == number).nonzero().flatten()
-                if not len(own):
-                    continue
-                value = choice.argument(level[own], images.shape[-1]).broadcast_to(own.shape)
-                value = torch.where(sign[own] < 0.5, -value, value) if choice.signed else value
-                argument = Argument(value, torch.stack([down, across])[:, own], self.fill, self.bilinear)
-                there = own.to(images.device)
-                images[there] = choice.apply(images[there], argument)
-        return images
+        layers = [self.drawn(draws, layer, images.shape[-1]) for layer in range(self.layers)]
+        return apply_layers(images, layers, self.fill, self.bilinear)
+
+    def drawn(self, draws: Draws, layer: int, side: int) -> Layer:
+        """The layer of that number for images of `side` pixels."""
+        chosen = draws.below(len(self.choices), f"randaugment {layer}", 1)[0].numpy()
+        skipped, sign, down, across = draws.uniform(f"randaugment {layer} numbers", 4).numpy()
+        normal = draws.normal(f"randaugment {layer} magnitude", 1)[0].double().numpy()
+        level = np.clip(self.magnitude + self.spread * normal, 0, self.limit) / HIGHEST
+        kind, value = np.full(len(level), KINDS.index("none")), np.zeros_like(level)
+        for number, choice in enumerate(self.choices):
+            own = (chosen == number) & (skipped < self.probability)
+            kind[own] = KINDS.index(choice.operation)
+            value[own] = choice.values(level[own], side, sign[own] < 0.5)
+        return Layer(kind, value, np.stack([down, across]))
 
 
-def _column(values: Tensor, images: Tensor) -> Tensor:
-    """(B,) to (B, 1, 1, 1) on the device of the images."""
-    return values.to(images.device)[:, None, None, None]
+def _nothing(level: np.ndarray, side: int) -> np.ndarray:
+    return np.zeros_like(level)
 
 
-def _looked_up(images: Tensor, table: Tensor) -> Tensor:
-    """Every pixel through its channel's table (B, C, 256) uint8."""
-    return table.gather(2, images.flatten(2).long()).view_as(images)
-
-
-def _levels(images: Tensor) -> Tensor:
-    return torch.arange(256, device=images.device)
-
-
-def _blend(other: Tensor, images: Tensor, factor: Tensor) -> Tensor:
-    """other + factor · (images - other), clipped to 0..255 and rounded down."""
-    start = other.float()
-    mixed = start + _column(factor, images).float() * (images.float() - start)
-    return mixed.clamp(0, 255).byte()
-
-
-def _grey(images: Tensor) -> Tensor:
-    """ITU-R 601 luma (B, 1, H, W) in Pillow's fixed point: (19595 R + 38470 G + 7471 B + 2¹⁵) / 2¹⁶."""
-    red, green, blue = images.int().unbind(1)
-    return (19595 * red + 38470 * green + 7471 * blue + 0x8000).bitwise_right_shift(16).byte()[:, None]
-
-
-def _histogram(images: Tensor) -> Tensor:
-    """Counts (B, C, 256) int64."""
-    count, channels = images.shape[:2]
-    first = 256 * torch.arange(count * channels, device=images.device)
-    flat = first[:, None] + images.reshape(count * channels, -1)
-    return torch.bincount(flat.flatten(), minlength=256 * count * channels).view(count, channels, 256)
-
-
-def autocontrast(images: Tensor, _: Argument) -> Tensor:
-    """Each channel stretched to 0..255."""
-    lowest, highest = images.flatten(2).aminmax(dim=2, keepdim=True)
-    lowest, span = lowest.double(), highest.double() - lowest.double()
-    scale = torch.full_like(span, 255) / span.clamp(min=1)  # 255 / tensor would multiply by a rounded reciprocal
-    table = (_levels(images) * scale - lowest * scale).clamp(0, 255).byte()
-    return torch.where((span > 0)[..., None], _looked_up(images, table), images)
-
-
-def equalize(images: Tensor, _: Argument) -> Tensor:
-    """Each channel with about equally frequent levels: integer tables as in ImageOps.equalize."""
-    counts = _histogram(images)
-    last = counts.gather(2, 255 - (counts.flip(2) > 0).int().argmax(2, keepdim=True))
-    step = (counts.sum(2, keepdim=True) - last) // 255
-    before = counts.cumsum(2) - counts
-    table = ((before + step // 2) // step.clamp(min=1)).clamp(0, 255).byte()
-    return torch.where((step > 0)[..., None], _looked_up(images, table), images)
-
-
-def invert(images: Tensor, _: Argument) -> Tensor:
-    """255 - x."""
-    return 255 - images
-
-
-def rotate(images: Tensor, argument: Argument) -> Tensor:
-    """By `value` degrees, counter-clockwise, about the centre."""
-    radians = torch.deg2rad(argument.value)
-    cos, sin, none = torch.cos(radians), torch.sin(radians), torch.zeros_like(radians)
-    height, width = images.shape[2:]
-    across, down = (width - 1) / 2, (height - 1) / 2
-    matrix = [cos, -sin, across - cos * across + sin * down, sin, cos, down - sin * across - cos * down]
-    return _transformed(images, torch.stack([m + none for m in matrix]), argument)
-
-
-def shear_x(images: Tensor, argument: Argument) -> Tensor:
-    """Row y moves by value · y."""
-    return _affine(images, argument, shear_x=argument.value)
-
-
-def shear_y(images: Tensor, argument: Argument) -> Tensor:
-    """Column x moves by value · x."""
-    return _affine(images, argument, shear_y=argument.value)
-
-
-def translate_x(images: Tensor, argument: Argument) -> Tensor:
-    """By `value` pixels to the left."""
-    return _affine(images, argument, move_x=argument.value)
-
-
-def translate_y(images: Tensor, argument: Argument) -> Tensor:
-    """By `value` pixels upwards."""
-    return _affine(images, argument, move_y=argument.value)
-
-
-def _affine(images: Tensor, argument: Argument, **changes: Tensor) -> Tensor:
-    none = torch.zeros_like(argument.value)
-    parts = {"one": none + 1, "shear_x": none, "move_x": none, "shear_y": none, "also_one": none + 1, "move_y": none}
-    return _transformed(images, torch.stack(list((parts | changes).values())), argument)
-
-
-def _transformed(images: Tensor, matrix: Tensor, argument: Argument) -> Tensor:
-    """Pixel (x, y) from (a x + b y + c, d x + e y + f) with (6, B) `matrix`; `fill` where that is outside."""
-    height, width = images.shape[2:]
-    a, b, c, d, e, f = matrix.to(images.device)[:, :, None, None]
-    x = torch.arange(width, device=images.device, dtype=torch.float64)[None, None, :]
-    y = torch.arange(height, device=images.device, dtype=torch.float64)[None, :, None]
-    source_x, source_y = a * x + b * y + c, d * x + e * y + f
-    column, row = (source_x + 0.5).floor().long(), (source_y + 0.5).floor().long()
-    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-    if argument.bilinear:
-        grid = torch.stack([(2 * source_x + 1) / width - 1, (2 * source_y + 1) / height - 1], dim=-1).float()
-        out = grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
-        out = out.add_(1e-3).byte()  # truncated as in Pillow, except for integers up to rounding
-    else:
-        nearest = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
-        out = images.flatten(2).gather(2, nearest.flatten(1)[:, None].expand(-1, 3, -1)).view_as(images)
-    fill = torch.tensor(argument.fill, dtype=torch.uint8, device=images.device)[None, :, None, None]
-    return torch.where(inside[:, None], out, fill)
-
-
-def posterize(images: Tensor, argument: Argument) -> Tensor:
-    """Keep the `value` highest bits of 8, at least one (TensorFlow shifts by at most 7)."""
-    shift = (8 - _column(argument.value, images).to(torch.uint8)).clamp(max=7)
-    return images.bitwise_right_shift(shift).bitwise_left_shift(shift)
-
-
-def posterize_to_black(images: Tensor, argument: Argument) -> Tensor:
-    """Keep the `value` highest bits of 8; 0 bits give black, as in Pillow."""
-    return torch.where(_column(argument.value, images) > 0, posterize(images, argument), 0).byte()
-
-
-def solarize(images: Tensor, argument: Argument) -> Tensor:
-    """Invert levels from `value` on."""
-    return torch.where(images < _column(argument.value, images), images, 255 - images)
-
-
-def solarize_add(images: Tensor, argument: Argument) -> Tensor:
-    """Add `value` to levels below 128."""
-    brighter = (images.int() + _column(argument.value, images).int()).clamp(0, 255).byte()
-    return torch.where(images < 128, brighter, images)
-
-
-def color(images: Tensor, argument: Argument) -> Tensor:
-    """0: grey, 1: unchanged."""
-    return _blend(_grey(images).expand_as(images), images, argument.value)
-
-
-def contrast(images: Tensor, argument: Argument) -> Tensor:
-    """0: the mean grey level everywhere, 1: unchanged."""
-    mean = (_grey(images).double().mean((1, 2, 3), keepdim=True) + 0.5).floor()
-    return _blend(mean.expand_as(images), images, argument.value)
-
-
-def brightness(images: Tensor, argument: Argument) -> Tensor:
-    """0: black, 1: unchanged."""
-    return _blend(torch.zeros_like(images), images, argument.value)
-
-
-def sharpness(images: Tensor, argument: Argument) -> Tensor:
-    """0: smoothed by (1 1 1; 1 5 1; 1 1 1)/13 except at the border, 1: unchanged."""
-    rows, columns = images.shape[2:]
-    pixels = images.int()
-    around = sum(pixels[:, :, i : rows - 2 + i, j : columns - 2 + j] for i in range(3) for j in range(3))
-    smooth = images.clone()
-    smooth[:, :, 1:-1, 1:-1] = ((2 * (around + 4 * pixels[:, :, 1:-1, 1:-1]) + 13) // 26).byte()
-    return _blend(smooth, images, argument.value)
-
-
-def cutout(images: Tensor, argument: Argument) -> Tensor:
-    """A square of 2 · `value` pixels becomes `fill`; its centre is any pixel (DeVries & Taylor 2017)."""
-    height, width = images.shape[2:]
-    half = argument.value.to(images.device).long()
-    down, across = argument.place.to(images.device)
-    rows = torch.arange(height, device=images.device) - (down * height).long()[:, None]
-    columns = torch.arange(width, device=images.device) - (across * width).long()[:, None]
-    hidden = [(place >= -half[:, None]) & (place < half[:, None]) for place in (rows, columns)]
-    fill = torch.tensor(argument.fill, dtype=torch.uint8, device=images.device)[None, :, None, None]
-    return torch.where(hidden[0][:, None, :, None] & hidden[1][:, None, None, :], fill, images)
-
-
-def _nothing(level: Tensor, side: int) -> Tensor:
-    return torch.zeros_like(level)
-
-
-def _share(most: float) -> Callable[[Tensor, int], Tensor]:
+def _share(most: float) -> Argument:
     return lambda level, side: level * most
 
 
-def _whole(most: float) -> Callable[[Tensor, int], Tensor]:
-    return lambda level, side: (level * most).floor()
+def _whole(most: float) -> Argument:
+    return lambda level, side: np.floor(level * most)
 
 
-def _pixels(most: float) -> Callable[[Tensor, int], Tensor]:
-    return lambda level, side: (level * most * side / SIDE).round()
+def _pixels(most: float) -> Argument:
+    return lambda level, side: np.round(level * most * side / SIDE)
 
 
-def _enhanced(level: Tensor, side: int) -> Tensor:
+def _enhanced(level: np.ndarray, side: int) -> np.ndarray:
     return 1.8 * level + 0.1
 
 
-BIG_VISION: Mapping[str, Choice] = {
-    "autocontrast": Choice(autocontrast, _nothing),
-    "equalize": Choice(equalize, _nothing),
-    "invert": Choice(invert, _nothing),
-    "rotate": Choice(rotate, _share(30), signed=True),
-    "posterize": Choice(posterize, lambda level, side: (4 * level).floor().clamp(max=8)),
-    "solarize": Choice(solarize, _whole(256)),
-    "color": Choice(color, _enhanced),
-    "contrast": Choice(contrast, _enhanced),
-    "brightness": Choice(brightness, _enhanced),
-    "sharpness": Choice(sharpness, _enhanced),
-    "shear_x": Choice(shear_x, _share(0.3), signed=True),
-    "shear_y": Choice(shear_y, _share(0.3), signed=True),
-    "translate_x": Choice(translate_x, _pixels(100), signed=True),
-    "translate_y": Choice(translate_y, _pixels(100), signed=True),
-    "cutout": Choice(cutout, lambda level, side: (40 * level * side / SIDE).floor()),
-    "solarize_add": Choice(solarize_add, _whole(110)),
-}
-
-
-def _of_timm() -> Mapping[str, Choice]:
-    names = ("autocontrast", "equalize", "invert", "rotate", "shear_x", "shear_y", "solarize_add")
-    return {
-        **{name: BIG_VISION[name] for name in names},
-        "posterize": Choice(posterize_to_black, lambda level, side: 4 - (4 * level).floor()),
-        "solarize": Choice(solarize, lambda level, side: 256 - (256 * level).floor()),
-        "translate_x": Choice(translate_x, lambda level, side: 0.45 * level * side, signed=True),
-        "translate_y": Choice(translate_y, lambda level, side: 0.45 * level * side, signed=True),
-        **{name: Choice(_around_one(BIG_VISION[name].apply), _share(0.9), signed=True) for name in ENHANCED},
-    }
-
-
-def _around_one(enhance: Operation) -> Operation:
-    """`enhance` by 1 + value, at least 0.1."""
-    return lambda images, argument: enhance(images, argument._replace(value=(1 + argument.value).clamp(min=0.1)))
-
-
+BIG_VISION = (
+    Choice("autocontrast", _nothing),
+    Choice("equalize", _nothing),
+    Choice("invert", _nothing),
+    Choice("rotate", _share(30), signed=True),
+    Choice("posterize", lambda level, side: np.minimum(np.floor(4 * level), 8)),
+    Choice("solarize", _whole(256)),
+    Choice("color", _enhanced),
+    Choice("contrast", _enhanced),
+    Choice("brightness", _enhanced),
+    Choice("sharpness", _enhanced),
+    Choice("shear_x", _share(0.3), signed=True),
+    Choice("shear_y", _share(0.3), signed=True),
+    Choice("translate_x", _pixels(100), signed=True),
+    Choice("translate_y", _pixels(100), signed=True),
+    Choice("cutout", lambda level, side: np.floor(40 * level * side / SIDE)),
+    Choice("solarize_add", _whole(110)),
+)
 ENHANCED = ("color", "contrast", "brightness", "sharpness")
-TIMM_INCREASING = _of_timm()
+TIMM_INCREASING = (
+    Choice("autocontrast", _nothing),
+    Choice("equalize", _nothing),
+    Choice("invert", _nothing),
+    Choice("rotate", _share(30), signed=True),
+    Choice("shear_x", _share(0.3), signed=True),
+    Choice("shear_y", _share(0.3), signed=True),
+    Choice("solarize_add", _whole(110)),
+    Choice("posterize_to_black", lambda level, side: 4 - np.floor(4 * level)),
+    Choice("solarize", lambda level, side: 256 - np.floor(256 * level)),
+    Choice("translate_x", lambda level, side: 0.45 * level * side, signed=True),
+    Choice("translate_y", lambda level, side: 0.45 * level * side, signed=True),
+    *(Choice(name, _share(0.9), signed=True, around_one=True) for name in ENHANCED),
+)
 
 
 def big_vision(layers: int, magnitude: float) -> Policy:

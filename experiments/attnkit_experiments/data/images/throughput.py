@@ -94,4 +94,4 @@ def _operations() -> dict[str, Callable[[Tensor, int], Tensor]]:
         "randaug medium2": policy(named(AUGREG["medium2"][0])),
         "rand-m9-mstd0.5-inc1": policy(named("rand-m9-mstd0.5-inc1")),
     }
-    return whole | {name: policy(Policy({name: choice}, 1, 10.0)) for name, choice in BIG_VISION.items()}
+    return whole | {choice.operation: policy(Policy((choice,), 1, 10.0)) for choice in BIG_VISION}

@@ -31,7 +31,7 @@ BOTH: dict[str, Any] = {
     "mlp_gelu": "tanh",
     "precision": "bfloat16",
     "compile": True,
-    "accumulate": 8,
+    "accumulate": 0,
     "evaluate_every": 10_000,
     "checkpoint_every": 1000,
     "seeds": (0,),
@@ -57,6 +57,13 @@ I1K: dict[str, Any] = BOTH | {
     "augmentation": "i1k",
 }
 
+FEWSHOT = tuple(
+    f"fewshot/{name}" for name in ("birds", "caltech101", "cars", "cifar100", "dtd", "col_hist", "pets", "uc_merced")
+)
+"""The sets of the paper's 10-shot probe: Caltech Birds, Caltech-101, Stanford Cars, CIFAR-100, DTD, ColHist, Pets, UC
+Merced, each a folder of images by split and class, or an archive, with that path inside ATTNKIT_DATA.
+"""
+
 LEVELS = {
     "i21k": {"S/32": "none", "S/16": "light1", "S/8": "light1", "B/32": "light2", "B/16": "light2", "L/16": "medium2"},
     "i1k": dict.fromkeys(("S/16", "S/8", "B/32", "B/16", "L/16"), "medium2") | {"S/32": "medium1"},
@@ -79,9 +86,9 @@ DEVIATIONS = (
     "L is the number of keys that a query sees, with the class token where there is one (preset i1k).",
     "Accuracy on ImageNet-1k of a model of ImageNet-21k is its top class among those with test images (judged=test): "
     "the data's folders must be named by synset.",
-    "Few-shot probes run at every evaluation, every 10,000 steps, which was the interval of big_vision's "
-    "configs/vit_i21k.py (evals.fewshot.log_steps) until August 2022; it has 25,000 since. They run on the sets that "
-    "--set fewshot names; the paper has eight, big_vision's list six (no birds, no col_hist).",
+    "Few-shot probes (figure 1) run at every evaluation, every 10,000 steps, as in big_vision's configs/vit_i21k.py "
+    "(evals.fewshot.log_steps) until August 2022; since then it has 25,000. The paper has the eight sets that the "
+    "setting fewshot names, which you bring; big_vision's list has six (no birds, no col_hist).",
     "One seed; the paper does not say how many it has.",
 )
 

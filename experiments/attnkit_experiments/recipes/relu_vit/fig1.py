@@ -17,7 +17,7 @@ from typing import Literal
 
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.images.domain import DOMAIN, ImageStudy
-from attnkit_experiments.recipes.relu_vit.big_vision import augmented, paper_presets
+from attnkit_experiments.recipes.relu_vit.big_vision import FEWSHOT, augmented, paper_presets
 from attnkit_experiments.recipes.relu_vit.presets import DEVIATIONS, SCALES, at_points, beside_softmax, pointwise_grid
 from attnkit_experiments.study.recipe import Recipe, Variant, presets
 
@@ -64,7 +64,7 @@ RECIPE = Recipe(
         },
         {"cpu": "about 100 minutes, 2 CPU cores (estimated)"},
     )
-    | paper_presets(Study, hours=600, points=("S/32", "S/16", "S/8", "B/32", "B/16", "L/16")),
+    | paper_presets(Study, hours=600, points=("S/32", "S/16", "S/8", "B/32", "B/16", "L/16"), fewshot=FEWSHOT),
     variants=variants,
     deviations=(*DEVIATIONS, "The paper's x-axis is TPU core hours; here it is counted FLOPs and measured seconds."),
 )

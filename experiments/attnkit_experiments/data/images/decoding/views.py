@@ -69,6 +69,16 @@ class CentralCrop:
         return resized.crop((left, top, left + self.side, top + self.side))
 
 
+@dataclass(frozen=True)
+class Square:
+    """`square` of an image with three channels: what is held in memory of images of a data set."""
+
+    side: int
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return square(rgb(image), self.side)
+
+
 def inception_box(width: int, height: int, smallest: float, rng: np.random.Generator) -> Box:
     """Left, top, right, bottom of a random part: aspect uniform in ¾..4/3, then its height uniform in what fits.
 
