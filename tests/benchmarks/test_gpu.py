@@ -108,7 +108,10 @@ def test_a_job_is_interrupted_in_the_background_too(tmp_path):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         record = box.run(
-            job("long", "import time; print('begun', flush=True); time.sleep(60)"), tmp_path, tmp_path, 2.0
+            job("long", "import time; print('begun', flush=True); time.sleep(60)"),
+            tmp_path,
+            box.Places(tmp_path, tmp_path, tmp_path),
+            2.0,
         )
     finally:
         signal.signal(signal.SIGINT, before)
