@@ -107,7 +107,7 @@ def assumed() -> str:
     share = f"{100 * training_time.UTILISATION:.0f} % of"
     rows = [
         ["", "", ""],
-        ["a step takes at least", f"{1000 * training_time.LAUNCHES:.0f} ms for each of its parts", "measured, of another"],
+        ["a step takes at least", f"{1000 * training_time.LAUNCHES:.0f} ms for each of its parts", "measured"],
         ["matrix products reach", f"{share} that ceiling", "assumed"],
         ["in float32", f"{share} {training_time.FLOAT32 / 1e12:.0f} TFLOP/s", "assumed"],
     ]

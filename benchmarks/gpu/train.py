@@ -102,6 +102,10 @@ def command(study: Study, options: argparse.Namespace) -> list[str]:
     ]  # fmt: skip
 
 
+def enqueue(words: Sequence[str]) -> None:
+    subprocess.run(words, check=True)
+
+
 def start(study: Study, options: argparse.Namespace) -> list[str]:
     """Start a study, or take up the one that was carried; the names of its cells."""
     folder = options.out / study.name
@@ -109,7 +113,7 @@ def start(study: Study, options: argparse.Namespace) -> list[str]:
     if not folder.exists() and carried.exists():
         shutil.copytree(carried, folder)
     if not (folder / "study.json").exists():
-        subprocess.run(command(study, options), check=True)
+        enqueue(command(study, options))
     names: list[str] = json.loads((folder / "study.json").read_text())["cells"]
     return names
 
