@@ -97,7 +97,7 @@ def predicted(study: Study, counts: dict[str, int], launch: float) -> dict[str, 
     span = dict.fromkeys(f"{count:,}" for count in (min(counts.values()), max(counts.values())))
     return {
         "cells": seeds * len(counts), "flops": flops, "launches": " to ".join(span), "launching": round(launching),
-        "busy": round(busy),
+        "busy": round(busy), "digest": estimate.digest(recipe, settings),
     }  # fmt: skip
 
 

@@ -27,7 +27,8 @@ def unpack(archive: Path, kept: Path) -> list[str]:
     found = []
     with tarfile.open(archive) as file:
         members = [member for member in file if len(Path(member.name).parts) > 3]
-        left_out = json.load(file.extractfile(f"{members[0].name.partition('/')[0]}/left-out.json")) if members else []
+        listed = file.extractfile(f"{members[0].name.partition('/')[0]}/left-out.json") if members else None
+        left_out = json.load(listed) if listed else []
         for job, study in EVIDENCE.items():
             own = [member for member in members if Path(member.name).parts[1:3] == (job, study.name)]
             if own and any(member.name.endswith("/study.json") for member in own):

@@ -32,6 +32,8 @@ def test_a_study_can_be_asked_for(name):
         recipe, settings = choose(predict.request(study, Path(), Path()))
         assert settings.steps == study.steps
         assert len(recipe.variants(settings)) * len(study.seeds) == predicted["cells"]
+        if study == EVIDENCE[name]:
+            assert estimate.digest(recipe, settings) == predicted["digest"], "python -m benchmarks.gpu.predict"
     (job,) = [job for job in jobs.JOBS if job.name == name]
     assert job.arguments[:2] == ("-m", "benchmarks.gpu.train")
     assert asked(job.arguments[2:]).seconds + train.GRACE < box.LIMIT
@@ -160,12 +162,12 @@ def test_what_presets_cost_is_of_the_presets_as_they_are():
     """The digest has all that the file was counted from; `python -m experiments cost --out FILE` counts anew."""
     file = {(row["recipe"], row["preset"]): row for row in json.loads(counted().read_text())}
     now = {
-        (recipe.id, name): estimate.digest(recipe, preset.study)
+        (recipe.id, name): (estimate.digest(recipe, preset.study), preset.cost)
         for recipe in RECIPES.values()
         for name, preset in recipe.presets.items()
         if name not in estimate.MINUTES
     }
-    assert {key: row["digest"] for key, row in file.items()} == now
+    assert {key: (row["digest"], row["says"]) for key, row in file.items()} == now
     recipe = RECIPES["002-table6"]
     study = recipe.presets["paper"].study
     cost = estimate.of_variant(recipe, study, recipe.variants(study)[0])

@@ -235,9 +235,9 @@ def of_variant(recipe: Recipe, study: Any, variant: Variant, known: dict[str, Tr
     if alike not in known:
         config = plain(cell.settings["model"])
         known[alike] = trace(lambda: kind.model(config), lambda: kind.inputs(cell)[1], _tokens_of(cell))
+    train, parts = cell.train, max(cell.train.accumulate, 1)
     return Cost(
-        kind.unit, kind.samples(cell), cell.train.steps, cell.train.accumulate, cell.train.precision, known[alike],
-        pairs_of(cell),
+        kind.unit, kind.samples(cell), train.steps, parts, train.precision, known[alike], pairs_of(cell)
     )  # fmt: skip
 
 
@@ -270,7 +270,7 @@ def _tokens_of(cell: Cell) -> int:
 
 def digest(recipe: Recipe, study: Any) -> str:
     """Of all that the cost of a study depends on, without tracing a model."""
-    parts = [len(study.seeds)]
+    parts: list[Any] = [len(study.seeds)]
     for variant in recipe.variants(study):
         cell = stand_in(recipe, study, variant)
         of_step = KINDS[recipe.domain.name].samples(cell), cell.train.steps, cell.train.accumulate, cell.train.precision
