@@ -151,6 +151,10 @@ def test_a_job_is_read_and_what_is_missing_is_trained_the_next_time(lent, tmp_pa
     again = json.loads((tmp_path / "two/tiny/tiny/cells/d64-p8-softmax-seed0/result.json").read_text())
     for key in ("last_loss", "accuracy", "config_hash"):
         assert again[key] == json.loads(whole)[key]
+    other = "tiny/tiny/cells/d64-p8-relu-alpha1-seed0/result.json"
+    assert (tmp_path / "two" / other).read_text() == (
+        tmp_path / "one" / other
+    ).read_text()  # times too: not trained anew
     with pytest.raises(ValueError, match="has d64-p8-softmax-seed0, which these archives have not"):
         read(tmp_path, "one")
 
