@@ -69,7 +69,7 @@ def listops(seed: int, *methods: str) -> Study:
 
 def causal(seed: int) -> Study:
     settings = (*EAGER, "alphas=0,1,1.5,2", "activations=relu", "warmup=200")
-    small = ("tokens=1024", "tested=2", "warmup=2")
+    small = ("length=256", "tokens=256", "tested=2", "warmup=2")
     return Study("000-causal-evidence", "000-causal", "small", settings, (seed,), TEXT, 2000, small)
 
 
