@@ -19,7 +19,7 @@ COUNTED = "relu and full and n=4096 and d=64 and bfloat16"
 
 PREDICTED = json.loads((Path(__file__).parents[1] / "results" / "evidence.json").read_text())["jobs"]
 """Of the jobs that train: see `benchmarks.gpu.predict`."""
-VERDICTS, TILES, TIMES, TRAINING, REST = range(5)
+VERDICTS, TILES, TIMES, TRAINING, REST, STUDIES = range(6)
 """What a job is worth: the least first."""
 
 
@@ -98,7 +98,7 @@ def trained(name: str) -> Job:
     data = () if study.data == GENERATED else (study.data,)
     arguments = ("-m", "benchmarks.gpu.train", name, *places)
     return Job(
-        name, f"what does {study.name} say?", arguments, needs, worth=TRAINING, about=(), data=data, resumes=True,
+        name, f"what does {study.name} say?", arguments, needs, worth=STUDIES, about=(), data=data, resumes=True,
         minutes=min(predicted, 8.0),
     )  # fmt: skip
 
@@ -121,7 +121,6 @@ JOBS = (
     Job("overhead", "what does a call cost?", (*MEASURE, *OVERHEAD), worth=TIMES, about=TORCH, minutes=1),
     Job("train", "does a study train?", ("-m", "experiments", "run", *STUDY), ("torch", "tyro", "matplotlib"),
         worth=TRAINING, about=TORCH, minutes=3),
-    *map(trained, EVIDENCE),
     sanitized("memcheck", TRITON, dtype="float16"),
     sanitized("racecheck", TRITON, dtype="float32", k="causal"),
     sanitized("memcheck", "cupy-cuda", needs=("cupy",)),
@@ -130,4 +129,5 @@ JOBS = (
         Job(f"quick-{dtype}", f"is torch right in {dtype}?", quick(TRITON, f"{TRITON}_atomic", dtype=dtype))
         for dtype in ("bfloat16", "float16", "float32")
     ),
+    *map(trained, EVIDENCE),
 )  # fmt: skip

@@ -14,8 +14,10 @@ from attnkit_experiments.commands import estimate
 from attnkit_experiments.commands.opening import choose
 from attnkit_experiments.recipes import RECIPES
 from attnkit_experiments.report import study_page
+from benchmarks import training_time
 from benchmarks.gpu import box, data, jobs, predict, queue, train, trained
 from benchmarks.gpu.studies import DIGITS, EVIDENCE, IMAGES, RATES, TEXT, Study
+from docs import costs
 
 SMALL = ("points=d64/8", "image_size=16", "train_images=24", "test_images=12", "batch=4")
 TINY = Study("tiny", "000-fig1", "cpu", SMALL, (0,), DIGITS, 2, ())
@@ -180,6 +182,14 @@ def test_what_presets_cost_is_of_the_presets_as_they_are():
 
 def counted() -> Path:
     return box.ROOT / "benchmarks" / "results" / "cost-of-paper.json"
+
+
+def test_the_picture_shows_the_hours_of_the_table():
+    found, text = training_time.content(), costs.PICTURE.read_text()
+    for bill in costs.bills():
+        if bill.preset == "paper":
+            assert f"{bill.recipe}, {bill.cells} cells" in text
+            assert f">{costs.amount(bill.hours(found))}<" in text, "python docs/costs.py"
 
 
 def test_operations_of_a_vision_transformer_are_those_of_its_formula():
