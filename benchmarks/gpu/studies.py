@@ -10,7 +10,7 @@ from typing import NamedTuple
 PROCESSES = 10
 """Trainings at once on one device, each of which leaves it idle most of the time."""
 SHORTENED = 100
-"""A rehearsal has this share of the steps, and smaller batches."""
+"""A rehearsal has this share of the steps, smaller batches, and shorter sequences."""
 
 
 class Study(NamedTuple):
@@ -62,7 +62,8 @@ def of_pairs(name: str, recipe: str, seeds: tuple[int, ...], *settings: str) -> 
 
 
 def listops(seed: int, *methods: str) -> Study:
-    small = ("batch=2", "train_samples=200", "valid_samples=20", "test_samples=20", "warmup=5")
+    short = ("longer_than=50", "shorter_than=257", "length=256")
+    small = ("batch=2", "train_samples=200", "valid_samples=20", "test_samples=20", "warmup=5", *short)
     settings = (f"methods={','.join(methods)}", "checkpoint_every=250")
     return Study("002-table6-paper", "002-table6", "paper", settings, (seed,), GENERATED, 5000, small)
 

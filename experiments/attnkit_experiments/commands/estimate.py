@@ -125,8 +125,10 @@ def _sequences(study: Any) -> SequenceData:
 
 
 def _text(study: Any) -> TextData:
+    """Bytes, or GPT-2's tokens where a study ties the tables of a vocabulary."""
     some = np.zeros(4 * study.length + 2, dtype=np.uint8)
-    return TextData("text", some, some, 1)
+    of_tokens: dict[str, Any] = {"vocabulary": 50_257} if getattr(study, "tied", False) else {}
+    return TextData("text", some, some, 1, **of_tokens)
 
 
 def _sentences(study: Any) -> Any:
