@@ -75,7 +75,7 @@ def arithmetic_seconds(cost: Cost, found: Mapping[str, Any]) -> float:
 
 def step_seconds(cost: Cost, found: Mapping[str, Any]) -> float:
     """Of a whole step on one GPU: see the module."""
-    return max(LAUNCHES * cost.parts, arithmetic_seconds(cost, found))
+    return max(LAUNCHES * cost.passes, arithmetic_seconds(cost, found))
 
 
 def hours(cost: Cost, found: Mapping[str, Any]) -> float:

@@ -57,14 +57,14 @@ def of_images(name: str, recipe: str, seeds: tuple[int, ...], epochs: int, *sett
 
 def of_pairs(name: str, recipe: str, seeds: tuple[int, ...], *settings: str) -> Study:
     """3,000 steps on captions, all 1,000 of the test split translated."""
-    common = ("tokens=4096", "test_pairs=1000", "checkpoint_every=500")
+    common = (*EAGER, "tokens=4096", "test_pairs=1000", "checkpoint_every=500")
     return Study(name, recipe, "small", (*common, *settings), seeds, PAIRS, 3000, FEW_PAIRS)
 
 
 def listops(seed: int, *methods: str) -> Study:
     short = ("longer_than=50", "shorter_than=257", "length=256")
     small = ("batch=2", "train_samples=200", "valid_samples=20", "test_samples=20", "warmup=5", *short)
-    settings = (f"methods={','.join(methods)}", "checkpoint_every=250")
+    settings = (*EAGER, f"methods={','.join(methods)}", "checkpoint_every=250")
     return Study("002-table6-paper", "002-table6", "paper", settings, (seed,), GENERATED, 5000, small)
 
 

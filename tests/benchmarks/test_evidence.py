@@ -1,5 +1,6 @@
 """Jobs that train on a GPU: their studies exist, what they leave is a report, and what is missing is trained later."""
 
+import dataclasses
 import gzip
 import json
 import os
@@ -201,4 +202,7 @@ def test_operations_of_a_vision_transformer_are_those_of_its_formula():
     assert 2 * cost.traced.multiply_adds == recipe.domain.facts(cell)["flops_per_sample"]
     assert cost.flops == recipe.domain.facts(cell)["training_flops"]
     weights = 16 * cost.traced.parameters
-    assert weights < cost.memory < weights + cost.samples * cost.traced.kept_bytes + 1
+    assert cost.memory == weights + cost.samples * cost.traced.kept_bytes
+    assert dataclasses.replace(cost, parts=4).memory == weights + cost.samples // 4 * cost.traced.kept_bytes
+    large = dataclasses.replace(cost, parts=0, samples=1 << 20)
+    assert large.memory <= estimate.MEMORY < large.memory_in(large.passes // 2)

@@ -40,6 +40,8 @@ MINUTES = ("smoke", "digits", "cpu", "small")
 """Presets that are not counted: they take minutes, or were timed."""
 SENTENCE = 32
 """Tokens of a sentence that a translation model is counted with, on either side."""
+MEMORY = 80e9
+"""Bytes of one H100."""
 BYTES_OF_TRAINING = 16
 """Of a parameter: itself, its gradient and two moments, in float32."""
 
@@ -74,7 +76,7 @@ class Cost:
     samples: int
     steps: int
     parts: int
-    """In which a step's samples are computed one after the other."""
+    """In which a step's samples are computed one after the other; 0: in as few as fit into MEMORY."""
     precision: str
     traced: Traced
     pairs: Pairs | None
@@ -98,9 +100,20 @@ class Cost:
         return 12.0 * self.pairs.heads * every * self.pairs.width * self.samples
 
     @property
+    def passes(self) -> int:
+        """The parts of a step on one device."""
+        if self.parts:
+            return self.parts
+        halvings = [1 << n for n in range(self.samples.bit_length())]
+        return next((parts for parts in halvings if self.memory_in(parts) <= MEMORY), self.samples)
+
+    @property
     def memory(self) -> int:
         """Bytes of weights, gradients, moments and what a part of a step keeps, at most."""
-        return BYTES_OF_TRAINING * self.traced.parameters + self.traced.kept_bytes * -(-self.samples // self.parts)
+        return self.memory_in(self.passes)
+
+    def memory_in(self, parts: int) -> int:
+        return BYTES_OF_TRAINING * self.traced.parameters + self.traced.kept_bytes * -(-self.samples // parts)
 
 
 # ---------------------------------------------------------------------------------------------- data that stand in
@@ -237,9 +250,9 @@ def of_variant(recipe: Recipe, study: Any, variant: Variant, known: dict[str, Tr
     if alike not in known:
         config = plain(cell.settings["model"])
         known[alike] = trace(lambda: kind.model(config), lambda: kind.inputs(cell)[1], _tokens_of(cell))
-    train, parts = cell.train, max(cell.train.accumulate, 1)
+    train = cell.train
     return Cost(
-        kind.unit, kind.samples(cell), train.steps, parts, train.precision, known[alike], pairs_of(cell)
+        kind.unit, kind.samples(cell), train.steps, train.accumulate, train.precision, known[alike], pairs_of(cell)
     )  # fmt: skip
 
 
