@@ -16,7 +16,7 @@ export JAX_PLATFORMS ?= cpu
 # Hundreds of processes of the tests import the same modules: they are compiled once, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install library native native-wheel run test tests lint types conformance soak transforms gradients emulated smoke survival gpu gpu-wheels benchmarks docs notebooks site wheel matrix clean
+.PHONY: install library native native-wheel run test tests lint types conformance soak transforms gradients emulated smoke survival gpu gpu-wheels gpu-data benchmarks docs notebooks site wheel matrix clean
 
 install: $(VENV)/.installed
 
@@ -216,12 +216,17 @@ benchmarks: library
 # worth, in jobs of eight minutes and 25 in all, or JOBS="verify first"; what was done is not run again. One archive of
 # what they say, which `python -m benchmarks gpu --read out/gpu.tar.gz` writes into results and docs.
 gpu:
-	$(PYTHON) -m benchmarks.gpu $(JOBS) --out $(OUT)/gpu --wheels $(OUT)/wheels
+	$(PYTHON) -m benchmarks.gpu $(JOBS) --out $(OUT)/gpu --wheels $(OUT)/wheels --data $(OUT)/data
 
 # The packages in pure Python that such a machine may lack, to be carried there with the checkout.
 gpu-wheels: install
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: -c constraints.txt \
-	  -d $(OUT)/wheels array-api-compat jax-triton entmax tyro docstring-parser typeguard
+	  -d $(OUT)/wheels array-api-compat jax-triton entmax tyro docstring-parser typeguard \
+	  sacremoses
+
+# The data of what is trained there (JOBS=evidence), from the sets that ATTNKIT_DATA names.
+gpu-data: install
+	$(BIN)/python -m benchmarks.gpu.data --out $(OUT)/data
 
 clean:
 	rm -rf $(OUT) .mypy_cache .ruff_cache .pytest_cache

@@ -309,11 +309,19 @@ def written(path: Path, device: str, content: dict[str, Any]) -> int:
 
 def results_of_gpu(options: argparse.Namespace) -> int:
     """What `make gpu` found, into results, tables and documentation."""
-    from benchmarks.gpu import reading
+    from benchmarks.gpu import reading, trained
 
-    for line in reading.read(options.read, RESULTS):
+    out = reading.queue.ROOT / "out"
+    if options.rehearsal:
+        places = (options.rehearsal / "kept", options.rehearsal / "reports", options.rehearsal / "data")
+    else:
+        for line in reading.read(options.read, RESULTS):
+            print(line)
+        places = (out / "evidence", reading.queue.ROOT / "docs" / "reports", out / "data")
+    for line in trained.read(options.read, *places):
         print(line)
-    reading.written_docs(RESULTS, reading.slug(reading.opened(options.read).device))
+    if not options.rehearsal:
+        reading.written_docs(RESULTS, reading.slug(reading.opened(options.read).device))
     return 0
 
 
@@ -406,6 +414,9 @@ def parser() -> argparse.ArgumentParser:
 
     back = commands.add_parser("gpu", help="write what `make gpu` found into results, tables and docs")
     back.add_argument("--read", type=Path, required=True, metavar="ARCHIVE", help="out/gpu.tar.gz of that machine")
+    back.add_argument(
+        "--rehearsal", type=Path, metavar="DIR", help="write nothing but the reports of what was trained, into DIR"
+    )
     back.set_defaults(function=results_of_gpu)
     show = commands.add_parser("page", help="make the page of a file that run has written")
     show.add_argument("file", type=Path, metavar="FILE.json")

@@ -28,7 +28,7 @@ from attnkit_conformance.adapters.base import kernels  # noqa: E402
 from attnkit_conformance.model.op import Op  # noqa: E402
 from attnkit_conformance.opdb import BY_NAME, PUBLIC  # noqa: E402
 from attnkit_conformance.report import table  # noqa: E402
-from docs import measured  # noqa: E402
+from docs import costs, measured  # noqa: E402
 
 DOCS = ROOT / "docs"
 FOLDER = DOCS / "variants"
@@ -131,6 +131,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "all": everything,
     "kernels": kernels_by_op,
     **measured.TABLES,
+    **costs.TABLES,
     **{op.name: partial(facts, op) for op in PUBLIC},
 }
 

@@ -11,19 +11,36 @@ from pathlib import Path
 
 from benchmarks.gpu import box, queue
 from benchmarks.gpu.jobs import JOBS, LIMIT
+from benchmarks.gpu.studies import EVIDENCE
 
 MINUTES = 25.0
+TRAINED = "evidence"
+"""Stands for the jobs that train and are due."""
+AGAIN = 75  # the exit status of a job that ended in time and goes on in its folder
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    top.add_argument("jobs", nargs="*", metavar="JOB", help="what the commit lacks by default, by worth; see --list")
+    top.add_argument(
+        "jobs",
+        nargs="*",
+        metavar="JOB",
+        help="what the commit lacks by default, by worth; evidence: those that train and are due; see --list",
+    )
     top.add_argument("--list", action="store_true", help="show the jobs, why they are due, and what this machine lacks")
     top.add_argument("--dry-run", action="store_true", help="say what would run and for how long, and run nothing")
     top.add_argument("--out", type=Path, default=Path("out/gpu"), metavar="DIR", help="folder of the results (out/gpu)")
     top.add_argument(
         "--wheels", type=Path, default=Path("out/wheels"), metavar="DIR", help="what is carried (out/wheels)"
+    )
+    top.add_argument(
+        "--data", type=Path, default=Path("out/data"), metavar="DIR", help="data that are carried (out/data)"
+    )
+    top.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="of the jobs of evidence: a hundredth of the steps, on the CPU, each as long as it takes",
     )
     top.add_argument(
         "--minutes",
@@ -38,28 +55,45 @@ def parser() -> argparse.ArgumentParser:
 
 def chosen(names: Sequence[str]) -> list[queue.Due]:
     """The jobs of these names; those that are due if there are none. ValueError for an unknown name."""
-    unknown = [name for name in names if name not in [job.name for job in JOBS]]
+    due = queue.due() if not names or TRAINED in names else []
+    unknown = [name for name in names if name not in (TRAINED, *(job.name for job in JOBS))]
     if unknown:
         raise ValueError(f"unknown job {unknown[0]!r}; known are {', '.join(job.name for job in JOBS)}")
-    return [queue.Due(job, "asked for") for job in JOBS if job.name in names] if names else queue.due()
+    if not names:
+        return due
+    trained = [each for each in due if each.job.name in EVIDENCE and each.job.name not in names]
+    return [*(queue.Due(job, "asked for") for job in JOBS if job.name in names), *trained]
 
 
-def show(listed: Sequence[queue.Due], site: Path) -> None:
+def rehearsed(listed: Sequence[queue.Due]) -> list[queue.Due]:
+    """The jobs that train, as they are rehearsed without a GPU. ValueError if there are none."""
+    words = ("--device", "cpu", "--rehearse", "--processes", "1", "--seconds", "inf")
+    found = [
+        queue.Due(job._replace(arguments=(*job.arguments, *words), minutes=0.0), reason)
+        for job, reason in listed
+        if job.name in EVIDENCE
+    ]
+    if not found:
+        raise ValueError(f"jobs that can be rehearsed are {', '.join(EVIDENCE)}")
+    return found
+
+
+def show(listed: Sequence[queue.Due], places: box.Places) -> None:
     """A line for each job, those that are due first."""
     names = [each.job.name for each in listed]
     rest = [queue.Due(job, "not due: the commit has it") for job in JOBS if job.name not in names]
     for job, reason in [*listed, *rest]:
-        lack = box.missing(job, site)
+        lack = box.missing(job, places)
         print(
             f"{job.name:16} {job.minutes:3g} min  {job.question} {reason}" + (f"  (not here: {lack})" if lack else "")
         )
 
 
-def rehearse(listed: Sequence[queue.Due], options: argparse.Namespace, site: Path) -> None:
+def plan(listed: Sequence[queue.Due], options: argparse.Namespace, places: box.Places) -> None:
     """What would run, if every job took as long as expected."""
     left = options.minutes
     for job, reason in listed:
-        if box.missing(job, site) or (box.was_done(job, options.out / job.name) and not options.again):
+        if box.missing(job, places) or (box.was_done(job, options.out / job.name) and not options.again):
             continue
         if job.minutes <= left:
             left -= job.minutes
@@ -67,12 +101,12 @@ def rehearse(listed: Sequence[queue.Due], options: argparse.Namespace, site: Pat
     print(f"{options.minutes - left:g} of {options.minutes:g} minutes")
 
 
-def run(listed: Sequence[queue.Due], options: argparse.Namespace, site: Path) -> int:
-    """One line per job; the number of those that failed or had to be ended."""
+def run(listed: Sequence[queue.Due], options: argparse.Namespace, places: box.Places) -> int:
+    """One line per job; the number of those that failed, had to be ended or have more to do."""
     end, failed = time.monotonic() + 60 * options.minutes, 0
     for job, _ in listed:
         folder, left = options.out / job.name, end - time.monotonic()
-        if lack := box.missing(job, site):
+        if lack := box.missing(job, places):
             print(f"{job.name:16} left out: {lack} is not on this machine", flush=True)
             continue
         if box.was_done(job, folder) and not options.again:
@@ -81,10 +115,12 @@ def run(listed: Sequence[queue.Due], options: argparse.Namespace, site: Path) ->
         if left < 60 * job.minutes:
             print(f"{job.name:16} not started: {left / 60:.0f} minutes would not suffice", flush=True)
             continue
-        shutil.rmtree(folder, ignore_errors=True)  # of one that was cut short, or of other kernels
-        record = box.run(job, folder, site, min(LIMIT, left))
+        if not job.resumes:
+            shutil.rmtree(folder, ignore_errors=True)  # of one that was cut short, or of other kernels
+        record = box.run(job, folder, places, left if options.rehearse else min(LIMIT, left))
         failed += record["late"] or record["status"] != 0
-        state = "ended after its time" if record["late"] else "ok" if record["status"] == 0 else "FAILED"
+        states = {0: "ok", AGAIN: "not finished"}
+        state = "ended after its time" if record["late"] else states.get(record["status"], "FAILED")
         print(f"{job.name:16} {state}, {record['seconds']} s: {box.last_line(folder)}", flush=True)
         box.archive(options.out)
     return failed
@@ -98,21 +134,22 @@ def ended(number: int, frame: object) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 1 if a job fails, 2 if the command is invalid."""
     options = parser().parse_args(arguments)
-    site = options.out / "site"
+    out = options.out = options.out.resolve()
+    places = box.Places(out / "site", options.data.resolve(), out / "cache")
     try:
-        jobs = chosen(options.jobs)
-        shutil.rmtree(site, ignore_errors=True)
-        wheels = box.unpacked(options.wheels, site)
+        jobs = rehearsed(chosen(options.jobs)) if options.rehearse else chosen(options.jobs)
+        shutil.rmtree(places.site, ignore_errors=True)
+        wheels = box.unpacked(options.wheels, places.site)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.list or options.dry_run:
-        show(jobs, site) if options.list else rehearse(jobs, options, site)
+        show(jobs, places) if options.list else plan(jobs, options, places)
         return 0
     signal.signal(signal.SIGTERM, ended)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "about.json").write_text(json.dumps(box.about(wheels), indent=1) + "\n")
-    failed = run(jobs, options, site)
+    failed = run(jobs, options, places)
     print(f"written to {box.archive(options.out)}")
     return int(bool(failed))
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnkit.kernels import verdicts
 from benchmarks.gpu import queue
@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 PATHS = (".", "reference", "conformance", "experiments")
 VERSIONS = ("torch", "triton", "jax", "jaxlib", "jax-triton", "cupy-cuda13x", "numpy", "array-api-compat")
 LARGEST = 16 << 20  # bytes of an archive
+OURS = ("site", "cache")  # folders beside those of the jobs
 PATIENCE = 20.0  # seconds to write what there is, once a job's time is up
 
 
@@ -53,8 +54,20 @@ def environment(site: Path) -> dict[str, str]:
     return {name: x for name, x in os.environ.items() if name != "JAX_PLATFORMS"} | own
 
 
-def missing(job: Job, site: Path) -> str | None:
+class Places(NamedTuple):
+    """Folders of a machine: wheels that were unpacked, data that were carried, and what jobs decode for each other."""
+
+    site: Path
+    data: Path
+    cache: Path
+
+
+def missing(job: Job, places: Places) -> str | None:
     """What a job needs and this machine has not."""
+    for name in job.data:
+        if not (places.data / name).exists():
+            return str(places.data / name)
+    site = places.site
     sys.path.append(str(site))
     try:
         for name in job.needs:
@@ -93,10 +106,10 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def run(job: Job, folder: Path, site: Path, limit: float = LIMIT) -> dict[str, Any]:
+def run(job: Job, folder: Path, places: Places, limit: float = LIMIT) -> dict[str, Any]:
     """Run a job, its output into `log`, for `limit` seconds; then it is interrupted, and if it goes on ended."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = {"out": str(folder), "workers": str(os.cpu_count() or 1)}
+    names = {"out": folder, "workers": os.cpu_count() or 1, "data": places.data, "cache": places.cache}
     command = [*job.under, sys.executable, *(word.format(**names) for word in job.arguments)]
     start = time.monotonic()
     with (folder / "log").open("w") as log:
@@ -104,7 +117,12 @@ def run(job: Job, folder: Path, site: Path, limit: float = LIMIT) -> dict[str, A
         log.flush()
         with interruptible():
             process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=environment(site), start_new_session=True
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env=environment(places.site),
+                start_new_session=True,
             )
         late = False
         try:
@@ -137,7 +155,8 @@ def written(path: Path, text: str) -> None:
 def was_done(job: Job, folder: Path) -> bool:
     """Whether a job came to its end here, with the kernels as they are."""
     done = folder / "done.json"
-    return done.exists() and json.loads(done.read_text()).get("sources") == queue.sources_of(job)
+    record = json.loads(done.read_text()) if done.exists() else {}
+    return record.get("sources") == queue.sources_of(job) and not (job.resumes and record["status"])
 
 
 @contextmanager
@@ -170,7 +189,8 @@ def archive(folder: Path, largest: int | None = None) -> Path:
 
 
 def results(folder: Path) -> Iterator[Path]:
-    files = (x for x in sorted(folder.rglob("*")) if x.is_file() and x.relative_to(folder).parts[0] != "site")
+    """Of a folder, without what was unpacked or decoded there."""
+    files = (x for x in sorted(folder.rglob("*")) if x.is_file() and x.relative_to(folder).parts[0] not in OURS)
     return (x for x in files if x.name != "left-out.json" and x.suffix != ".part")
 
 

@@ -1,6 +1,10 @@
 """What is asked of a GPU, by what matters most: is it right, how fast is it, does it stay in its memory?"""
 
+import json
+from pathlib import Path
 from typing import NamedTuple
+
+from benchmarks.gpu.studies import EVIDENCE, GENERATED, PAIRS
 
 KIT = ("-m", "attnkit_conformance")
 MEASURE = ("-m", "benchmarks")
@@ -13,14 +17,17 @@ OPS = ("softmax", "relu", "sigmoid", "gelu", "sparsemax", "entmax15", "gaussian"
 COUNTED = "relu and full and n=4096 and d=64 and bfloat16"
 
 
-VERDICTS, TILES, TIMES, TRAINING, REST = range(5)
+PREDICTED = json.loads((Path(__file__).parents[1] / "results" / "evidence.json").read_text())["jobs"]
+"""Of the jobs that train: see `benchmarks.gpu.predict`."""
+VERDICTS, TILES, TIMES, TRAINING, REST, STUDIES = range(6)
 """What a job is worth: the least first."""
 
 
 class Job(NamedTuple):
     """Arguments of Python, or of the program that runs it; "{out}" is the job's folder and "{workers}" the number of
     processes. `needs` are modules and programs without which there is nothing to ask. What it says holds for the
-    kernels whose keys in `attnkit.kernels.verdicts` begin with one of `about`, as they were.
+    kernels whose keys in `attnkit.kernels.verdicts` begin with one of `about`, as they were; without any, for its
+    arguments. `data` are files of the folder that is carried. A job that `resumes` finds in its folder what it left.
     """
 
     name: str
@@ -31,6 +38,8 @@ class Job(NamedTuple):
     worth: int = REST
     about: tuple[str, ...] = ("",)
     minutes: float = 8.0  # expected, compiling included
+    data: tuple[str, ...] = ()
+    resumes: bool = False
 
 
 def judged(*adapters: str, **options: str) -> tuple[str, ...]:
@@ -81,6 +90,19 @@ def times_of(op: str) -> Job:
     return Job(f"times-{op}", f"how fast is {op}?", timed(f"{op} and n="), worth=TIMES, about=about, minutes=1.5)
 
 
+def trained(name: str) -> Job:
+    """Cells of a recipe, trained to their end."""
+    study, places = EVIDENCE[name], ("--out", "{out}", "--data", "{data}", "--cache", "{cache}")
+    predicted = PREDICTED.get(name, {}).get("minutes", 8.0)
+    needs = ("torch", "tyro", "matplotlib", *(("sacremoses",) if study.data == PAIRS else ()))
+    data = () if study.data == GENERATED else (study.data,)
+    arguments = ("-m", "benchmarks.gpu.train", name, *places)
+    return Job(
+        name, f"what does {study.name} say?", arguments, needs, worth=STUDIES, about=(), data=data, resumes=True,
+        minutes=min(predicted, 8.0),
+    )  # fmt: skip
+
+
 JOBS = (
     Job("verify", "which kernels are to be trusted?", (*KIT, "verify", "--json", "{out}/verdicts.json"),
         worth=VERDICTS, minutes=4),
@@ -107,4 +129,5 @@ JOBS = (
         Job(f"quick-{dtype}", f"is torch right in {dtype}?", quick(TRITON, f"{TRITON}_atomic", dtype=dtype))
         for dtype in ("bfloat16", "float16", "float32")
     ),
+    *map(trained, EVIDENCE),
 )  # fmt: skip

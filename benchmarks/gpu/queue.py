@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from attnkit.kernels import verdicts
 from benchmarks.gpu.jobs import JOBS, VERDICTS, Job
+from benchmarks.gpu.studies import EVIDENCE
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "benchmarks" / "results" / "gpu-jobs.json"
@@ -28,8 +29,8 @@ def keys_of(job: Job) -> list[str]:
 
 
 def sources_of(job: Job) -> str:
-    """The digest of all that these kernels are compiled from."""
-    digests = [verdicts.digest(key) for key in keys_of(job)]
+    """The digest of all that these kernels are compiled from; of a job about none, of what it is asked to do."""
+    digests = [verdicts.digest(key) for key in keys_of(job)] if job.about else [repr(EVIDENCE[job.name])]
     return sha256(" ".join(digests).encode()).hexdigest()[:16]
 
 
@@ -50,7 +51,9 @@ def reason_for(job: Job, known: dict[str, Any], missing: Sequence[str]) -> str |
     own = [key for key in keys_of(job) if key in missing]
     if job.worth == VERDICTS:
         return f"{len(own)} of {len(keys_of(job))} kernels are not judged as they are" if own else None
-    return "its kernels changed since it ran" if job.name in known else "it never ran"
+    if job.name not in known:
+        return "it never ran"
+    return "its kernels changed since it ran" if job.about else "its settings changed since it ran"
 
 
 def due() -> list[Due]:

@@ -146,15 +146,15 @@ def read(path: Path, results: Path, judged: Path = verdicts.RECORD, jobs: Path =
     done = {
         job.name: {"sources": files["done"]["sources"], "commit": commit, "device": archive.device}
         for job in JOBS
-        if (files := archive.jobs.get(job.name)) and succeeded(files["done"], job.worth == VERDICTS)
+        if (files := archive.jobs.get(job.name)) and succeeded(files["done"], job.worth == VERDICTS or job.resumes)
     }
     write(jobs, content_of(jobs, {}) | done)
     yield f"jobs that are not due again for these kernels: {', '.join(done) or 'none'}"
 
 
-def succeeded(done: Row, judges: bool) -> bool:
-    """A sweep or a run of times that was ended has said what it could; a verdict has not."""
-    return done["status"] == 0 or (done["late"] and not judges)
+def succeeded(done: Row, whole: bool) -> bool:
+    """A sweep or a run of times that was ended has said what it could; a verdict or a study has not."""
+    return done["status"] == 0 or (done["late"] and not whole)
 
 
 def tables(archive: Archive, results: Path, name: str, commit: str) -> Iterator[str]:

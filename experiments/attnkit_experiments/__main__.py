@@ -17,7 +17,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 import tyro
 
-from attnkit_experiments.commands import classify, export, profile, repeat, runner
+from attnkit_experiments.commands import classify, estimate, export, profile, repeat, runner
 from attnkit_experiments.data.images import throughput
 from attnkit_experiments.data.prepare import IMAGES, PREPARE, TEXT
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
@@ -290,6 +290,16 @@ class Profile:
     reading: OfData = READING
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Count what training large presets costs, without their data: parameters, operations, memory of each model."""
+
+    recipes: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Recipe ids (default: all)."""
+    out: Path | None = None
+    """A JSON file for the numbers, of which benchmarks/training_time.py makes hours."""
+
+
 Command = (
     Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Run, tyro.conf.subcommand("run")]
@@ -302,6 +312,7 @@ Command = (
     | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Classify, tyro.conf.subcommand("classify")]
     | Annotated[Profile, tyro.conf.subcommand("profile")]
+    | Annotated[Cost, tyro.conf.subcommand("cost")]
 )
 
 
@@ -377,7 +388,8 @@ def one_line(error: Exception) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    command: List | Run | Work | Report | Results | Repeat | Prepare | Decode | Export | Classify | Profile = tyro.cli(
+    command: List | Run | Work | Report | Results | Repeat | Prepare | Decode | Export | Classify | Profile | Cost
+    command = tyro.cli(
         Command,
         prog="python -m experiments",
         args=arguments,
@@ -413,6 +425,8 @@ def main(arguments: list[str] | None = None) -> int:
             say(f"written: {export.export(command.cell, command.out, average=command.average)}")
         elif isinstance(command, Classify):
             classify.classify(command.folder, command.images, top=command.top, maps=command.maps, device=command.device)
+        elif isinstance(command, Cost):
+            estimate.count(command.recipes, command.out)
         elif isinstance(command, Profile):
             request = request_of(command)
             profile.profile(

@@ -56,7 +56,7 @@ def understand(command: str) -> None:
     """SystemExit or AssertionError if a command of the documentation could not be given."""
     words = shlex.split(command)
     if words[0] == "make":
-        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
         assert [word for word in words[1:] if "=" not in word and word not in targets] == [], command
         return
     if "-m" not in words:

@@ -13,8 +13,10 @@ Command: python -m experiments run 000-fig2 --preset cpu --data IMAGES --out run
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
+from attnkit_experiments.engine.errors import UserError, require_in
 from attnkit_experiments.images.domain import DOMAIN
 from attnkit_experiments.recipes.relu_vit.big_vision import FIGURE_POINTS, augmented, paper_presets
 from attnkit_experiments.recipes.relu_vit.presets import (
@@ -30,15 +32,40 @@ from attnkit_experiments.study.recipe import Recipe, Scale, Variant, presets
 
 @dataclass(frozen=True)
 class Study(GridStudy):
-    """`softmax`: whether it is there as the line to compare with."""
+    """`softmax`: whether it is there as the line to compare with.
+
+    `rates`: learning rates, each with every variant; `own_rates`: one for each variant, in their order. Without them
+    all have `lr`, which was chosen for none of them.
+    """
 
     softmax: bool = True
+    rates: tuple[float, ...] = ()
+    own_rates: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = {name: of for name in ("points", "rates", "own_rates") if (of := getattr(self, name))}
+        if len(given) > 1:
+            raise ValueError(f"one of points, rates and own_rates can be given, got {' and '.join(given)}")
+        require_in("(0, inf)", **{name: of for name, of in given.items() if name != "points"})
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
     grid = grid_with_floor(study.activations, study.alphas)
     if study.softmax:
         grid = beside_softmax(grid)
+    if study.own_rates:
+        if len(study.own_rates) != len(grid):
+            raise UserError(
+                f"--set own_rates: expected one for each of {', '.join(each.name for each in grid)}, "
+                f"got {len(study.own_rates)}"
+            )
+        return tuple(
+            dataclasses.replace(each, changes={**each.changes, "lr": rate})
+            for each, rate in zip(grid, study.own_rates, strict=True)
+        )
+    if study.rates:
+        return tuple(each.at(f"lr {rate:g}", f"{{}}-lr{rate:g}", lr=rate) for rate in study.rates for each in grid)
     return augmented(study.augmentation, at_points(study.points, grid))
 
 
