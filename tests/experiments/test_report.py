@@ -156,6 +156,23 @@ def test_a_report_says_which_implementations_ran(reported, out, undrawn):
     assert "<dt>implementations</dt>" not in write_report(out).read_text()
 
 
+def test_a_report_says_how_fast_cells_were_and_what_was_compiled(out, undrawn):
+    """As a GPU's results say it; those of before say nothing."""
+    paths = sorted(out.glob("cells/*/result.json"))
+    results = [json.loads(path.read_text()) for path in paths]
+    rates = {"input_share": 0.125, "tflops_per_s": 412.5, "mfu": 0.417, "peak_bytes": 12_340_000_000}
+    for path, result in zip(paths, results, strict=True):
+        path.write_text(json.dumps(result | rates | {"compiled": {"blocks": 4, "graphs": 2}}))
+    page = write_report(out).read_text()
+    texts = ("softmax", "412.500 ± 0.000", "41.7 ± 0.0", "12.5 ± 0.0", "12.34 ± 0.00", "4 in 2")
+    assert "".join(f"<td>{text}</td>" for text in texts) in page
+    assert {(each["mfu"], each["peak_bytes"]) for each in records(out)} == {("0.417", "12340000000.0")}
+    for path, result in zip(paths, results, strict=True):
+        path.write_text(json.dumps({key: value for key, value in result.items() if key not in rates}))
+    assert "<h2>Speed</h2>" not in write_report(out).read_text()
+    assert "mfu" not in records(out)[0]
+
+
 def test_curves_are_thinned_to_their_ends():
     rows = [{"step": n + 1, "loss": float(n), "grad_norm": 1.0} for n in range(1000)]
     evaluations = [{"step": n, "evaluation": {"accuracy": n / 1000}} for n in (500, 1000)]
