@@ -14,6 +14,7 @@ from attnkit_experiments.data.text.bytes import TextData
 from attnkit_experiments.engine.errors import require_in
 from attnkit_experiments.engine.losses import nats
 from attnkit_experiments.engine.sampler import build_seeded, generator, sample_ids
+from attnkit_experiments.engine.speed import INPUT
 from attnkit_experiments.engine.transfer import upload
 from attnkit_experiments.engine.world import ALONE, Context, World
 from attnkit_experiments.language.model import LanguageConfig, LanguageModel
@@ -93,7 +94,8 @@ class LanguageTask:
         return self.sample(self.test, self.tested_ids()[start : start + count], generator(0, start, "test"))
 
     def loss(self, ids: np.ndarray, step: int, own: slice) -> Tensor:
-        tokens, targets, counts = self.sample(self.train, ids, generator(self.seed, step, "masks"), own)
+        with INPUT:
+            tokens, targets, counts = self.sample(self.train, ids, generator(self.seed, step, "masks"), own)
         losses = nats(self.apply(tokens, self.part.start), targets)
         return losses.where(counts, 0.0).sum() / (len(ids) * TARGETS[self.kind].counted(self.length))
 

@@ -13,6 +13,7 @@ from attnkit_experiments.data.sequences.dataset import PADDING, SequenceData, Sp
 from attnkit_experiments.engine.errors import require_in
 from attnkit_experiments.engine.losses import nats
 from attnkit_experiments.engine.sampler import build_seeded, sample_ids, seeded
+from attnkit_experiments.engine.speed import INPUT
 from attnkit_experiments.engine.transfer import upload
 from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.sequences.methods import METHODS
@@ -67,9 +68,10 @@ class SequenceTask:
         Shares add up to the loss of the whole exactly without dropout. Dropout is drawn from (seed, step, first sample
         of the share), so it is the same after a resume, but differs if a batch is split differently.
         """
-        rows = self.data.train.rows[ids]
-        labels = upload(self.data.train.labels[ids[own]], self.device)
-        tokens = self.padded(rows[own], self.width_of(rows))
+        with INPUT:
+            rows = self.data.train.rows[ids]
+            labels = upload(self.data.train.labels[ids[own]], self.device)
+            tokens = self.padded(rows[own], self.width_of(rows))
         first = range(len(ids))[own].start
         with seeded(self.seed, step, f"dropout/{first}", self.device):
             logits = self.apply(tokens)
