@@ -1,6 +1,7 @@
 """Long and wide calls: every length and head size is met, options are met at some, and what they cost is bounded."""
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from attnkit_conformance import core, judge
 from attnkit_conformance.adapters.base import AttnkitAdapter
+from attnkit_conformance.judge import declared
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import DTYPES, Sample
 from attnkit_conformance.model.golden import draw_case, golden, has_near_tie
@@ -152,6 +154,23 @@ def test_what_only_long_calls_of_other_ops_tell_dies_by_them(op: str) -> None:
     failed = [result.id for result in results if result.status == "fail"]
     assert failed
     assert all("/size." in identity for identity in failed)
+
+
+@pytest.mark.parametrize(
+    ("op", "serves"),
+    [
+        ("softmax_attention_packed", {"width": ("64x64", "128x128"), "causal": ("lower_right",)}),
+        ("nystrom_attention", {"shape": ("64x8", "128x8")}),
+        ("key_value_memory", {}),
+    ],
+)
+def test_a_declaration_of_such_an_op_meets_long_and_wide_calls_within_it(op: str, serves: Any) -> None:
+    adapter: Any = SimpleNamespace(name="x", dtypes=("float32", "float16"), serves={op: serves})
+    own = declared.arrays(adapter, BY_NAME[op], "quick")["size."]
+    assert len(own) >= len(BY_NAME[op].sizes)
+    for name, levels in serves.items():
+        assert {row[name] for row in own} <= {*levels, "none"}
+        assert name == "causal" or {row[name] for row in own} == {*levels}
 
 
 class Dear(Planted):

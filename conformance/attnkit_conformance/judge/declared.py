@@ -71,7 +71,7 @@ def grammar(adapter: Adapter, op: Op, array: str = "pairs") -> Grammar:
     plain = {name: (whole.plain[name], *declared.get(name, ())) for name in whole.factors if name not in free}
     if array in rows.OF_SIZES:
         few = {"heads": "one", "batch": "single"}
-        plain |= {name: (*plain[name], level) for name, level in few.items() if name in plain}
+        plain |= {n: (*plain[n], level) for n, level in few.items() if level in whole.factors.get(n, ())}
     known = {*plain, *OF_EVERYONE[:4], LENGTHS} - {"dtype"}
     unknown = [name for name in declared if name not in known]
     if unknown:
