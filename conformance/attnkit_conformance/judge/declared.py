@@ -23,7 +23,7 @@ from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.grammar import Choice, Grammar, Level, Row
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.scenes import rows
+from attnkit_conformance.scenes import layouts, rows
 from attnkit_conformance.scenes.layouts import dense, with_layouts
 from attnkit_conformance.scenes.sizes import COUNTS, few_heads, is_cheap, single_rows
 
@@ -156,7 +156,8 @@ def covering_arrays(adapter: Adapter, op: Op, large: bool, triples: bool) -> Map
     """Pairs on few tokens and across tiles; if asked for, long and wide calls, triples and pairs of layouts."""
     small = grammar(adapter, op)
     pairs = dense(small).covering(2, [small.plain, *alone(small)])
-    several = {"pair.": with_layouts(small, pairs, (small.plain,))}
+    laid_out = with_layouts(small, pairs, (small.plain,))
+    several = {"pair.": (*laid_out, *(row for row in layouts.alone(small) if row not in laid_out))}
     if rows.shapes_of(op, "tiles"):
         tiled = grammar(adapter, op, "tiles")
         several["tile."] = with_layouts(tiled, plain_pairs(tiled), (tiled.plain,))

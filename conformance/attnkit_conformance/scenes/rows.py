@@ -203,7 +203,9 @@ def covering_rows(own: Grammar, array: str) -> tuple[Row, ...]:
     pairs = dense.covering(2, of_fixed_numbers(dense).covering(2, (own.plain,)))
     pairs = (*pairs, *(row for row in alone if row not in pairs))
     if array != "triples":
-        return layouts.with_layouts(own, pairs, (own.plain, *alone))
+        laid_out = layouts.with_layouts(own, pairs, (own.plain, *alone))
+        own_layouts = layouts.alone(own) if array == "pairs" else ()
+        return (*laid_out, *(row for row in own_layouts if row not in laid_out))
     usual = of_fixed_numbers(dense).covering(3, [row for row in pairs if not has_learned_numbers(row)])
     return layouts.with_layouts(own, [row for row in dense.covering(3, [*usual, *pairs]) if row not in pairs])
 
