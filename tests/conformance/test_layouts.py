@@ -2,7 +2,10 @@
 found by the quick profile."""
 
 import functools
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,7 @@ from tests.conformance.test_kit_can_fail import Correct
 
 OP = "softmax_attention"
 LAYOUTS = axes.all_axes({})[0]
+ROOT = Path(__file__).parents[2]
 SHAPE = (2, 3, 4, 5)
 KEEPS = {DENSE, "read_only", "unaligned"}  # the strides of a dense array
 
@@ -186,6 +190,25 @@ class IgnoresStrides(Correct):
         return super().call(op, {**arrays, "v": v}, params)
 
 
+class IgnoresOneStride(Correct):
+    """Reads an argument with one stride of a dense array; what lies outside its memory is 0."""
+
+    def __init__(self, argument: str, axis: int) -> None:
+        self.argument, self.axis = argument, axis
+
+    def call(self, op: str, arrays: Any, params: Any) -> Any:
+        x, axis = arrays[self.argument], self.axis
+        if x.ndim < -axis or not x.size:
+            return super().call(op, arrays, params)
+        memory, strides = memory_of(x), list(x.strides)
+        strides[axis] = np.empty(x.shape, x.dtype).strides[axis]
+        first = memory.start + sum(np.ix_(*(np.arange(n) * stride for n, stride in zip(x.shape, strides, strict=True))))
+        places = np.asarray(first)[..., None] + np.arange(x.itemsize)
+        inside = (places >= 0) & (places < memory.content.size)
+        read = np.where(inside, memory.content[np.where(inside, places, 0)], 0).astype(np.uint8).view(x.dtype)[..., 0]
+        return super().call(op, {**arrays, self.argument: read}, params)
+
+
 class WritesTheFirstMember(Correct):
     """Gradients of k and v that are expanded over heads are those of the first head, and memory as it was elsewhere."""
 
@@ -229,6 +252,22 @@ def test_an_implementation_that_ignores_strides_fails_where_there_are_some() -> 
     assert DENSE not in failed
 
 
+@pytest.mark.parametrize("axis", [-1, -2, -3, -4])
+@pytest.mark.parametrize("argument", ["q", "k", "v"])
+def test_one_stride_that_is_ignored_is_told_by_six_verdicts(argument: str, axis: int) -> None:
+    adapter = IgnoresOneStride(argument, axis)
+    laid_out = [case for case in quick_cases() if argument in case.layouts]
+    failed = [case for case in laid_out if core.check(adapter, case).status == "fail"]
+    assert len(failed) >= 6
+    plain = [case.id for case in failed if {part.partition("=")[0] for part in options(case)} <= {"layout", "laid"}]
+    assert len(plain) >= 2, "kernels that take no options are asked too"
+
+
+def options(case: Case) -> list[str]:
+    """The levels in a case's name."""
+    return case.id.rpartition("/")[2].removeprefix("pair.").split(",")
+
+
 def test_a_gradient_of_which_one_member_is_written_fails() -> None:
     failed = failing(WritesTheFirstMember())
     assert {"expanded_last", "expanded_all"} <= failed <= {"expanded_first", "expanded_last", "expanded_all", WHOLE}
@@ -246,6 +285,35 @@ def test_a_failure_of_a_layout_shrinks_to_that_layout() -> None:
     assert 0 in (told["k"].strides[-3], told["v"].strides[-3])
     assert "laid_out(q" not in result.program
     assert told["k"].size <= 4
+
+
+AGAIN = """
+from tests.conformance.test_layouts import OP, Correct, IgnoresOneStride
+
+arrays = {"q": q, "k": k, "v": v}
+wrong, right = (adapter.call(OP, arrays, {})["o"] for adapter in (IgnoresOneStride("v", %d), Correct()))
+print([x.strides for x in arrays.values()], not np.allclose(wrong, right))
+"""
+
+
+@pytest.mark.parametrize(
+    ("axis", "layout"),
+    [
+        (-1, "stepped"),
+        pytest.param(-3, "turned", marks=pytest.mark.referee),
+        pytest.param(-4, "expanded_last", marks=pytest.mark.referee),
+    ],
+)
+def test_a_program_has_the_strides_of_its_case_in_a_process_of_its_own(axis: int, layout: str) -> None:
+    adapter, case = IgnoresOneStride("v", axis), plain_case(layout=layout, laid="v")
+    (result,) = smallest.with_programs([core.check(adapter, case)], [adapter])
+    told: dict[str, Any] = {}
+    exec(result.program, told)
+    strides = [told[name].strides for name in "qkv"]
+    assert strides[2] != np.empty(told["v"].shape, told["v"].dtype).strides
+    text = result.program + AGAIN % axis
+    process = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert process.stdout == f"{strides} True\n", process.stderr
 
 
 # ------------------------------------------------------------------------------------- grammar and reports

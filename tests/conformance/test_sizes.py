@@ -1,6 +1,7 @@
 """Long and wide calls: every length and head size is met, options are met at some, and what they cost is bounded."""
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from attnkit_conformance import core, judge
 from attnkit_conformance.adapters.base import AttnkitAdapter
+from attnkit_conformance.judge import declared
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import DTYPES, Sample
 from attnkit_conformance.model.golden import draw_case, golden, has_near_tie
@@ -15,23 +17,23 @@ from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes import rows, sizes
 
-LARGE = [op for op in OPDB if rows.shapes_of(op, "sizes")]
+LARGE = OPDB
 SOME = ("softmax_attention", "row_statistics", "linear_attention_weights")
 
 
 @pytest.mark.parametrize("op", LARGE, ids=lambda op: op.name)
 def test_every_size_is_met_by_a_plain_call_and_every_option_at_some_size(op: Op) -> None:
     own, single = rows.grammar(op, "sizes"), rows.rows(op, "sizes")
-    varied = {"shape", "width", "heads", "batch", "dtype", "op"}
-    plain = [row for row in single if all(row[n] == own.plain[n] or n in varied for n in row)]
-    for name in ("shape", "width"):
+    given = {name for size in op.sizes for name in size} if op.row_case else {"shape", "width", "heads", "batch"}
+    plain = [row for row in single if all(row[n] == own.plain[n] or n in {*given, "dtype", "op"} for n in row)]
+    for name in given & {"shape", "width"}:
         assert {row[name] for row in plain} >= set(own.factors[name]) - {sizes.MANY["width"]}
     for name, levels in own.factors.items():
         if len(levels) > 1 and name not in sizes.NOT_OPTIONS:
             assert {row[name] for row in single} & {*levels[1:]}, name
     for row in (*single, *rows.rows(op, "large")):
         assert own.allows(row)
-        assert row["batch"] == "many" or sizes.is_cheap(row["shape"], row["width"])
+        assert op.row_case or row["batch"] == "many" or sizes.is_cheap(row["shape"], row["width"])
         assert rows.named(op, str(row["dtype"]), f"size.{rows.row_name(op, row)}").id.endswith(rows.row_name(op, row))
 
 
@@ -76,6 +78,99 @@ def test_what_reads_too_little_dies_by_long_or_wide_calls_alone(wrong: type[Plan
     failed = [result.id for result in results if result.status == "fail"]
     assert len(failed) >= 3
     assert all("/size." in identity for identity in failed)
+
+
+class OfTheKind(AttnkitAdapter):
+    """NumPy's generic bodies, of which `wrong` changes what some arrays hold."""
+
+    def __init__(self, wrong: Any) -> None:
+        super().__init__("planted", DTYPES, "generic")
+        self.wrong = wrong
+
+    def answer(self, op: str, arrays: Any, params: Any) -> Any:
+        return super().answer(op, self.wrong({name: np.array(x) for name, x in arrays.items()}), params)
+
+
+def cut_sequences(arrays: Any) -> Any:
+    """A packed kernel that reads the first 512 keys of a sequence, and 0 for others."""
+    if "cu_seqlens_k" in arrays:
+        starts = np.asarray(arrays["cu_seqlens_k"])
+        for start, stop in itertools.pairwise(starts):
+            arrays["k"][start + 512 : stop], arrays["v"][start + 512 : stop] = 0, 0
+    return arrays
+
+
+def cut_total(arrays: Any) -> Any:
+    """One that reads the first 1,024 keys of all sequences."""
+    arrays["v"][1024:] = 0
+    return arrays
+
+
+def forget_tokens(arrays: Any) -> Any:
+    """A step whose state counts no more than 2,048 tokens, as a half type does."""
+    if "initial_z" in arrays and arrays["initial_z"].size:
+        arrays["initial_z"] = np.minimum(arrays["initial_z"], 2048)
+    return arrays
+
+
+def cut_slots(arrays: Any) -> Any:
+    """A memory of 4,096 slots at most."""
+    return {name: x[..., :4096, :] if name in ("keys", "values") else x for name, x in arrays.items()}
+
+
+def cut_chunks(arrays: Any) -> Any:
+    """Hashing that reads 128 features."""
+    arrays["qk"][..., 128:] = 0
+    return arrays
+
+
+def cut_image(arrays: Any) -> Any:
+    """Landmarks of the first 1,024 tokens."""
+    arrays["q"][..., 1024:, :] = 0
+    return arrays
+
+
+OTHERS = {
+    "softmax_attention_packed": cut_sequences,
+    "pointwise_attention_packed": cut_sequences,
+    "linear_attention_packed": cut_total,
+    "linear_attention_step": forget_tokens,
+    "cosine_attention_step": forget_tokens,
+    "key_value_memory": cut_slots,
+    "lsh_buckets": cut_chunks,
+    "landmarks.average_pool": cut_image,
+}
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        name if name.endswith("linear_attention_step") else pytest.param(name, marks=pytest.mark.referee)
+        for name in OTHERS
+    ],
+)
+def test_what_only_long_calls_of_other_ops_tell_dies_by_them(op: str) -> None:
+    results = [*judge.judge([OfTheKind(OTHERS[op])], "quick", "/pair.plain or /size.", ops=(op,))]
+    failed = [result.id for result in results if result.status == "fail"]
+    assert failed
+    assert all("/size." in identity for identity in failed)
+
+
+@pytest.mark.parametrize(
+    ("op", "serves"),
+    [
+        ("softmax_attention_packed", {"width": ("64x64", "128x128"), "causal": ("lower_right",)}),
+        ("nystrom_attention", {"shape": ("64x8", "128x8")}),
+        ("key_value_memory", {}),
+    ],
+)
+def test_a_declaration_of_such_an_op_meets_long_and_wide_calls_within_it(op: str, serves: Any) -> None:
+    adapter: Any = SimpleNamespace(name="x", dtypes=("float32", "float16"), serves={op: serves})
+    own = declared.arrays(adapter, BY_NAME[op], "quick")["size."]
+    assert len(own) >= len(BY_NAME[op].sizes)
+    for name, levels in serves.items():
+        assert {row[name] for row in own} <= {*levels, "none"}
+        assert name == "causal" or {row[name] for row in own} == {*levels}
 
 
 class Dear(Planted):

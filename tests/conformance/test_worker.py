@@ -1,12 +1,15 @@
 """An adapter in a process of its own: what it raises, refuses and returns comes back, and a crash is a failure."""
 
 import gc
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from attnkit_conformance import core
 from attnkit_conformance.adapters import worker
+from attnkit_conformance.adapters.isolated import Isolated, process_of
 from attnkit_conformance.adapters.worker import WorkerAdapter
 from attnkit_conformance.model.case import numpy_dtype
 
@@ -50,6 +53,84 @@ class Boasting(Crashing):
     def unsupported(self, op, arrays, params):
         return "I do not do this"
 """
+
+
+HALF = """
+import os, struct, sys, time
+
+PIPE = int(sys.argv[1])
+
+class Half:
+    name, dtypes = "half", ("float32",)
+
+    def array(self, x, dtype):
+        return x
+
+    def numpy(self, x):
+        return x
+
+    def call(self, op, arrays, params):
+        if op == "softmax_attention":  # dies in the middle of an answer
+            os.write(PIPE, struct.pack("!i", 1000) + b"half")
+            sys.stderr.write("out of luck\\n")
+            sys.stderr.flush()
+            os._exit(3)
+        if op == "sigmoid_attention":  # hangs there
+            os.write(PIPE, struct.pack("!i", 1000) + b"half")
+            time.sleep(600)
+        if op == "rela_attention":  # a text in front of an answer
+            os.write(PIPE, b"printed by C\\n")
+        if op == "sima_attention":  # a short text, read as the length of 170 MB
+            os.write(PIPE, b"\\n1 of")
+            time.sleep(600)
+        if op == "gaussian_attention":  # an answer that is none
+            os.write(PIPE, struct.pack("!i", 4) + b"text")
+        if op == "linear_attention":  # something behind an answer
+            import threading
+            threading.Timer(0.2, os.write, (PIPE, b"later")).start()
+        return {"o": arrays["v"][..., :1, :].repeat(arrays["q"].shape[-2], -2)}
+
+    vjp = call
+"""
+
+
+@pytest.fixture
+def half(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Isolated]:
+    (tmp_path / "half_adapter.py").write_text(HALF)
+    monkeypatch.syspath_prepend(tmp_path)
+    adapter = Isolated(process_of("half_adapter:Half", limit=1.0))
+    yield adapter
+    adapter.close()
+
+
+def test_answers_that_are_none_are_verdicts_on_their_cases(half: Isolated) -> None:
+    """A worker that ends or stops in the middle of an answer, or writes something else to the pipe."""
+    told = {
+        "softmax_attention": "got end of file during message",
+        "sigmoid_attention": "stopped in the middle",
+        "rela_attention": "bad message length",
+        "sima_attention": "stopped in the middle",
+        "gaussian_attention": "what is no answer",
+    }
+    for op, text in told.items():
+        started = time.monotonic()
+        result = core.check(half, plain_case(op, "float32"))
+        assert (result.status, result.checks) == ("fail", {"exception"}), op
+        assert text in result.message
+        assert f"call of {op}" in result.message
+        assert time.monotonic() - started < 30
+    assert half.worker.deaths == 2 * worker.HANG + 3 * worker.CRASH
+    assert core.check(half, plain_case("cosine_attention", "float32")).measured, "a fresh process goes on"
+
+
+def test_what_is_sent_after_an_answer_is_not_taken_for_the_next(half: Isolated) -> None:
+    case = plain_case("linear_attention", "float32")
+    arrays = core.typed_arrays(half, case)
+    half.call(case.op, arrays, case.params)
+    time.sleep(0.5)
+    with pytest.raises(worker.WorkerDied, match="sent something unasked before running call of cosine_attention"):
+        half.call("cosine_attention", arrays, {})
+    assert half.call("cosine_attention", arrays, {})
 
 
 @pytest.fixture

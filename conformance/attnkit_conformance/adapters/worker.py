@@ -10,6 +10,7 @@ import builtins
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -32,6 +33,8 @@ SOON = 2.0  # the same for a strange one
 HANG, CRASH = 4, 1  # how much worse it is to wait for a call until patience ends than for a process to start again
 TAIL = 8  # lines of what a worker wrote before it died
 HANGS = "no answer within"
+LARGEST = 2**30  # bytes of an answer: what begins with a text in place of a length says more
+SECONDS = struct.Struct("@ll")  # and microseconds, as the system has them
 READING = 1.0  # seconds for the last lines to arrive: processes of its own may keep the pipe
 LONGEST = 400  # characters of them
 
@@ -104,6 +107,9 @@ class Worker:
             start_new_session=self.strange,
         )
         theirs.close()
+        # an answer that stops in the middle is waited for no longer than one that does not come
+        whole, part = divmod(self.patience, 1.0)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, SECONDS.pack(int(whole), int(1e6 * part)))
         self.pipe = Connection(ours.detach())
         self.close = weakref.finalize(self, end, self.pipe, self.process, SOON if self.strange else FAREWELL)
         self.written: deque[str] = deque(maxlen=TAIL)
@@ -116,24 +122,29 @@ class Worker:
         """The worker's next answer; an exception in the worker is raised here."""
         try:
             if not self.pipe.poll(calls * self.patience):
-                kill(self.process)
-                self.close()
-                self.deaths += HANG
-                raise WorkerDied(f"{self.name}: {HANGS} {calls * self.patience:g} s while {doing}")
-            message = self.pipe.recv_bytes()
+                raise self.death(HANG, f"{HANGS} {calls * self.patience:g} s while {doing}")
+            message = self.pipe.recv_bytes(LARGEST)
+        except BlockingIOError:
+            text = f"{HANGS} {self.patience:g} s: it stopped in the middle of one while {doing}"
+            raise self.death(HANG, text) from None
         except (EOFError, ConnectionError):
             self.close()
-            self.deaths += CRASH
-            raise WorkerDied(
-                f"{self.name}: the worker {how(self.process.returncode)} while {doing}{self.last_words()}"
-            ) from None
+            text = f"the worker {how(self.process.returncode)} while {doing}{self.last_words()}"
+            raise self.death(CRASH, text) from None
+        except OSError as error:  # the end of the pipe in the middle of an answer, or a length that is none
+            text = f"the worker sent what is no answer while {doing} ({error})"
+            raise self.death(CRASH, text, last_words=True) from None
         try:
             return self.told(message)
         except NoAnswer as error:
-            kill(self.process)
-            self.close()
-            self.deaths += CRASH
-            raise WorkerDied(f"{self.name}: the worker sent what is no answer while {doing} ({error})") from None
+            raise self.death(CRASH, f"the worker sent what is no answer while {doing} ({error})") from None
+
+    def death(self, weight: int, text: str, last_words: bool = False) -> WorkerDied:
+        """The end of the process, which may have ended by itself, as an exception that tells of it."""
+        kill(self.process)
+        self.close()
+        self.deaths += weight
+        return WorkerDied(f"{self.name}: {text}{self.last_words() if last_words else ''}")
 
     def told(self, message: bytes) -> Any:
         """The answer in a message; what the worker raised is raised here."""
@@ -164,6 +175,9 @@ class Worker:
         if self.process.poll() is not None:
             self.close()
             self.start()
+        if self.pipe.poll(0):
+            text = f"the worker sent something unasked before running {question.method} of {question.op}"
+            raise self.death(CRASH, text, last_words=True)
         with suppress(ConnectionError):  # the worker has died: `receive` reports how
             self.pipe.send(question)
         return self.receive(f"running {question.method} of {question.op}", calls)

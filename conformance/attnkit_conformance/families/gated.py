@@ -54,7 +54,7 @@ def unit_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
 
 def unit_case(op: Op, scene: Scene, dtype: str) -> Case:
     rng, (lead, _), T = generator(f"gated/{scene.name}"), scene.lead, scene.tokens
-    D, s, e = scene.d, 12, scene.e
+    D, s, e = scene.d, scene.s, scene.e
     shapes = {"w_z": (D, s), "w_u": (D, e), "w_v": (D, e), "w_o": (e, D)}
     arrays = {"x": scene.size * rng.standard_normal((*lead, T, D))}
     arrays |= {name: rng.standard_normal(shape) / shape[0] ** 0.5 for name, shape in shapes.items()}
@@ -94,12 +94,23 @@ LEVELS: Mapping[str, tuple[Level, ...]] = {
     "weights": ("same", "float32"),
 }
 TILES = ("65", "64", "129")
-LEADS: Mapping[str, Shape] = {"two": (2, 2), "one": (2,), "none": ()}
+SIZES: tuple[Row, ...] = tuple(
+    {"shape": shape, "width": width, "batch": "single"}
+    for shape, width in (
+        ("63", "64x128x128"),
+        ("128", "128x256x64"),
+        ("129", "80x96x33"),
+        ("513", "17x40x64"),
+        ("1025", "16x16x8"),
+    )
+)
+"""Features of queries and keys too, 12 of them elsewhere."""
+LEADS: Mapping[str, Shape] = {"two": (2, 2), "one": (2,), "none": (), "single": (1,)}
 
 
 def unit_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     """A row of the grammar."""
-    (T,), (d, e) = sizes(row["shape"]), sizes(row["width"])
+    (T,), (d, e, *s) = sizes(row["shape"]), sizes(row["width"])
     drawn = {own: row[own] == "some" for own in ("key_lengths", "query_mask")}
     options = [*(own for own, there in drawn.items() if there), *(str(row[own]) for own in ("mask", "bias"))]
     options += {"mask": ["dropout_mask"]}.get(str(row["dropout"]), [])
@@ -109,7 +120,8 @@ def unit_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     params = {**parameters(name, {"heads": "equal", **row}, T, T, exact=False),
               **{own: row[own] for own in ("alpha", "length") if row[own] is not None}}  # fmt: skip
     lead = LEADS[str(row["batch"])]
-    return unit_case(op, Scene(name, T, 0, (lead, ()), (), tuple(options), params, size, d=d, e=e), dtype)
+    scene = Scene(name, T, 0, (lead, ()), (), tuple(options), params, size, d=d, e=e)
+    return unit_case(op, replace(scene, s=s[0]) if s else scene, dtype)
 
 
 def unit_property(op: Op, scene: attention.Scene, params: Params, label: str, dtype: str) -> Case:
@@ -207,6 +219,7 @@ OPS: tuple[Op, ...] = (
         own=("alpha", "length"),
         levels=LEVELS,
         tiles=TILES,
+        sizes=SIZES,
         row_case=unit_row,
         optional=("mask", "bias", "key_lengths", "query_mask", "dropout_mask", "length"),
         differentiable=("x", *UNIT_WEIGHTS, "bias"),

@@ -45,6 +45,7 @@ class Scene:
 SIZES = {"normal": 1.0, "small": 0.1, "large": 3.0}
 LEADS: Mapping[str, tuple[Shape, ...]] = {
     "two": ((2, 2), (2, 2), (2,)), "none": ((), (), ()), "broadcast": ((2, 1), (3, 1, 2), (2, 1)),
+    "single": ((1, 1), (1, 1), (1,)),
 }  # fmt: skip
 SCENES = (
     Scene("cross", 65, 16, quick=True),
@@ -80,7 +81,7 @@ LEVELS: Mapping[str, tuple[Level, ...]] = {
     "rounds": (2, 1, 3),
     "buckets": (6, 2, 16),
     "width": ("12x20", "17x5", "2x1"),
-    "batch": tuple(LEADS),
+    "batch": ("two", "none", "broadcast"),
     "values": tuple(SIZES),
     "poison": ("no", "yes"),
     "mask": ("none", "keys", "1d"),
@@ -91,6 +92,19 @@ ALIGNMENTS: Mapping[Level, Mapping[str, Any]] = {
     "none": {}, "lower_right": CAUSAL, "upper_left": {"causal": "upper_left"},
 }  # fmt: skip
 TILES = ("65x16", "64x64", "100x8", "257x32")
+LONG: tuple[Row, ...] = tuple(
+    {"shape": shape, "width": width, "batch": "single", "buckets": buckets}
+    for shape, width, buckets in (
+        ("128x64", "64x64", 2),
+        ("129x127", "128x128", 6),
+        ("257x64", "80x96", 8),
+        ("511x32", "33x65", 32),
+        ("65x16", "256x192", 16),
+        ("1025x16", "16x16", 64),
+        ("2049x8", "8x12", 130),
+    )
+)
+"""As many chunks as a long text has, and as many buckets."""
 FORBIDDEN: tuple[tuple[Choice, ...], ...] = (
     (("batch", "none"), ("mask", "keys")),
     (("batch", "broadcast"), ("poison", "yes")),  # a row of a broadcast input is used by several items
@@ -247,6 +261,7 @@ OPS: tuple[Op, ...] = (
         samples=lsh_samples,
         levels={name: levels for name, levels in LEVELS.items() if name != "causal"},
         tiles=TILES,
+        sizes=LONG,
         forbidden=FORBIDDEN,
         row_case=lsh_row,
         near=too_near,
@@ -267,6 +282,7 @@ OPS: tuple[Op, ...] = (
         own=("chunk_size",),
         levels=LEVELS,
         tiles=TILES,
+        sizes=LONG,
         forbidden=FORBIDDEN,
         row_case=lsh_row,
         near=too_near,

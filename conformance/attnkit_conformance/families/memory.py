@@ -40,6 +40,7 @@ class Scene:
     quick: bool = False
     d: int = 12  # features of x
     e: int = 20  # of values
+    s: int = 12  # of queries and keys of a unit
 
 
 MEMORY = (
@@ -102,6 +103,21 @@ LEVELS: Mapping[str, tuple[Level, ...]] = {
     "vectors": ("same", "float32"),
 }
 TILES = ("64x100", "65x64", "33x257")
+LONG: tuple[Row, ...] = tuple(
+    {"shape": shape, "width": width, "slots": "of_one"}
+    for shape, width in (
+        ("65x63", "64x64"),
+        ("129x127", "128x128"),
+        ("1x8192", "8x8"),
+        ("16x513", "33x65"),
+        ("9x1024", "80x96"),
+        ("63x128", "256x192"),
+        ("3x2049", "32x40"),
+        ("5x4096", "16x24"),
+        ("2049x7", "12x20"),
+    )
+)
+"""Thousands of slots, and thousands of tokens."""
 LEADS: Mapping[str, tuple[Shape, Shape]] = {
     "shared": ((2, 2), ()), "of_heads": ((2, 3), (3,)), "own": ((2, 3), (2, 3)), "of_one": ((), ()),
 }  # fmt: skip
@@ -189,6 +205,7 @@ OPS: tuple[Op, ...] = (
         own=("activation", *VECTORS, "eps"),
         levels=LEVELS,
         tiles=TILES,
+        sizes=LONG,
         forbidden=FORBIDDEN,
         row_case=memory_row,
         near=near_kink,

@@ -142,6 +142,7 @@ OPS = (
         own=("eps",),
         levels=plain.LAYERNORM,
         row_case=plain.layernorm_row,
+        sizes=plain.LONG_LAYERNORM,
         differentiable=("q", "k", "q_weight", "k_weight"),
         errors=errors.layernorm_errors,
         dropout=False,

@@ -50,6 +50,7 @@ OPS = (
         own=("entropy_cap", "sum_weight", "entropy_weight"),
         levels=plain.REGULARISER,
         row_case=plain.regulariser_row,
+        sizes=plain.LONG_REGULARISER,
         optional=("query_mask",),
         errors=regulariser_errors,
         differentiable=("total", "entropy"),

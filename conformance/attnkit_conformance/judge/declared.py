@@ -23,9 +23,9 @@ from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.grammar import Choice, Grammar, Level, Row
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.scenes import rows
+from attnkit_conformance.scenes import layouts, rows
 from attnkit_conformance.scenes.layouts import dense, with_layouts
-from attnkit_conformance.scenes.sizes import few_heads, is_cheap, single_rows
+from attnkit_conformance.scenes.sizes import COUNTS, few_heads, is_cheap, single_rows
 
 OF_EVERYONE = ("shape", "width", "values", "layout", "laid")
 LENGTHS, EQUAL = "lengths", "equal"
@@ -65,13 +65,13 @@ def grammar(adapter: Adapter, op: Op, array: str = "pairs") -> Grammar:
     declared = {name: levels for name, levels in adapter.serves[op.name].items() if name not in NOT_FACTORS}  # type: ignore[attr-defined]
     whole = with_sizes(op, rows.grammar(op, array), declared)
     free = {name: whole.factors[name] for name in OF_EVERYONE if name in whole.factors and name not in declared}
-    free |= {name: whole.factors[name] for name in rows.COUNTS if name in whole.factors}
+    free |= {name: whole.factors[name] for name in COUNTS if name in whole.factors}
     if "values" in declared:
         free["values"] = (whole.plain["values"], *declared["values"])
     plain = {name: (whole.plain[name], *declared.get(name, ())) for name in whole.factors if name not in free}
     if array in rows.OF_SIZES:
         few = {"heads": "one", "batch": "single"}
-        plain |= {name: (*plain[name], level) for name, level in few.items() if name in plain}
+        plain |= {n: (*plain[n], level) for n, level in few.items() if level in whole.factors.get(n, ())}
     known = {*plain, *OF_EVERYONE[:4], LENGTHS} - {"dtype"}
     unknown = [name for name in declared if name not in known]
     if unknown:
@@ -81,7 +81,7 @@ def grammar(adapter: Adapter, op: Op, array: str = "pairs") -> Grammar:
 
 def with_sizes(op: Op, whole: Grammar, declared: Mapping[str, Sequence[Any]]) -> Grammar:
     """The grammar with the lengths and widths that are declared in place of its own; ValueError for what is no size."""
-    sizes = {name: tuple(declared[name]) for name in rows.COUNTS if name in declared}
+    sizes = {name: tuple(declared[name]) for name in COUNTS if name in declared}
     for name, levels in sizes.items():
         pattern = re.sub(r"\d+", r"\\d+", re.escape(str(whole.plain[name])))
         wrong = [level for level in levels if not re.fullmatch(pattern, str(level))] or ([] if levels else [levels])
@@ -95,7 +95,7 @@ def with_sizes(op: Op, whole: Grammar, declared: Mapping[str, Sequence[Any]]) ->
 def sizes(adapter: Adapter, op: Op) -> set[str]:
     """The counts, of tokens and of features, that an adapter restricts."""
     names = {"shape" if name == LENGTHS else name for name in adapter.serves[op.name]}  # type: ignore[attr-defined]
-    return names & {*rows.COUNTS}
+    return names & {*COUNTS}
 
 
 def by_rules(op: Op, shapes: Sequence[Level], rules: tuple[Any, ...]) -> tuple[Level, ...]:
@@ -156,12 +156,13 @@ def covering_arrays(adapter: Adapter, op: Op, large: bool, triples: bool) -> Map
     """Pairs on few tokens and across tiles; if asked for, long and wide calls, triples and pairs of layouts."""
     small = grammar(adapter, op)
     pairs = dense(small).covering(2, [small.plain, *alone(small)])
-    several = {"pair.": with_layouts(small, pairs, (small.plain,))}
+    laid_out = with_layouts(small, pairs, (small.plain,))
+    several = {"pair.": (*laid_out, *(row for row in layouts.alone(small) if row not in laid_out))}
     if rows.shapes_of(op, "tiles"):
         tiled = grammar(adapter, op, "tiles")
         several["tile."] = with_layouts(tiled, plain_pairs(tiled), (tiled.plain,))
     if large and rows.shapes_of(op, "sizes"):
-        several["size."] = single_rows(grammar(adapter, op, "sizes"))
+        several["size."] = single_rows(grammar(adapter, op, "sizes"), op.sizes)
     if triples:
         several["triple."] = with_layouts(small, dense(small).covering(3, pairs)[len(pairs) :])
         others = (*several["pair."], *several["triple."])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +20,7 @@ QKV = ("q", "k", "v")
 OPTIONAL = ("mask", "bias", "key_lengths", "query_mask", "dropout_mask", "scale", "length")
 STATEFUL = ("initial_state", "return_state", "chunk_size")  # weights and statistics are of calls without a state
 OF_WEIGHTS = ("causal_prefix", "padding_contents")  # what can fail for weights but not for the op
+LONGEST = 600  # tokens of which the weights of all pairs are looked at
 
 
 def always(params: Any) -> bool:
@@ -60,6 +62,7 @@ class Op:
     # own factors of its grammar, or replaced levels of a shared factor; with a `row_case` all but the dtype
     levels: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)
     tiles: tuple[Level, ...] = ()  # shapes that cross tiles of kernels, if not those of attention
+    sizes: tuple[Row, ...] = ()  # of long and wide calls, with a `row_case`: levels of some factors, also new ones
     row_case: Callable[[Op, str, Row, str, float], Case] | None = None  # by name, row, dtype and size of numbers
     near: Callable[[Case], bool] | None = None  # of such a row: whether rounding decides something, for another draw
     forbidden: tuple[tuple[Choice, ...], ...] = ()  # levels of its grammar that cannot be combined
@@ -183,6 +186,7 @@ def weights_of(op: Op) -> Op:
         outputs=w_only,
         own=tuple(name for name in op.own if name not in op.outside),
         levels={name: levels for name, levels in op.levels.items() if name not in (*outside, "dropout")},
+        sizes=tuple(size for size in op.sizes if max(map(int, re.findall(r"\d+", str(size["shape"])))) <= LONGEST),
         variants=tuple(v for n, v in enumerate(variants) if v not in variants[:n]),
         optional=tuple(name for name in op.optional if name not in outside),
         differentiable=(),

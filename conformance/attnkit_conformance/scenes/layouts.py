@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import cycle
 
 from attnkit_conformance.model.case import Case
 from attnkit_conformance.model.grammar import Choice, Grammar, Level, Row
@@ -20,6 +21,11 @@ OF_KERNELS = tuple(name for name in LAYOUTS if name != "overlapping")  # of matr
 ALL, ARGUMENTS, OPTIONS, COTANGENTS = "all", "arguments", "options", "cotangents"
 ALONE = 3  # arguments that have a layout alone: q, k and v
 FACTORS = ("layout", "laid")
+OF_ONE = ("turned", "stepped", "expanded_last")
+OF_ALL = ("stepped", "expanded_last", "negative")
+"""The layouts that one argument after another has in a plain call, and those that all have: an array is read with four
+strides, of which each is that of a dense array in most layouts.
+"""
 REFUSED = ("unaligned",)  # by most kernels: in quick, only once beside the options that they are judged on
 
 
@@ -84,6 +90,20 @@ def with_layouts(own: Grammar, rows: Sequence[Row], spared: Collection[Row] = ()
         laid_out.append(with_choice(row, best))
     missing = [layout for layout in own.factors["layout"] if layout != DENSE and not used[layout]]
     return (*laid_out, *(with_choice(own.plain, (layout, ALL)) for layout in missing))
+
+
+def alone(own: Grammar) -> tuple[Row, ...]:
+    """Plain calls in which one of three arguments has a layout, or all have it, the dtypes in turn: of ops with
+    gradients, whose kernels these are.
+    """
+    first, *others = own.factors["laid"]
+    arguments = [laid for laid in others if laid not in (ARGUMENTS, OPTIONS, COTANGENTS)]
+    if COTANGENTS not in others or len(arguments) < ALONE:
+        return ()
+    choices = [*((layout, first) for layout in OF_ALL), *((layout, one) for layout in OF_ONE for one in arguments)]
+    dtypes = cycle(own.factors["dtype"])
+    rows = (with_choice({**own.plain, "dtype": next(dtypes)}, choice) for choice in choices)
+    return tuple(row for row in rows if row["layout"] in own.factors["layout"] and own.allows(row))
 
 
 def wanted_in(own: Grammar) -> Iterator[tuple[Level, Level]]:

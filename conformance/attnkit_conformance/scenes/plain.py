@@ -73,14 +73,19 @@ def layernorm_case(op: Op, name: str, dtype: str, q_shape: tuple[int, ...], k_sh
     return lay_out(op, case, {"transposed": "turned", "strided": "stepped"}.get(name, DENSE))
 
 
-BATCHES: Mapping[Level, tuple[int, ...]] = {"two": (2, 2), "one": (3,), "none": ()}
+BATCHES: Mapping[Level, tuple[int, ...]] = {"two": (2, 2), "one": (3,), "none": (), "single": (1,)}
+SEVERAL: tuple[Level, ...] = ("two", "one", "none")
 LAYERNORM: Mapping[str, tuple[Level, ...]] = {
     "shape": ("9x5x12", "7x13x33", "1x2x1", "3x3x5"),  # tokens of q and of k, features
-    "batch": tuple(BATCHES),
+    "batch": SEVERAL,
     "values": ("normal", "tiny", "large", "offset"),
     "eps": (None, 0.1),
     "weights": ("same", "float32"),
 }
+LONG_LAYERNORM: tuple[Row, ...] = tuple(
+    {"shape": shape, "batch": "single"}
+    for shape in ("65x63x64", "1x129x128", "513x3x33", "9x5x256", "2x1025x16", "2049x1x8", "7x3x1024")
+)
 SIZES = {"tiny": 1e-2, "large": 30.0}
 
 
@@ -100,7 +105,7 @@ def layernorm_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
 
 REGULARISER: Mapping[str, tuple[Level, ...]] = {
     "shape": ("9", "33", "1"),  # rows
-    "batch": tuple(BATCHES),
+    "batch": SEVERAL,
     "query_mask": ("none", "some"),
     "null": ("none", "some"),
     "dead": ("none", "some"),
@@ -108,6 +113,11 @@ REGULARISER: Mapping[str, tuple[Level, ...]] = {
     "sum_weight": (None, 0.5, 0.0),
     "entropy_weight": (None, 2.5),
 }
+
+
+LONG_REGULARISER: tuple[Row, ...] = tuple(
+    {"shape": shape, "batch": "single"} for shape in ("129", "513", "1024", "2049", "4097")
+)
 
 
 def regulariser_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:

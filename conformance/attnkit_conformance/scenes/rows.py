@@ -23,7 +23,7 @@ from attnkit_conformance.model.store import kept
 from attnkit_conformance.scenes import layouts
 from attnkit_conformance.scenes.attention import ATTEMPTS, GQA, LENGTH_ARRAY, scene_sample
 from attnkit_conformance.scenes.options import FAR, LEARNED, NUMBERS, drawn
-from attnkit_conformance.scenes.sizes import MANY, SHAPES, WIDTHS, combined_rows, single_rows
+from attnkit_conformance.scenes.sizes import COUNTS, MANY, SHAPES, WIDTHS, combined_rows, single_rows
 
 PREFIX = {
     "pairs": "pair.", "triples": "triple.", "layouts": "layout.", "tiles": "tile.", "sizes": "size.", "large": "large.",
@@ -36,7 +36,6 @@ ARRAYS = {
 }
 PROBE = "probe."  # before the prefix of a row that an adapter was found to serve
 OF_SIZES = ("sizes", "large")
-COUNTS = ("shape", "width")  # factors whose levels are numbers of tokens and of features
 SMALL = ("9x9", "7x13", "13x7", "1x11")
 TILED = ("64x64", "65x100", "100x65", "33x257")
 HEADS = {"equal": (2, 2), "grouped": (4, 2), "shared": (3, 1)}  # of q and of k
@@ -98,8 +97,8 @@ def grammar(op: Op, *arrays: str) -> Grammar:
     shared = {"dtype": SHARED["dtype"]} if op.row_case else shared_factors(op)
     own = {name: levels for name, levels in op.levels.items() if name != "shape"}
     factors: dict[str, tuple[Level, ...]] = {"shape": shapes, **shared, **layouts.factors(op), **own}
-    if set(OF_SIZES) & set(arrays) and op.row_case is None:
-        factors |= at_sizes(factors, alone=set(arrays) <= set(OF_SIZES))
+    if set(OF_SIZES) & set(arrays):
+        factors |= at_sizes(op, factors, alone=set(arrays) <= set(OF_SIZES))
     factors |= {"cotangents": COTANGENTS} if has_several_cotangents(op) else {}
     factors["dtype"] = tuple(dtype for dtype in factors["dtype"] if dtype in op.dtypes)
     choices = {(name, level) for name, levels in factors.items() for level in levels}
@@ -108,11 +107,14 @@ def grammar(op: Op, *arrays: str) -> Grammar:
     return Grammar(factors, frozenset(forbidden))
 
 
-def at_sizes(factors: Factors, alone: bool) -> dict[str, tuple[Level, ...]]:
+def at_sizes(op: Op, factors: Factors, alone: bool) -> dict[str, tuple[Level, ...]]:
     """The levels that factors have in long and wide calls, with those of other calls; but for widths, if rows of such
     calls are `alone` in a grammar.
     """
-    further = {**AT_SIZES, "values": ("positive",)}
+    further: Factors = {**AT_SIZES, "values": ("positive",)}
+    if op.row_case:
+        names = dict.fromkeys(name for size in op.sizes for name in size if name != "shape")
+        further = {name: tuple(size[name] for size in op.sizes if name in size) for name in names}
     usual = {name: () if alone and name == "width" else factors[name] for name in further}
     return {name: tuple(dict.fromkeys((*usual[name], *further[name]))) for name in further}
 
@@ -127,8 +129,8 @@ def shapes_of(op: Op, array: str) -> tuple[Level, ...]:
     if array == "tiles":
         return op.tiles or (() if op.row_case else TILED)
     if array in OF_SIZES:
-        shapes = (*SHAPES, MANY["shape"]) if array == "large" else SHAPES
-        return () if op.row_case else shapes
+        own = tuple(dict.fromkeys(size["shape"] for size in op.sizes))
+        return own if op.row_case else (*SHAPES, MANY["shape"]) if array == "large" else SHAPES
     return op.levels.get("shape", SMALL)
 
 
@@ -174,7 +176,7 @@ def rows(op: Op, array: str) -> tuple[Row, ...]:
         return ()
     if (op.name, array) not in known:
         own = grammar(op, array)
-        makers = {"layouts": partial(laid_out_rows, op), "sizes": partial(single_rows, own)}
+        makers = {"layouts": partial(laid_out_rows, op), "sizes": partial(single_rows, own, op.sizes)}
         makers["large"] = partial(large_rows, op, own)
         make = makers.get(array) or partial(covering_rows, own, array)
         known[op.name, array] = kept(f"{array} of {own.digest}", make)
@@ -189,7 +191,7 @@ def laid_out_rows(op: Op) -> tuple[Row, ...]:
 
 def large_rows(op: Op, own: Grammar) -> tuple[Row, ...]:
     """The pairs of options of fixed numbers at long and wide sizes."""
-    return combined_rows(own, [row for row in rows(op, "pairs") if not has_learned_numbers(row)])
+    return combined_rows(own, [row for row in rows(op, "pairs") if not has_learned_numbers(row)], op.sizes)
 
 
 def covering_rows(own: Grammar, array: str) -> tuple[Row, ...]:
@@ -201,7 +203,9 @@ def covering_rows(own: Grammar, array: str) -> tuple[Row, ...]:
     pairs = dense.covering(2, of_fixed_numbers(dense).covering(2, (own.plain,)))
     pairs = (*pairs, *(row for row in alone if row not in pairs))
     if array != "triples":
-        return layouts.with_layouts(own, pairs, (own.plain, *alone))
+        laid_out = layouts.with_layouts(own, pairs, (own.plain, *alone))
+        own_layouts = layouts.alone(own) if array == "pairs" else ()
+        return (*laid_out, *(row for row in own_layouts if row not in laid_out))
     usual = of_fixed_numbers(dense).covering(3, [row for row in pairs if not has_learned_numbers(row)])
     return layouts.with_layouts(own, [row for row in dense.covering(3, [*usual, *pairs]) if row not in pairs])
 

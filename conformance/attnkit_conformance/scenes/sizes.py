@@ -3,17 +3,18 @@ tiles and splits of keys.
 
 Few queries meet many keys, many queries few keys, and wide heads moderate lengths: what a case costs is a few hundred
 thousand numbers. In the quick profile each length and each head size is met by a plain call, and each option by a long
-or wide one; in the full one all pairs of options are met at some size.
+or wide one; in the full one all pairs of options are met at some size. Ops that draw their rows themselves name their
+sizes (`Op.sizes`): long and total lengths of packed sequences, steps after thousands of tokens, thousands of slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from math import prod
 
 from attnkit_conformance.model.grammar import Choice, Grammar, Level, Row
-from attnkit_conformance.model.layout import DENSE
+from attnkit_conformance.scenes.layouts import FACTORS
 
 SHAPES: tuple[Level, ...] = (
     "65x63", "64x64", "128x128", "129x127", "127x129", "513x65", "16x513", "63x511", "5x512", "9x1024", "1x1023",
@@ -30,7 +31,8 @@ PRODUCTS = 10_000_000  # of pairs of tokens with features: the reference of some
 FEW_HEADS = 256  # tokens above which there is one head
 MANY: Mapping[str, Level] = {"shape": "1x2", "width": "2x1", "batch": "many"}
 """More heads of items than the 65,535 blocks that a launch may have along all axes but the first."""
-NOT_OPTIONS = ("dtype", "shape", "width", "batch", "layout", "laid", "cotangents", "op", "values")
+COUNTS = ("shape", "width")  # factors whose levels are numbers of tokens and of features
+NOT_OPTIONS = (*COUNTS, "dtype", "features", "batch", "layout", "laid", "cotangents", "op", "values")
 OF_AN_OPTION = 2  # levels of an option that meet a size in the quick profile
 TELLING: tuple[tuple[Choice, ...], ...] = (
     *((("values", "positive"), ("shape", "16x513"), ("width", "32x32"), ("dtype", x)) for x in ("bfloat16", "float16")),
@@ -68,24 +70,46 @@ def sizes(own: Grammar) -> Iterator[Mapping[str, Level]]:
     yield from ({"shape": shape, "width": width} for shape, width in zip(cycle(shapes), left, strict=False))
 
 
-def with_sizes(own: Grammar, rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows, each at one of the sizes in turn, in dense arrays of few heads."""
-    dense = {"layout": DENSE, "laid": own.plain["laid"]}
-    laid = (few_heads({**row, **dense, **size}) for row, size in zip(rows, cycle(sizes(own)), strict=False))
+def within(own: Grammar, some: Sequence[Row]) -> Iterator[Row]:
+    """Sizes that an op has of its own, as far as a declaration has their levels: in place of lengths and features that
+    it lacks some that it has, and what else it lacks as in a plain call.
+    """
+    turns = {name: cycle(own.factors[name]) for name in COUNTS if name in own.factors}
+    for size in some:
+        having = {name: level for name, level in size.items() if level in own.factors.get(name, ())}
+        yield {**{name: having.get(name) or next(turn) for name, turn in turns.items()}, **having}
+
+
+def at(own: Grammar, row: Row, size: Row) -> Row:
+    """The row at a size, in dense arrays. What a size says beside lengths and features is for rows that say nothing of
+    it, and that it may be combined with.
+    """
+    counts = {**{name: own.plain[name] for name in FACTORS}, **{n: x for n, x in size.items() if n in COUNTS}}
+    others = {name: level for name, level in size.items() if row[name] == own.plain[name]}
+    whole = {**row, **others, **counts}
+    return whole if own.allows(whole) else {**row, **counts}
+
+
+def with_sizes(own: Grammar, rows: Iterable[Row], some: Sequence[Row] = ()) -> tuple[Row, ...]:
+    """The rows, each at one of the sizes in turn, by default those of attention with few heads."""
+    if some:
+        laid = (at(own, row, size) for row, size in zip(rows, cycle(within(own, some)), strict=False))
+    else:
+        laid = (few_heads(at(own, row, size)) for row, size in zip(rows, cycle(sizes(own)), strict=False))
     return tuple(row for row in laid if own.allows(row))
 
 
-def plain_rows(own: Grammar) -> Iterator[Row]:
-    """Calls without options at each size, the dtypes in turn; statistics of one op after another."""
+def plain_rows(own: Grammar, count: int) -> Iterator[Row]:
+    """So many calls without options, the dtypes in turn; statistics of one op after another."""
     turns = {name: cycle(own.factors[name]) for name in ("dtype", "op") if name in own.factors}
-    yield from ({**own.plain, **size, **{name: next(turn) for name, turn in turns.items()}} for size in sizes(own))
+    yield from ({**own.plain, **{name: next(turn) for name, turn in turns.items()}} for _ in range(count))
 
 
-def option_rows(own: Grammar) -> Iterator[Row]:
-    """Each option alone."""
+def option_rows(own: Grammar, most: int = OF_AN_OPTION) -> Iterator[Row]:
+    """Each option alone, in so many levels; causality and windows of attention in all."""
     dtypes = cycle(own.factors["dtype"])
     for name, levels in own.factors.items():
-        several = levels[1:] if name in ("causal", "window") else levels[1 : 1 + OF_AN_OPTION]
+        several = levels[1:] if name == "causal" or (name == "window" and most > 1) else levels[1 : 1 + most]
         for level in several if name not in NOT_OPTIONS else ():
             yield {**own.plain, name: level, "dtype": next(dtypes)}
 
@@ -97,13 +121,15 @@ def telling_rows(own: Grammar) -> Iterator[Row]:
             yield few_heads({**own.plain, **dict(choices)})
 
 
-def single_rows(own: Grammar) -> tuple[Row, ...]:
-    """The rows of the quick profile."""
-    rows = (*map(few_heads, plain_rows(own)), *with_sizes(own, tuple(option_rows(own))), *telling_rows(own))
+def single_rows(own: Grammar, some: Sequence[Row] = ()) -> tuple[Row, ...]:
+    """The rows of the quick profile, at `some` sizes or at those of attention."""
+    plain = plain_rows(own, len(some) or sum(1 for _ in sizes(own)))
+    options, telling = (option_rows(own, most=1), ()) if some else (option_rows(own), telling_rows(own))
+    rows = (*with_sizes(own, plain, some), *with_sizes(own, options, some), *telling)
     return tuple(row for row in rows if own.allows(row))
 
 
-def combined_rows(own: Grammar, pairs: Sequence[Row]) -> tuple[Row, ...]:
+def combined_rows(own: Grammar, pairs: Sequence[Row], some: Sequence[Row] = ()) -> tuple[Row, ...]:
     """Those of the full profile beside them: the pairs of options, and once more heads than a launch has blocks."""
     many = [{**own.plain, **MANY}] if MANY["batch"] in own.factors.get("batch", ()) else []
-    return (*with_sizes(own, pairs), *many)
+    return (*with_sizes(own, pairs, some), *many)

@@ -12,7 +12,7 @@ from attnkit_conformance.families.analysis import samples
 from attnkit_conformance.model.binding import Arrays, Binding, Signature, named, split
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import zeros
-from attnkit_conformance.model.grammar import Choice, Level
+from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.op import Op, Params
 from attnkit_conformance.scenes.layouts import apart
 
@@ -71,11 +71,11 @@ OF_HIDING = {"visible": ("pairs", "heads", "keys"), "mask": ("masked", "1d")}
 HIDING: tuple[Choice, ...] = tuple((name, level) for name, levels in OF_HIDING.items() for level in levels)
 """What is hidden holds NaN."""
 FRACTIONAL: Mapping[str, tuple[Level, ...]] = {"fractional": (None, True)}
-GRAMMARS: Mapping[Any, tuple[Mapping[str, tuple[Level, ...]], Any]] = {
-    samples.weights_samples: (samples.WEIGHTS, samples.weights_row),
-    samples.anisotropy_samples: (samples.VECTORS, samples.vectors_row),
-    samples.ratio_samples: (samples.RATIO, samples.ratio_row),
-    samples.spectra_samples: (samples.SPECTRA, samples.spectra_row),
+GRAMMARS: Mapping[Any, tuple[Mapping[str, tuple[Level, ...]], Any, tuple[Row, ...]]] = {
+    samples.weights_samples: (samples.WEIGHTS, samples.weights_row, samples.LONG_WEIGHTS),
+    samples.anisotropy_samples: (samples.VECTORS, samples.vectors_row, samples.LONG_VECTORS),
+    samples.ratio_samples: (samples.RATIO, samples.ratio_row, samples.LONG_VECTORS),
+    samples.spectra_samples: (samples.SPECTRA, samples.spectra_row, samples.LARGE_SPECTRA),
 }
 
 
@@ -105,6 +105,7 @@ def row(
         own=own,
         levels={**GRAMMARS[samples][0], **(levels or {})},
         row_case=GRAMMARS[samples][1],
+        sizes=GRAMMARS[samples][2],
         forbidden=apart(*HIDING),
         variants=variants,
         optional=optional,

@@ -98,7 +98,11 @@ WEIGHTS: Mapping[str, tuple[Level, ...]] = {
     "values": ("relu", "softmax", "ties", "huge"),
     "visible": ("none", "pairs", "heads", "keys"),
 }
-BATCHES: Mapping[Level, tuple[int, ...]] = {"two": (2, 2), "one": (3,), "none": ()}
+LONG_WEIGHTS: tuple[Row, ...] = tuple(
+    {"shape": shape, "batch": "single"}
+    for shape in ("65x64", "9x513", "129x127", "5x1024", "513x65", "3x2049", "4x4096", "2049x7", "1x8192")
+)
+BATCHES: Mapping[Level, tuple[int, ...]] = {"two": (2, 2), "one": (3,), "none": (), "single": (1, 1)}
 
 
 def parameters_of(op: Op, row: Row) -> dict[str, Any]:
@@ -134,6 +138,12 @@ VECTORS: Mapping[str, tuple[Level, ...]] = {
     "values": ("narrow", "random", "tiny"),
     "mask": ("none", "masked", "1d"),
 }
+
+
+LONG_VECTORS: tuple[Row, ...] = tuple(
+    {"shape": shape, "batch": "single"}
+    for shape in ("64x64", "129x128", "65x256", "513x80", "1025x33", "9x1024", "2049x16", "4096x8")
+)
 
 
 def vectors_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
@@ -249,15 +259,17 @@ SPECTRA: Mapping[str, tuple[Level, ...]] = {
 }
 NEWTON: Mapping[str, tuple[Level, ...]] = {"newton_steps": (None, 3, 0), "init_scale": (None, 0.5)}
 SIDES: Mapping[str, tuple[Level, ...]] = {"sides": ("equal", "wide", "tall")}
+LARGE_SPECTRA: tuple[Row, ...] = tuple({"shape": shape, "batch": "single"} for shape in ("33", "64", "65"))
 
 
 def spectra_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     """The kernel of points, or a matrix that is not square."""
     (m,), lead, rng = sizes(row["shape"]), BATCHES[row["batch"]], generator(f"analysis/{name}")
-    x = rng.standard_normal((*lead, m, 12))
+    d = 12 if m <= 12 else 2 * m
+    x = (12 / d) ** 0.25 * rng.standard_normal((*lead, m, d))  # no farther apart in √d than few points
     if row["values"] == "clustered":
         x = x[..., :1, :] + 0.5 * x
-    a = gaussian(x, x, 12**-0.5)
+    a = gaussian(x, x, d**-0.5)
     if row.get("sides", "equal") != "equal":
         a = rng.standard_normal((*lead, *((m, m + 4) if row["sides"] == "wide" else (m + 4, m))))
     return new_case(op, name, dtype, {"a": a}, parameters_of(op, row))

@@ -160,7 +160,7 @@ def efficient_errors(op: Op) -> Iterator[ErrorSample]:
 # ---------------------------------------------------------------------------------------------- rows
 
 RESUMED: Params = {"initial_state": LENGTH_ARRAY, "return_state": True, "chunk_size": 32}
-RETURN_STATE: Params = {"return_state": True}
+RETURN_STATE = linear_samples.RETURN_STATE
 TOKENS = ("mask", "key_lengths", "query_mask")
 STATES = ("S", "z", "c", "m")
 
@@ -245,7 +245,8 @@ def step_of(op: Op) -> Op:
         samples=linear_samples.step_samples,
         own=own,
         levels={**linear_samples.STEPS, **{name: op.levels[name] for name in own if name in op.levels}},
-        row_case=linear_samples.step_row,
+        sizes=linear_samples.LONG_STEPS,
+        row_case=partial(linear_samples.step_row, whole=op),
         variants=tuple(v for n, v in enumerate(variants) if v not in variants[:n]),
         differentiable=("q_t", "k_t", "v_t", *parts),
         compute_outputs=STATES,

@@ -28,6 +28,7 @@ Array = np.ndarray
 Params = Mapping[str, Any]
 
 INITIAL = "initial_"
+RETURN_STATE: Params = {"return_state": True}
 FEATURES = 8  # of Performer
 SIZES = {"opposite-near": 0.25, "opposite-far": 1.5}  # of two keys that point away from each other
 OPPOSITE = tuple(Scene(name, 1, 2, d=4, e=1, lead=((1, 1),) * 3) for name in SIZES)
@@ -313,17 +314,44 @@ STEPS: Mapping[str, tuple[Level, ...]] = {
     "values": ("normal", "tiny", "large"),
     "initial_state": (None, LENGTH_ARRAY),
 }
+AFTER = "after_"  # before the number of tokens that a state holds
+LONG_STEPS: tuple[Row, ...] = tuple(
+    {"shape": shape, "batch": "none", "initial_state": state}
+    for shape, state in (
+        ("64x64", f"{AFTER}1"),
+        ("8x32", f"{AFTER}4097"),
+        ("16x16", f"{AFTER}2049"),
+        ("128x128", f"{AFTER}129"),
+        ("256x192", f"{AFTER}65"),
+        ("80x96", f"{AFTER}33"),
+        ("33x65", f"{AFTER}513"),
+    )
+)
+"""Wide heads, and states that thousands of tokens have left."""
 STEP_SIZES = {"tiny": 1e-2, "large": 4.0}
 
 
-def step_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
-    """A row of the grammar of one token."""
+def step_row(op: Op, name: str, row: Row, dtype: str, size: float, whole: Op) -> Case:
+    """A row of the grammar of one token, after others of which a state is by the op of whole sequences."""
     of_q, of_k = HEADS[str(row["heads"])]
     before = {"two": ((2,), (2,)), "none": ((), ()), "broadcast": ((3, 2), (1, 2))}[str(row["batch"])]
     leading = tuple((*lead, heads) for lead, heads in zip(before, (of_q, of_k), strict=True))
     variant = {own: row[own] for own in op.own if row.get(own) is not None}
-    size *= STEP_SIZES.get(str(row["values"]), 1.0)
-    return step_case(op, name, dtype, leading, bool(row["initial_state"]), variant, sizes(row["shape"]), size)
+    size, state = size * STEP_SIZES.get(str(row["values"]), 1.0), row["initial_state"]
+    case = step_case(op, name, dtype, leading, bool(state), variant, sizes(row["shape"]), size)
+    after = str(state).startswith(AFTER)
+    return with_state_after(case, whole, variant, int(str(state).removeprefix(AFTER)), size) if after else case
+
+
+def with_state_after(case: Case, whole: Op, variant: Params, tokens: int, size: float) -> Case:
+    """The case with the state that so many tokens leave."""
+    rng, arrays = generator(f"{case.id.split('/', 2)[2]}/past"), case.arrays
+    k, v = (rng.standard_normal((*x.shape[:-1], tokens, x.shape[-1])) for x in (arrays["k_t"], arrays["v_t"]))
+    past = {"q": k[..., :1, :], "k": 0.5 * size * k, "v": v}
+    past |= {name: x for name, x in arrays.items() if name == "projection"}
+    left = whole.binding.forward(attnkit_reference, whole, past, {**variant, **RETURN_STATE})
+    state = {INITIAL + name: rounded(x, compute_dtype(case.dtype)) for name, x in left.items() if name != "o"}
+    return replace(case, arrays={**arrays, **state})
 
 
 def step_case(

@@ -52,6 +52,21 @@ SOFT: Factors = {
 }
 SOFT_FORBIDDEN: tuple[tuple[Choice, ...], ...] = (*FORBIDDEN, (("batch", "none"), ("init_scale", "items")))
 SOFT_TILES = ("65x9", "64x12", "100x7", "257x8")
+SOFT_SIZES: tuple[Row, ...] = tuple(
+    {"shape": shape, "width": width, "batch": "single"}
+    for shape, width in (
+        ("65x16", "64x64"),
+        ("129x9", "128x128"),
+        ("512x33", "33x65"),
+        ("196x49", "16x16"),
+        ("127x5", "80x96"),
+        ("33x7", "256x192"),
+        ("1025x8", "32x24"),
+        ("2049x16", "16x16"),
+        ("4096x5", "8x12"),
+    )
+)
+FEATURES = 20  # of which Gaussians of normal tokens are no smaller than half types hold
 NYSTROM: Factors = {
     "shape": ("13x4", "12x4", "9x9", "5x8"),
     **OF_TOKENS,
@@ -62,6 +77,18 @@ NYSTROM: Factors = {
     "init": (None, "batch_max"),
 }
 NYSTROM_TILES = ("65x9", "64x16", "100x32", "257x8")
+NYSTROM_SIZES: tuple[Row, ...] = tuple(
+    {"shape": shape, "width": width, "batch": "single"}
+    for shape, width in (
+        ("65x16", "64x64"),
+        ("129x32", "128x128"),
+        ("513x33", "33x65"),
+        ("128x9", "80x96"),
+        ("127x64", "256x192"),
+        ("1025x16", "8x12"),
+        ("2049x8", "8x8"),
+    )
+)
 LINFORMER: Factors = {
     "shape": ("9x13x4", "13x9x5", "1x11x3", "7x7x1"),  # queries, keys and slots
     **OF_TOKENS,
@@ -74,11 +101,27 @@ LINFORMER: Factors = {
     "dropout_mask": ("none", "some"),
 }
 LINFORMER_TILES = ("65x100x9", "64x64x16", "100x65x32", "33x257x8")
+LINFORMER_SIZES: tuple[Row, ...] = tuple(
+    {"shape": shape, "width": width, "batch": "single"}
+    for shape, width in (
+        ("65x63x32", "64x64"),
+        ("129x127x65", "128x128"),
+        ("16x513x33", "80x96"),
+        ("7x128x33", "256x192"),
+        ("9x1024x32", "33x65"),
+        ("513x65x9", "32x128"),
+        ("3x2049x16", "24x40"),
+        ("1x4096x32", "16x16"),
+        ("2049x3x4", "8x8"),
+    )
+)
 
 
 def leads(row: Row) -> tuple[tuple[int, ...], ...]:
     """Leading axes of q, k and v, or of q, v and landmarks; masks have those of q."""
     of_q, of_k = HEADS[str(row.get("heads", "equal"))]
+    if row["batch"] == "single":
+        return ((1, 1),) * 3 if of_q == of_k else ((1, of_q), (1, of_k), (1, of_k))
     if row["batch"] == "none":
         return ((), (), ()) if of_q == of_k else ((of_q,), (of_k,), (of_k,))
     if row["batch"] == "broadcast":
@@ -113,7 +156,8 @@ def soft_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     """A row of SOFT; a number of init_scale is a parameter."""
     options = {"landmark_mask": row["landmark_mask"] == "some", "init_scale": row["init_scale"] == "items"}
     scene = scene_of(name, row, size, options)
-    scene = replace(scene, params={**scene.params, **few_steps(row)})
+    nearer = min(1.0, FEATURES / scene.d) ** 0.25  # as far apart in √d as of fewer features
+    scene = replace(scene, size=scene.size * nearer, params={**scene.params, **few_steps(row)})
     case = samples.soft_case(op, scene, dtype)
     return with_init_scale(case, row)
 
@@ -158,15 +202,17 @@ NEWTON: Factors = {
     "layout": OF_KERNELS,
     **INVERSE,
 }
+NEWTON_SIZES: tuple[Row, ...] = tuple({"shape": shape, "batch": "single"} for shape in ("16", "33", "64", "65"))
 NEWTON_FORBIDDEN: tuple[tuple[Choice, ...], ...] = ((("batch", "none"), ("init_scale", "items")),)
-BATCHES: Mapping[Level, tuple[int, ...]] = {"two": (2, 3), "one": (1, 3), "none": ()}
+BATCHES: Mapping[Level, tuple[int, ...]] = {"two": (2, 3), "one": (1, 3), "none": (), "single": (1, 1)}
 
 
 def newton_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     """The kernel of fewer points than features, or one that is almost symmetric."""
     rng, (m,), lead = generator(f"newton/{name}"), sizes(row["shape"]), BATCHES[row["batch"]]
-    x = SIZES[str(row["values"])] * rng.standard_normal((*lead, m, 12))
-    a = gaussian(x, x, 12**-0.5) + 0.02 * (row["symmetric"] == "no") * rng.standard_normal((*lead, m, m))
+    d = 12 if m <= 12 else 2 * m
+    x = SIZES[str(row["values"])] * (12 / d) ** 0.25 * rng.standard_normal((*lead, m, d))
+    a = gaussian(x, x, d**-0.5) + 0.02 * (row["symmetric"] == "no") * rng.standard_normal((*lead, m, m))
     params = {own: row[own] for own in ("inverse_grad", "newton_steps") if row[own] is not None}
     params |= few_steps(row)
     arrays = {"a": rounded(a, dtype)}
@@ -184,6 +230,17 @@ SAMPLERS: Factors = {
     "query_mask": ("none", "some", "1d"),
     "poison": ("no", "yes"),
 }
+SAMPLERS_SIZES: tuple[Row, ...] = tuple(
+    {"shape": shape, "features": features, "batch": "single"}
+    for shape, features in (
+        ("14x14x2", "64"),
+        ("32x33x4", "32"),
+        ("65x9x8", "128"),
+        ("2x1025x2", "33"),
+        ("9x9x3", "256"),
+        ("64x64x7", "8"),
+    )
+)
 SAMPLERS_FORBIDDEN: tuple[tuple[Choice, ...], ...] = ((("batch", "none"), ("query_mask", "some")),)
 
 

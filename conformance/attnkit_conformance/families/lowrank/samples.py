@@ -184,7 +184,7 @@ def soft_case(op: Op, scene: Scene, dtype: str) -> Case:
         arrays["landmark_mask"] = np.zeros(m, bool)
     dtypes = {}
     if "init_scale" in scene.options:
-        arrays["init_scale"], dtypes["init_scale"] = rng.uniform(0.1, 0.3, (2, 1)), compute_dtype(dtype)
+        arrays["init_scale"], dtypes["init_scale"] = rng.uniform(0.1, 0.3, (leading[-2], 1)), compute_dtype(dtype)
     case = replace(new_case(op, scene, dtype, arrays, dict(scene.params)), dtypes=dtypes)
     tokens = ~(valid_keys(inputs_of(case), leading, n) & valid_queries(arrays, leading, n))
     hidden = {"q": tokens, "v": tokens}

@@ -17,7 +17,7 @@ from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.op import QKV, Op, Params, Tokens, always, exponentiates, has_kinks, o_and_lse, o_only
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, variant_label
-from attnkit_conformance.scenes.rows import HEADS, sizes
+from attnkit_conformance.scenes.rows import GROUPED, HEADS, sizes
 
 TOKENS = Tokens({"q": 0, "o": 0, "lse": 0}, {"k": 0, "v": 0})
 INVARIANCES = ("rerun", "causal_prefix", "key_permutation", "batch_mates", "visible_nan")  # no padding
@@ -113,15 +113,32 @@ WINDOWS: Mapping[Level, dict[str, Any]] = {
     "none": {}, "left": {"window": (3, None)}, "right": {"window": (None, 2)}, "both": {"window": (4, 2)},
 }  # fmt: skip
 TILES = ("65+3+100x64+7+130", "33+64x257+65")
+MANY = "+".join(12 * ["91"])  # no sequence is long, but all of them are
+SIZES: tuple[Row, ...] = tuple(
+    {"shape": shape, "width": width, "heads": "one"}
+    for shape, width in (
+        ("64+1+65x65+2+63", "64x64"),
+        ("127+128x128+9", "128x128"),
+        ("1+1+1x1024+0+513", "33x65"),  # decoding
+        ("16+3x513+65", "32x32"),
+        ("7+33x37+9", "256x192"),
+        ("513+5x9+64", "80x96"),
+        ("4+1x2047+33", "16x16"),
+        ("2049+1x3+7", "16x24"),
+        ("3+1+4x5+4096+1", "8x16"),
+        (f"{MANY}x{MANY}", "8x8"),
+    )
+)
+"""Sequences around tiles and splits of keys, and the longest of them first, in the middle and last."""
 
 
 def packed_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     """A row of the grammar."""
     queries, keys = (tuple(map(int, part.split("+"))) for part in str(row["shape"]).split("x"))
     params = {**CAUSAL[row["causal"]], **WINDOWS[row.get("window", "none")]}
-    params |= {"enable_gqa": True} if row["heads"] != "equal" else {}
+    params |= {"enable_gqa": True} if row["heads"] in GROUPED else {}
     params |= {own: row[own] for own in ("scale", *op.own) if row.get(own) is not None}
-    heads, width = HEADS[str(row["heads"])], sizes(row["width"])
+    heads, width = HEADS.get(str(row["heads"]), (1, 1)), sizes(row["width"])
     case = packed_case(op, Pack(name, queries, keys, heads, params, width), {}, dtype)
     return with_tuples(case) if row["boundaries"] == "tuples" else case
 
@@ -204,6 +221,7 @@ OPS = (
         own=("return_lse",),
         levels={**LEVELS, "window": tuple(WINDOWS), "return_lse": (None, True)},
         tiles=TILES,
+        sizes=SIZES,
         row_case=packed_row,
         variants=({}, {"return_lse": True}),
         differentiable=QKV,
@@ -225,6 +243,7 @@ OPS = (
         own=("activation", "alpha", "gain", "length", "shift"),
         levels={**LEVELS, "window": tuple(WINDOWS), **POINTWISE_LEVELS},
         tiles=TILES,
+        sizes=SIZES,
         row_case=packed_row,
         variants=(
             {},
@@ -255,6 +274,7 @@ OPS = (
             **{name: LINEAR_ATTENTION.levels[name] for name in ("feature_map", "normalize", "eps", "chunk_size")},
         },
         tiles=TILES,
+        sizes=SIZES,
         row_case=packed_row,
         forbidden=WITHOUT_DENOMINATOR,
         variants=({}, {"feature_map": "relu", "eps": 0.1, "chunk_size": 5}, {"feature_map": "identity"}),
