@@ -2,6 +2,8 @@
 
 import csv
 import json
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from attnkit_experiments.data.images.decoding.decoders import Decoders
 from attnkit_experiments.data.images.lazy import LazyImages
 from attnkit_experiments.data.images.loading import ImageRequest, load_images
 from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.world import joined
 from attnkit_experiments.images import fewshot, task
 from attnkit_experiments.images.domain import ImageSets, probe_set
 from attnkit_experiments.images.model import ViTConfig
@@ -21,6 +24,8 @@ from attnkit_experiments.recipes import RECIPES
 from attnkit_experiments.recipes.relu_vit.big_vision import FEWSHOT
 from attnkit_experiments.study.recipe import Source
 from tests.library.arrays import assert_close
+
+from .forks import forked
 
 
 def features(count, width=6, classes=3):
@@ -100,25 +105,41 @@ def test_what_is_probed_is_part_of_the_checksum(tmp_path):
     assert len({ImageSets(one, probes).checksum() for probes in ((), (one,), (other,), (one, other))}) == 4
 
 
+def prober(folder: str, cache: Path, *, lazily: bool, workers: int = 0) -> tuple[ImageTask, ImageData | LazyImages]:
+    """A task that probes on images of a folder, held in memory or decoded when they are needed, and those."""
+    probe = main = load_images(folder, ImageRequest(12), cache=cache)
+    if lazily:
+        probe = probe_set(folder, 12, Decoders(workers), Source(folder, None, cache, workers=workers))
+        assert isinstance(probe, LazyImages)
+    model, cpu = ViTConfig("d64", 4, 12, 3, 2), torch.device("cpu")
+    made = ImageTask(main, model, AugmentConfig(mixup=0.0), batch=4, precision="float32", seed=0, device=cpu,
+                     probes=(probe,), shots=(1, 2))  # fmt: skip
+    made.model.eval()
+    return made, probe
+
+
 @pytest.fixture
 def seen_by(image_folder, tmp_path):
-    """A task with images of a folder of 9 pixels, held in memory or decoded when they are needed."""
+    return partial(prober, str(image_folder), tmp_path)
 
-    def made_of(*, lazily: bool, workers: int = 0) -> tuple[ImageTask, ImageData | LazyImages]:
-        main = load_images(str(image_folder), ImageRequest(12), cache=tmp_path)
-        probe = main
-        if lazily:
-            source = Source(str(image_folder), None, tmp_path, workers=workers)
-            probe = probe_set(str(image_folder), 12, Decoders(workers), source)
-            assert isinstance(probe, LazyImages)
-        model = ViTConfig("d64", 4, 12, 3, 2)
-        cpu = torch.device("cpu")
-        made = ImageTask(main, model, AugmentConfig(mixup=0.0), batch=4, precision="float32", seed=0, device=cpu,
-                         probes=(probe,), shots=(1, 2))  # fmt: skip
-        made.model.eval()
-        return made, probe
 
-    return made_of
+def process(folder: str, cache: str) -> None:
+    """Write what this process finds together with the others."""
+    task.EVALUATION_BATCH = 4
+    with joined(torch.device("cpu"), "ddp") as world:
+        made, data = prober(folder, Path(cache), lazily=True)
+        features = made.features(data, "train", np.arange(len(data.train)), world)
+        found = {"features": features.tolist(), "accuracies": made.probed(world)}
+    (Path(cache) / f"{world.size}-{world.rank}.json").write_text(json.dumps(found))
+
+
+@pytest.mark.survival
+def test_two_processes_find_what_one_finds(image_folder, tmp_path):
+    words = str(image_folder), str(tmp_path)
+    forked(__name__, (1, words), (2, words))
+    alone, *together = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("1-0", "2-0", "2-1"))
+    assert len(alone["features"]) == 12
+    assert together == [alone, alone]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -26,7 +26,8 @@ class TrainConfig:
     inputs to TF32's 10 bits, those of attnkit's own kernels excepted. It is off in every preset: SOFT and Nyströmformer
     invert a matrix by products, in which those errors are multiplied by one another.
     `accumulate`: the number of parts of a step's samples, to save memory; 0 for as few as fit, see
-    `train.fitting_parts`. `activation_checkpointing`, for the same purpose, keeps only the inputs of blocks and computes each block once more on the way back, with the same result.
+    `train.fitting_parts`. `activation_checkpointing`, for the same purpose, keeps only the inputs of blocks and
+    computes each block once more on the way back, with the same result.
     `fsdp_parameters` and `fsdp_gradients`: the dtypes in which sharded weights are gathered and their gradients summed
     (the param_dtype and reduce_dtype of FSDP2); each process keeps its part, and the moments, in float32.
     `evaluate_every` 0: only at the end; `checkpoint_every` 0: likewise. `average`: at the end the weights become the
