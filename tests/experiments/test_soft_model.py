@@ -130,7 +130,7 @@ def test_every_stage_has_its_tokens():
     assert [Place(32, 1, grid, 49, 0, PAPER).window() for grid in grids] == [8, 4, 2, 1]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "zeros"])  # of which attention learns nothing
 def test_every_method_learns(method):
     model = learn(mini(method=method)).double()
     block = model.stages[0].blocks[0]

@@ -88,7 +88,9 @@ def test_every_method_trains_and_the_report_shows_it_beside_chance(run, undrawn)
         assert math.isfinite(result["test_loss"]), name
         assert result["tokens"] == 32
     with_rows = {name.removesuffix("-seed0") for name, result in found.items() if result["layers"]}
-    assert with_rows == {*("transformer", "performer", "performer_relu", "linear", "cosine", "efficient", "relu")}
+    assert with_rows == {
+        *("transformer", "performer", "performer_relu", "linear", "cosine", "efficient", "relu", "zeros")
+    }
     assert all(len(result["layers"]) in (0, 2) for result in found.values())
 
     chance = f"{100 * majority.pop():.1f}"
