@@ -173,8 +173,8 @@ def needs(gpu: str, share: float, rows: list[dict[str, Any]]) -> list[dict[str, 
     for preset, classes in CLASSES.items():
         for point in POINTS:
             size, patch = point.split("/")
-            pool = {"paper": "gap", "i1k": "tok"}[preset]
-            config = ViTConfig(size, int(patch), BOTH["image_size"], 3, classes, pool=pool, pre_logits=preset == "i1k")
+            head: dict[str, Any] = {"pool": "tok", "pre_logits": True} if preset == "i1k" else {}
+            config = ViTConfig(size, int(patch), BOTH["image_size"], 3, classes, **head)
             images = share * PEAKS[gpu] / (3 * forward_flops(config))
             cores = {"cores_decoding": round(images * decoding, 1), "cores_reading": round(images * reading, 1)}
             found.append({"preset": preset, "model": point, "images_per_second": round(images), **cores})

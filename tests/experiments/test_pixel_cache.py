@@ -1,6 +1,7 @@
 """Images that are decoded once: the same crops as without, whole after a kill, and never other than was written."""
 
 import fcntl
+import io
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -47,8 +49,8 @@ def directory(tmp_path_factory) -> Path:
     return root
 
 
-def load(data, cache, *, side=KEPT, cropped=True, check=False, **options):
-    request = LazyRequest(SIDE, decoded_side=side, cropped=cropped, check=check)
+def load(data, cache, *, side=KEPT, cropped=True, check=False, decoder="pillow", **options):
+    request = LazyRequest(SIDE, decoded_side=side, cropped=cropped, decoder=decoder, check=check)
     return load_lazily(str(data), request, cache=Path(cache), **options)
 
 
@@ -219,7 +221,7 @@ def test_images_that_changed_are_noticed(directory, tmp_path):
 
 
 def test_two_decoders_are_not_mixed(directory, copied, monkeypatch):
-    monkeypatch.setattr(pixel_cache, "decoder", lambda: "another one")
+    monkeypatch.setattr(pixel_cache, "version", lambda _: "another one")
     assert load(directory, copied).caches.train.about["decoder"].startswith("Pillow")
     with pytest.raises(UserError, match=r"its decoder is 'Pillow .*', expected 'another one'; delete it"):
         load(directory, copied, check=True)
@@ -311,3 +313,96 @@ def test_settings_that_keep_nothing_are_refused(settings, text, directory, tmp_p
     words = ["--data", str(directory), "--cache", str(tmp_path), "--set", *SETTINGS, *settings]
     assert main(["cache", "000-fig4", "--preset", "cpu", *words]) == 2
     assert text in capsys.readouterr().err
+
+
+class Codec(ModuleType):
+    """nvImageCodec as far as it is used, on the CPU: what it decodes is Pillow's."""
+
+    __version__ = "0.0"
+    NVIMGCODEC_DEVICE_CURRENT, NVIMGCODEC_DEVICE_CPU_ONLY = -1, -99999
+    BackendKind = SimpleNamespace(CPU_ONLY="cpu")
+    ColorSpec = SimpleNamespace(SRGB="rgb")
+    ImageBufferKind = SimpleNamespace(STRIDED_DEVICE="device")
+    Backend = staticmethod(str)
+
+    def CodeStream(self, raw):
+        with Image.open(io.BytesIO(raw)) as image:
+            channels = len(image.getbands())
+            return SimpleNamespace(
+                raw=raw, codec_name="jpeg", num_channels=channels, width=image.width, height=image.height
+            )
+
+    def DecodeParams(self, *, apply_exif_orientation, color_spec):
+        assert (apply_exif_orientation, color_spec) == (False, "rgb")
+
+    def Decoder(self, *, device_id, backends):
+        assert (device_id, backends) == (self.NVIMGCODEC_DEVICE_CPU_ONLY, ["cpu"])
+        self.decoded = []
+
+        def decode(streams, params):
+            self.decoded += [stream.num_channels for stream in streams]
+            return [self.image(stream) for stream in streams]
+
+        return SimpleNamespace(decode=decode)
+
+    def image(self, stream):
+        try:
+            pixels = np.asarray(Image.open(io.BytesIO(stream.raw)).convert("RGB"))
+        except OSError:
+            return None
+        array = pixels.__array_interface__
+        return SimpleNamespace(
+            width=stream.width, height=stream.height, buffer_kind="host", __array_interface__=array, pixels=pixels
+        )
+
+
+@pytest.fixture
+def photographs(tmp_path) -> Path:
+    """JPEGs of one, three and four channels, and a PNG."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 8), ("test", 2)):
+        for number in range(count):
+            coarse = rng.integers(0, 256, (5, 7, 3), dtype=np.uint8)
+            image = Image.fromarray(coarse).resize((43, 31), Image.Resampling.BICUBIC)
+            folder = tmp_path / "photographs" / split / ("ant", "bee")[number % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            mode, ending = (("RGB", "jpg"), ("L", "jpg"), ("CMYK", "jpg"), ("RGB", "png"))[number // 2]
+            image.convert(mode).save(folder / f"{number}.{ending}")
+    return tmp_path / "photographs"
+
+
+def install(codec: ModuleType | None, patch: pytest.MonkeyPatch) -> None:
+    package = ModuleType("nvidia")
+    if codec:
+        package.nvimgcodec = codec
+    patch.delitem(sys.modules, "nvidia.nvimgcodec", raising=False)
+    patch.setitem(sys.modules, "nvidia", package)
+
+
+def test_jpegs_are_decoded_by_nvimagecodec_where_asked_for(photographs, tmp_path, monkeypatch):
+    codec = Codec("nvidia.nvimgcodec")
+    install(codec, monkeypatch)
+    ours = load(photographs, tmp_path / "cache")
+    theirs = load(photographs, tmp_path / "cache", decoder="nvimgcodec")
+    assert sorted(codec.decoded) == [1, 1, 3, 3], "four channels and PNGs are Pillow's"
+    about = theirs.caches.train.about
+    assert about["decoder"] == "nvImageCodec 0.0 on a CPU"
+    assert theirs.caches.test.about["decoder"].startswith("Pillow")
+    assert theirs.caches.train.sizes(np.arange(8)).tolist() == [[43, 31]] * 8
+    found = [np.fromfile(each.caches.train.folder / "pixels.bin", dtype=np.uint8) for each in (ours, theirs)]
+    assert np.abs(found[0].astype(int) - found[1]).max() <= 1  # the same filter, rounded once
+    assert ours.checksum() != theirs.checksum()
+    cut_short = photographs / "train" / "ant" / "0.jpg"
+    cut_short.write_bytes(cut_short.read_bytes()[:-60])
+    with pytest.raises(
+        UserError, match=r"train/ant/0.jpg cannot be read as an image \(nvImageCodec cannot decode it\)"
+    ):
+        load(photographs, tmp_path / "again", decoder="nvimgcodec")
+
+
+def test_nvimagecodec_that_is_not_there_is_named(photographs, tmp_path, monkeypatch):
+    install(None, monkeypatch)
+    with pytest.raises(UserError, match=r"jpeg_decoder=nvimgcodec: .*; pip install nvidia-nvimgcodec-cu12"):
+        load(photographs, tmp_path, decoder="nvimgcodec")
+    with pytest.raises(UserError, match=r"it decodes once, for crops; --set decoded_side=256 crop=inception"):
+        load(photographs, tmp_path, decoder="nvimgcodec", cropped=False, side=SIDE)

@@ -9,6 +9,7 @@ from attnkit_experiments.data.images.dataset import ImageData
 from attnkit_experiments.data.images.decoding.views import WholeImage
 from attnkit_experiments.data.images.lazy import LazyImages, LazyRequest, load_lazily
 from attnkit_experiments.data.images.loading import ImageRequest, load_images
+from attnkit_experiments.data.images.pixel_cache import Decoder
 from attnkit_experiments.data.images.randaugment import AUGREG
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.progress import many
@@ -22,7 +23,8 @@ class ImageSettings(Training):
 
     test_split: val, valid, validation or test, where the data have several of them. lazy: decode images on demand, for
     sets that do not fit into memory. decoded_side: with lazy, decode every image once and keep it; inception crops are
-    cut out of squares of this side then (0: decode for every step). order: shuffle all samples, or shards and then the
+    cut out of squares of this side then (0: decode for every step). jpeg_decoder: what decodes the training images
+    once: Pillow, or nvImageCodec, where it is installed, on a GPU. order: shuffle all samples, or shards and then the
     samples of `window` shards. augreg: a level of big_vision's augmentation, which sets randaug and mixup. ema: the
     decay of a moving average of the weights, which is judged beside them (0: none).
     """
@@ -33,6 +35,7 @@ class ImageSettings(Training):
     test_split: str = ""
     lazy: bool = False
     decoded_side: int = 0
+    jpeg_decoder: Decoder = "pillow"
     order: Literal["samples", "shards"] = "samples"
     window: int = 16
     batch: int = 64
@@ -91,8 +94,10 @@ def read_images(source: Source) -> ImageData | LazyImages:
         return load_lazily(
             source.place, lazy_request(study), cache=source.cache, workers=source.workers, terms=source.terms
         )
-    if study.decoded_side:
-        raise UserError("--set decoded_side: images that are held in memory are decoded once anyway; --set lazy=true")
+    if study.decoded_side or study.jpeg_decoder != "pillow":
+        raise UserError(
+            "--set decoded_side, jpeg_decoder: images that are held in memory are decoded once anyway; --set lazy=true"
+        )
     if study.order == "shards":
         raise UserError("--set order=shards: images that are held in memory have none; --set lazy=true")
     request = ImageRequest(study.image_size, study.train_images, study.test_images, study.test_split)
@@ -103,5 +108,5 @@ def lazy_request(study: ImageSettings) -> LazyRequest:
     window = study.window if study.order == "shards" else 0
     return LazyRequest(
         study.image_size, study.train_images, study.test_images, window, study.test_split, study.decoded_side,
-        cropped=study.crop == "inception",
+        cropped=study.crop == "inception", decoder=study.jpeg_decoder,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from attnkit_experiments.data.images.decoding.decoders import Decoders
 from attnkit_experiments.data.images.decoding.views import CentralCrop, View, WholeImage, decode, failures
 from attnkit_experiments.data.images.folder import chosen
 from attnkit_experiments.data.images.index import AT_ONCE, ImageIndex, open_index
-from attnkit_experiments.data.images.pixel_cache import PixelCache, Views, open_pixel_cache
+from attnkit_experiments.data.images.pixel_cache import Decoder, PixelCache, Views, open_pixel_cache
 from attnkit_experiments.data.unpacking import printable
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import write_json
@@ -104,7 +104,8 @@ class LazyRequest:
     which split is tested on, where there are several.
 
     decoded_side: the side at which training images are decoded once and kept (0: not kept); cropped: whether crops are
-    to be cut out of them. check: whether every image kept is looked at, and made again where it is damaged.
+    to be cut out of them; decoder: what decodes them then; test images are always Pillow's. check: whether every image
+    kept is looked at, and made again where it is damaged.
     """
 
     size: int
@@ -114,6 +115,7 @@ class LazyRequest:
     test_split: str = ""
     decoded_side: int = 0
     cropped: bool = False
+    decoder: Decoder = "pillow"
     check: bool = False
 
     def __post_init__(self) -> None:
@@ -121,6 +123,10 @@ class LazyRequest:
         if self.decoded_side and not smallest <= self.decoded_side <= largest:
             expected = f"{self.size}, the image_size{', or more' if self.cropped else ' (without crop=inception)'}"
             raise UserError(f"--set decoded_side: expected {expected}, got {self.decoded_side}")
+        if self.decoder != "pillow" and not (self.decoded_side and self.cropped):
+            raise UserError(
+                f"--set jpeg_decoder={self.decoder}: it decodes once, for crops; --set decoded_side=256 crop=inception"
+            )
 
     @property
     def train_view(self) -> WholeImage | CentralCrop:
@@ -155,7 +161,10 @@ def load_lazily(data: str, request: LazyRequest, *, cache: Path, workers: int = 
             raise UserError(f"--data {data}: no readable {split} images are left")
     images = dataclasses.replace(images, train=train, test=test, skipped=skipped, census=census)
     if request.decoded_side:
-        views = (Views(index, train, request.train_view), Views(index, test, CentralCrop(request.size)))
+        views = (
+            Views(index, train, request.train_view, request.decoder),
+            Views(index, test, CentralCrop(request.size)),
+        )
         caches = (open_pixel_cache(each, cache, images.decoders, check=request.check) for each in views)
         images = dataclasses.replace(images, caches=Caches(*caches))
     if not request.window:

@@ -19,20 +19,22 @@ import shutil
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypedDict
+from typing import Annotated, Any, BinaryIO, Literal, TypedDict
 
 import numpy as np
+import torch
 from numpy.lib.format import open_memmap
 from PIL import Image, features
 
 from attnkit_experiments.data.images.decoding.decoders import Decoders
 from attnkit_experiments.data.images.decoding.views import CentralCrop, WholeImage, decode_with_sizes
+from attnkit_experiments.data.images.gpu_decoding import GPU_CHUNK, GpuDecoder, library
 from attnkit_experiments.data.images.index import AT_ONCE, ImageIndex
 from attnkit_experiments.data.unpacking import Unreadable, printable
 from attnkit_experiments.engine.errors import UserError
@@ -44,6 +46,7 @@ FORMAT = "attnkit-pixel-cache-1"
 PIXELS, ROWS, ABOUT = "pixels.bin", "rows.npy", "cache.json"
 ROW = np.dtype([("checksum", "<u4"), ("width", "<u4"), ("height", "<u4")])
 CHUNK = 8  # images of a job
+Decoder = Literal["pillow", "nvimgcodec"]
 READ_AT_ONCE = 64  # images of a reading thread's turn
 
 
@@ -60,11 +63,12 @@ class About(TypedDict):
 
 @dataclass(frozen=True)
 class Views:
-    """What a cache is to hold: one view of the images `ids` of an index."""
+    """What a cache is to hold: one view of the images `ids` of an index, decoded by Pillow or nvImageCodec."""
 
     index: ImageIndex
     ids: np.ndarray
     view: WholeImage | CentralCrop
+    decoder: Decoder = "pillow"
 
     @property
     def image_bytes(self) -> int:
@@ -77,8 +81,8 @@ class Views:
         return np.lexsort((ids, index.offsets[ids], index.archives[ids]))
 
     def key(self) -> str:
-        """Of names, encoded sizes and known checksums of the images, in order, and of their view."""
-        digest = hashlib.sha256(f"{FORMAT} {self.view}".encode())
+        """Of names, encoded sizes and known checksums of the images, in order, of their view, and what decodes them."""
+        digest = hashlib.sha256(f"{FORMAT} {self.view} {self.decoder}".encode())
         for start in range(0, len(self.order), AT_ONCE):
             ids = self.ids[self.order[start : start + AT_ONCE]]
             for column in (self.index.names, self.index.sizes, self.index.crcs):
@@ -94,14 +98,16 @@ class Views:
         return fingerprint(sorted((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in paths))
 
 
-def about(of: Views) -> About:
-    return About(
-        format=FORMAT, view=str(of.view), images=len(of.ids), decoder=decoder(), stamps=of.stamps(), contents=""
-    )
+def about(of: Views, decoder: str = "") -> About:
+    """What a cache of these views says before it is sealed; whoever reads it need not have what decoded it."""
+    view, stamps = str(of.view), of.stamps()
+    return About(format=FORMAT, view=view, images=len(of.ids), decoder=decoder, stamps=stamps, contents="")
 
 
-def decoder() -> str:
+def version(decoder: Decoder) -> str:
     """What decodes: other versions may round otherwise."""
+    if decoder == "nvimgcodec":
+        return f"nvImageCodec {library().__version__} on {'a GPU' if torch.cuda.is_available() else 'a CPU'}"
     jpeg = features.version("libjpeg_turbo") or features.version("jpg")
     return f"Pillow {Image.__version__}, libjpeg {jpeg}"
 
@@ -202,7 +208,7 @@ def require_of(folder: Path, found: About, expected: About, *names: str) -> None
 def build(of: Views, folder: Path, decoders: Decoders, *, check: bool = False) -> None:
     """Decode what is missing, and seal the cache; a process that finds another at it waits and takes what that made."""
     folder.mkdir(parents=True, exist_ok=True)
-    new = about(of)
+    new = about(of, version(of.decoder))
     with _locked(folder / PIXELS, folder) as file:
         if _is_sealed(folder) and not check:
             return
@@ -259,7 +265,10 @@ def _rows(path: Path, count: int) -> np.memmap[Any, Any]:
 
 def _fill(of: Views, file: BinaryIO, rows: np.ndarray, decoders: Decoders) -> int:
     """Write every image that is not whole; returns how many those were."""
-    made = 0
+    made, chunk = 0, CHUNK
+    decode: Callable[[Sequence[Any]], tuple[np.ndarray, np.ndarray]] = decode_with_sizes
+    if of.decoder == "nvimgcodec":
+        decode, decoders, chunk = GpuDecoder(), Decoders(0), GPU_CHUNK
     jobs: deque[tuple[Sequence[int], Future[tuple[np.ndarray, np.ndarray]]]] = deque()
 
     def collect() -> None:
@@ -274,11 +283,11 @@ def _fill(of: Views, file: BinaryIO, rows: np.ndarray, decoders: Decoders) -> in
             rows[number] = checksum(row, pixels), width, height
 
     with meter("decoding images once", len(rows)) as update:
-        for start in range(0, len(rows), CHUNK):
-            numbers = [n for n in range(start, min(start + CHUNK, len(rows))) if not _is_whole(file, rows[n], n, of)]
+        for start in range(0, len(rows), chunk):
+            numbers = [n for n in range(start, min(start + chunk, len(rows))) if not _is_whole(file, rows[n], n, of)]
             if numbers:
                 places = [of.index.place(int(of.ids[of.order[n]])) for n in numbers]
-                jobs.append((numbers, decoders.submit(decode_with_sizes, [(place, of.view) for place in places])))
+                jobs.append((numbers, decoders.submit(decode, [(place, of.view) for place in places])))
                 made += len(numbers)
             while len(jobs) > 4 * decoders.count:
                 collect()
