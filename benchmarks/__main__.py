@@ -176,6 +176,31 @@ def training_steps(options: argparse.Namespace) -> int:
     return written(path, "cpu", {"about": about, "rows": rows})
 
 
+def input_rates_by_path(options: argparse.Namespace) -> int:
+    """From files to batches, beside what GPUs need."""
+    from benchmarks import input_rates
+
+    if options.rounds < 2 or options.images < 2:
+        raise ValueError(f"--rounds and --images must be at least 2, got {options.rounds} and {options.images}")
+    if not 0 < options.share <= 1:
+        raise ValueError(f"--share must lie in (0, 1], got {options.share:g}")
+    load = os.getloadavg()
+    found = input_rates.measure(
+        data=options.data, images=options.images, rounds=options.rounds, workers=tuple(options.workers),
+        size=options.size, side=options.side, device=options.device,
+    )  # fmt: skip
+    print("images a second, one core unless workers are named: median (slowest to fastest round)")
+    print("\n".join(map(input_rates.line, found["rows"])))
+    predicted = input_rates.needs(options.gpu, options.share, found["rows"])
+    print(
+        f"predicted for one {options.gpu} at {options.share:.0%} of its peak: images a second, cores that decode, read"
+    )
+    print("\n".join(map(input_rates.needed, predicted)))
+    found["about"] |= {"rounds": options.rounds, "load_before": load, "load_after": os.getloadavg()}
+    found["predicted"] = {"gpu": options.gpu, "share_of_peak": options.share, "rows": predicted}
+    return written(options.out or RESULTS / f"input-{options.device}.json", options.device, found)
+
+
 def overhead_seconds(options: argparse.Namespace) -> int:
     """The overhead of a call."""
     with torch.no_grad():
@@ -368,9 +393,19 @@ def parser() -> argparse.ArgumentParser:
     step.add_argument("--rounds", type=int, default=15, metavar="N", help="rounds over all contenders (15)")
     step.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="torch's threads (1 2)")
     step.set_defaults(function=training_steps)
+    fed = commands.add_parser("input", help="images a second from files to batches, and which preset that feeds")
+    fed.add_argument("--data", type=Path, metavar="DIR", help="images (default: made-up JPEGs of 500×375 pixels)")
+    fed.add_argument("--images", type=int, default=256, metavar="N", help="images of a round (256)")
+    fed.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds of each measurement (7)")
+    fed.add_argument("--workers", type=int, nargs="*", default=[1, 2], metavar="N", help="processes, threads (1 2)")
+    fed.add_argument("--size", type=int, default=224, metavar="PIXELS", help="side of a training image (224)")
+    fed.add_argument("--side", type=int, default=256, metavar="PIXELS", help="side of an image in the cache (256)")
+    fed.add_argument("--gpu", choices=("H100", "A100"), default="H100", help="whose need is predicted (H100)")
+    fed.add_argument("--share", type=float, default=0.4, metavar="X", help="share of its peak that is assumed (0.4)")
+    fed.set_defaults(function=input_rates_by_path)
     tiny = commands.add_parser("overhead", help="what a call costs on tiny tensors")
     tiny.set_defaults(function=overhead_seconds)
-    for command in (run_, tiny):
+    for command in (run_, tiny, fed):
         command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where arrays live (cpu)")
     long = commands.add_parser("long-sequences", help="a million tokens: seconds, memory and error, on the CPU")
     long.set_defaults(function=long_rows)
@@ -409,7 +444,7 @@ def parser() -> argparse.ArgumentParser:
     over.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds over kernels and generic bodies (7)")
     over.add_argument("--seconds", type=float, default=SWEEP, metavar="S", help=f"time no longer than that ({SWEEP:g})")
     over.set_defaults(function=where_kernels_overtake)
-    for command in (run_, all_, each, step, tiny, long, sass, stub, over):
+    for command in (run_, all_, each, step, fed, tiny, long, sass, stub, over):
         command.add_argument("--out", type=Path, metavar="FILE", help="JSON file (in benchmarks/results, by device)")
 
     back = commands.add_parser("gpu", help="write what `make gpu` found into results, tables and docs")

@@ -17,7 +17,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 import tyro
 
-from attnkit_experiments.commands import classify, estimate, export, profile, repeat, runner
+from attnkit_experiments.commands import classify, decoded, estimate, export, profile, repeat, runner
 from attnkit_experiments.data.images import throughput
 from attnkit_experiments.data.prepare import IMAGES, PREPARE, TEXT
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
@@ -209,6 +209,27 @@ class Prepare:
 
 
 @dataclass(frozen=True)
+class Cache:
+    """Decode every image of a study once (--set decoded_side=256), or look at what is decoded and mend it."""
+
+    recipe: tyro.conf.Positional[str]
+    """Recipe id, as printed by list."""
+    cache: Path
+    """Where the pixels are kept; run and work find them by the same --cache."""
+    preset: str = "smoke"
+    """As of run."""
+    data: str | None = None
+    """As of run."""
+    settings: Annotated[
+        tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(name="set", metavar="KEY=VALUE")
+    ] = ()
+    """As of run."""
+    workers: int = 0
+    """Processes that decode."""
+    reading: OfData = READING
+
+
+@dataclass(frozen=True)
 class Decode:
     """Measure images per second: decoding by number of processes, augmentation by operation."""
 
@@ -308,6 +329,7 @@ Command = (
     | Annotated[Results, tyro.conf.subcommand("results")]
     | Annotated[Repeat, tyro.conf.subcommand("repeat")]
     | Annotated[Prepare, tyro.conf.subcommand("prepare")]
+    | Annotated[Cache, tyro.conf.subcommand("cache")]
     | Annotated[Decode, tyro.conf.subcommand("decode")]
     | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Classify, tyro.conf.subcommand("classify")]
@@ -368,7 +390,7 @@ def source_of(recipe: str) -> str:
     return RECIPES[recipe].domain.source() if recipe in RECIPES else ""
 
 
-def request_of(command: Run | Profile) -> dict[str, Any]:
+def request_of(command: Run | Profile | Cache) -> dict[str, Any]:
     """The fields of a `runner.Request`."""
     fields = {field.name for field in dataclasses.fields(runner.Request)}
     return {name: value for name, value in vars(command).items() if name in fields} | {
@@ -388,7 +410,7 @@ def one_line(error: Exception) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    command: List | Run | Work | Report | Results | Repeat | Prepare | Decode | Export | Classify | Profile | Cost
+    command: List | Run | Work | Report | Results | Repeat | Prepare | Cache | Decode | Export | Classify | Profile | Cost
     command = tyro.cli(
         Command,
         prog="python -m experiments",
@@ -418,6 +440,8 @@ def main(arguments: list[str] | None = None) -> int:
             return repeat_cell(command)
         elif isinstance(command, Prepare):
             prepare(command)
+        elif isinstance(command, Cache):
+            say(f"decoded: {decoded.make(runner.Request(**request_of(command) | {'out': command.cache}))}")
         elif isinstance(command, Decode):
             given = {name: value for name, value in vars(command).items() if name != "reading"}
             throughput.measure(**given, terms=command.reading.terms())

@@ -69,7 +69,7 @@ RULES = {
     "benchmarks": "torch triton jax cupy numpy attnkit attnkit_conformance attnkit_experiments benchmarks rich entmax",
     "experiments": (
         "torch numpy scipy attnkit attnkit_experiments tyro rich PIL matplotlib sacrebleu sacremoses safetensors"
-        " sklearn tokenizers webdataset"
+        " sklearn tokenizers webdataset nvidia"
     ),
 }
 EXEMPT = [ROOT / "conformance/attnkit_conformance" / room for room in ("adapters", "peers", "pytest.py")]

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
 from attnkit_experiments.data.census import Census, require_classes
 from attnkit_experiments.data.images.decoding.decoders import Decoders
-from attnkit_experiments.data.images.decoding.views import View, decode, failures
+from attnkit_experiments.data.images.decoding.views import CentralCrop, View, WholeImage, decode, failures
 from attnkit_experiments.data.images.folder import chosen
 from attnkit_experiments.data.images.index import AT_ONCE, ImageIndex, open_index
+from attnkit_experiments.data.images.pixel_cache import Decoder, PixelCache, Views, open_pixel_cache
 from attnkit_experiments.data.unpacking import printable
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import write_json
@@ -30,11 +32,19 @@ CHUNK = 8
 """Images per job of a decoding process."""
 
 
+class Caches(NamedTuple):
+    """Pixels of the training images, and of the test images as they are judged."""
+
+    train: PixelCache
+    test: PixelCache
+
+
 @dataclass(frozen=True)
 class LazyImages:
     """The images `train` and `test` of an index (its numbers), decoded as squares of `size` pixels, RGB.
 
-    It replaces an `ImageData`. The number of `decoders` does not affect any pixel.
+    It replaces an `ImageData`. The number of `decoders` does not affect any pixel. caches: what was decoded once, None
+    where images are decoded for each step.
     """
 
     index: ImageIndex
@@ -46,6 +56,7 @@ class LazyImages:
     skipped: tuple[str, ...] = ()
     census: Census = field(default_factory=Census)
     channels: int = 3
+    caches: Caches | None = None
 
     @property
     def name(self) -> str:
@@ -66,7 +77,7 @@ class LazyImages:
     def checksum(self) -> str:
         """A hash of the name, class and encoded size of every image, and of their order.
 
-        The contents of files are not read, which would take as long as an epoch.
+        The contents of files are not read, which would take as long as an epoch; of caches, every pixel counts.
         """
         digest = hashlib.sha256(repr((self.size, self.classes)).encode())
         digest.update(np.ascontiguousarray(self.permutation(0, 0, len(self.train))).data)
@@ -74,6 +85,8 @@ class LazyImages:
             for array in (self.index.names, self.index.labels, self.index.sizes):
                 for start in range(0, len(ids), AT_ONCE):
                     digest.update(array[ids[start : start + AT_ONCE]].data)
+        for cache in self.caches or ():
+            digest.update(cache.contents())
         return digest.hexdigest()
 
     def decode(self, items: Sequence[tuple[int, View]], pixels: np.ndarray) -> list[Future[None]]:
@@ -89,6 +102,10 @@ class LazyImages:
 class LazyRequest:
     """Side in pixels, images of each split (0: all), order by samples, or by shards in windows of `window` (0: no);
     which split is tested on, where there are several.
+
+    decoded_side: the side at which training images are decoded once and kept (0: not kept); cropped: whether crops are
+    to be cut out of them; decoder: what decodes them then; test images are always Pillow's. check: whether every image
+    kept is looked at, and made again where it is damaged.
     """
 
     size: int
@@ -96,6 +113,24 @@ class LazyRequest:
     test_images: int = 0
     window: int = 0
     test_split: str = ""
+    decoded_side: int = 0
+    cropped: bool = False
+    decoder: Decoder = "pillow"
+    check: bool = False
+
+    def __post_init__(self) -> None:
+        smallest, largest = self.size, math.inf if self.cropped else self.size
+        if self.decoded_side and not smallest <= self.decoded_side <= largest:
+            expected = f"{self.size}, the image_size{', or more' if self.cropped else ' (without crop=inception)'}"
+            raise UserError(f"--set decoded_side: expected {expected}, got {self.decoded_side}")
+        if self.decoder != "pillow" and not (self.decoded_side and self.cropped):
+            raise UserError(
+                f"--set jpeg_decoder={self.decoder}: it decodes once, for crops; --set decoded_side=256 crop=inception"
+            )
+
+    @property
+    def train_view(self) -> WholeImage | CentralCrop:
+        return WholeImage(self.decoded_side) if self.cropped else CentralCrop(self.size)
 
 
 def load_lazily(data: str, request: LazyRequest, *, cache: Path, workers: int = 0, terms: Terms = TERMS) -> LazyImages:
@@ -125,6 +160,13 @@ def load_lazily(data: str, request: LazyRequest, *, cache: Path, workers: int = 
         if not len(members):
             raise UserError(f"--data {data}: no readable {split} images are left")
     images = dataclasses.replace(images, train=train, test=test, skipped=skipped, census=census)
+    if request.decoded_side:
+        views = (
+            Views(index, train, request.train_view, request.decoder),
+            Views(index, test, CentralCrop(request.size)),
+        )
+        caches = (open_pixel_cache(each, cache, images.decoders, check=request.check) for each in views)
+        images = dataclasses.replace(images, caches=Caches(*caches))
     if not request.window:
         return images
     if not index.files:

@@ -13,6 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -42,10 +43,14 @@ class RandomCrop:
     step: int
     row: int
 
+    def box(self, width: int, height: int) -> Box:
+        """What is cut out of an image of this size; it depends on nothing else of the image."""
+        rng = np.random.Generator(np.random.Philox(key=[self.seed, self.step], counter=[0, 0, 1, self.row]))
+        return inception_box(width, height, self.smallest, rng)
+
     def __call__(self, image: Image.Image) -> Image.Image:
         width, height = image.size
-        rng = np.random.Generator(np.random.Philox(key=[self.seed, self.step], counter=[0, 0, 1, self.row]))
-        box = inception_box(width, height, self.smallest, rng)
+        box = self.box(width, height)
         fewest = min(box[2] - box[0], box[3] - box[1]) / self.side
         image.draft("RGB", (math.ceil(width / max(fewest, 1)), math.ceil(height / max(fewest, 1))))
         shrunk = round(width / image.width)  # an integer factor: a draft's last column may cover fewer pixels
@@ -77,6 +82,17 @@ class Square:
 
     def __call__(self, image: Image.Image) -> Image.Image:
         return square(rgb(image), self.side)
+
+
+@dataclass(frozen=True)
+class WholeImage:
+    """The whole image in `side`² pixels, whatever its aspect: what a cache keeps to cut crops out of."""
+
+    side: int
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        image.draft("RGB", (self.side, self.side))
+        return rgb(image).resize((self.side, self.side), Image.Resampling.BILINEAR)
 
 
 def inception_box(width: int, height: int, smallest: float, rng: np.random.Generator) -> Box:
@@ -135,6 +151,32 @@ def square(image: Image.Image, size: int) -> Image.Image:
 def decode(items: Sequence[tuple[Place, View]]) -> np.ndarray:
     """The views of images, which are equally large: (n, side, side, 3) uint8. Errors: Unreadable, for the first."""
     return np.stack([np.asarray(opened(place, view)) for place, view in items])
+
+
+def decode_with_sizes(items: Sequence[tuple[Place, View]]) -> tuple[np.ndarray, np.ndarray]:
+    """As `decode`, and width and height of the images themselves: (n, 2) uint32."""
+    sizes: list[tuple[int, int]] = []
+
+    def measured(view: View) -> View:
+        def call(image: Image.Image) -> Image.Image:
+            sizes.append(image.size)
+            return view(image)
+
+        return call
+
+    pixels = decode([(place, measured(view)) for place, view in items])
+    return pixels, np.array(sizes, dtype=np.uint32)
+
+
+def draw_boxes(drawn: Sequence[Any]) -> np.ndarray:
+    """The boxes of `RandomCrop` as shares of width and height, (n, 4) float32, for (smallest, seed, step, rows, sizes).
+
+    A process of `decoders` draws them: 15 µs each, which the training process has not.
+    """
+    smallest, seed, step, rows, sizes = drawn
+    pairs = zip(rows.tolist(), sizes.tolist(), strict=True)
+    boxes = [RandomCrop(0, smallest, seed, step, row).box(*size) for row, size in pairs]
+    return (np.array(boxes) / sizes[:, [0, 1, 0, 1]]).astype(np.float32)
 
 
 def failures(places: Sequence[Place]) -> list[tuple[int, str, str]]:
