@@ -410,8 +410,9 @@ def one_line(error: Exception) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    command: List | Run | Work | Report | Results | Repeat | Prepare | Cache | Decode | Export | Classify | Profile | Cost
-    command = tyro.cli(
+    command: (
+        List | Run | Work | Report | Results | Repeat | Prepare | Cache | Decode | Export | Classify | Profile | Cost
+    ) = tyro.cli(
         Command,
         prog="python -m experiments",
         args=arguments,
