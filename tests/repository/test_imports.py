@@ -66,7 +66,9 @@ RULES = {
         " reformer_pytorch ring_attention_pytorch x_transformers"
     ),
     "conformance/attnkit_conformance/pytest.py": "pytest attnkit_conformance",
-    "benchmarks": "torch triton jax cupy numpy attnkit attnkit_conformance attnkit_experiments benchmarks rich entmax",
+    "benchmarks": (
+        "torch triton jax cupy numpy PIL attnkit attnkit_conformance attnkit_experiments benchmarks rich entmax"
+    ),
     "experiments": (
         "torch numpy scipy attnkit attnkit_experiments tyro rich PIL matplotlib sacrebleu sacremoses safetensors"
         " sklearn tokenizers webdataset nvidia"

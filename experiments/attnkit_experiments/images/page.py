@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
+from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.images import fewshot
 from attnkit_experiments.images import plots as image_plots
 from attnkit_experiments.report import plots
@@ -132,6 +133,9 @@ def learned_table(study: StudyResults) -> str:
     for line in plots.trained(study):
         if not line.first.get("learned"):
             continue
+        if "learned_scale" not in line.variant["changes"]:
+            name = line.variant["name"]
+            raise UserError(f"result.json of {name}: learned must be [], as study.json gives {name} no learned_scale")
         cells = []
         for layer in range(len(line.first["learned"])):
             values = [value for result in line.results.values() for value in result["learned"][layer]]
