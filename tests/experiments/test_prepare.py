@@ -350,5 +350,5 @@ def test_every_preparation_is_in_the_table():
         "europarl7": "europarl7",
         "imagenet-shards": "imagenet",
         "imagenet21k": "imagenet",
-        "text": "text",
+        "text": "corpus",
     }

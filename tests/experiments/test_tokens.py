@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands import export, runner
-from attnkit_experiments.data.prepare import text
+from attnkit_experiments.data.prepare import corpus
 from attnkit_experiments.data.text.tokens import DTYPES, load_tokens
 from attnkit_experiments.engine.counting import parameters
 from attnkit_experiments.engine.errors import UserError
@@ -65,8 +65,8 @@ def tokenizer(tmp_path_factory):
 def prepared(source, tokenizer, tmp_path_factory):
     """The text by tokenizer and by byte."""
     out = tmp_path_factory.mktemp("prepared")
-    text.prepare(source, out / "bpe", tokenizer=tokenizer, test_share=0.2)
-    text.prepare(source, out / "bytes", test_share=0.2)
+    corpus.prepare(source, out / "bpe", tokenizer=tokenizer, test_share=0.2)
+    corpus.prepare(source, out / "bytes", test_share=0.2)
     return out
 
 
@@ -106,7 +106,7 @@ def test_more_tokens_than_sixteen_bits_have_take_thirty_two(source, tmp_path):
     library = Tokenizer(models.WordLevel(words, unk_token="?"))
     library.pre_tokenizer = pre_tokenizers.Whitespace()
     library.save(str(tmp_path / "words.json"))
-    manifest = text.prepare(source, tmp_path / "out", tokenizer=tmp_path / "words.json")
+    manifest = corpus.prepare(source, tmp_path / "out", tokenizer=tmp_path / "words.json")
     assert (manifest["dtype"], manifest["vocabulary"]) == ("uint32", 70_002)
     test = load_tokens(str(tmp_path / "out")).test
     assert {*test.tolist()} == {0, 70_000, 70_001}
@@ -117,7 +117,7 @@ def test_a_preparation_that_was_killed_is_not_taken_for_whole(source, prepared, 
     """Wherever it was: and the next one writes the same bytes."""
     out = tmp_path / "out"
     for name, count in (("write_json", 1), ("Writer.add", 7)):
-        owner = text.Writer if "." in name else text
+        owner = corpus.Writer if "." in name else corpus
         right = getattr(owner, name.rpartition(".")[2])
         calls = iter([right] * (count - 1))
 
@@ -130,19 +130,19 @@ def test_a_preparation_that_was_killed_is_not_taken_for_whole(source, prepared, 
         with monkeypatch.context() as patch:
             patch.setattr(owner, name.rpartition(".")[2], killed)
             with pytest.raises(KeyboardInterrupt):
-                text.prepare(source, out, test_share=0.2)
+                corpus.prepare(source, out, test_share=0.2)
         if (out / "train.bin").exists():
             with pytest.raises(UserError, match=r"was not written to its end: there is no manifest\.json"):
                 load_tokens(str(out))
     (out / ".train.bin.0.partial").write_text("of a process without time to clean up")
-    text.prepare(source, out, test_share=0.2)
+    corpus.prepare(source, out, test_share=0.2)
     names = sorted(path.name for path in (prepared / "bytes").iterdir())
     assert sorted(path.name for path in out.iterdir()) == names
     assert all((out / name).read_bytes() == (prepared / "bytes" / name).read_bytes() for name in names)
 
 
 def test_files_that_are_not_those_of_the_manifest_are_named(source, tmp_path):
-    text.prepare(source, tmp_path / "out", test_share=0.2)
+    corpus.prepare(source, tmp_path / "out", test_share=0.2)
     path = tmp_path / "out/test.bin"
     whole = path.read_bytes()
     path.write_bytes(whole[:-2])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attnkit_experiments.data.prepare import europarl7, imagenet, iwslt14, text, wmt14
+from attnkit_experiments.data.prepare import corpus, europarl7, imagenet, iwslt14, wmt14
 
 __all__ = ["IMAGES", "PREPARE", "TEXT"]
 
@@ -21,7 +21,7 @@ PREPARE: dict[str, Callable[..., dict[str, Any]]] = {
     "europarl7": europarl7.prepare,
     "imagenet-shards": imagenet.prepare,
     "imagenet21k": imagenet.prepare_21k,
-    "text": text.prepare,
+    "text": corpus.prepare,
 }
 TEXT = "text"
 IMAGES = ("imagenet-shards", "imagenet21k")
