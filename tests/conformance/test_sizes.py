@@ -219,3 +219,19 @@ def test_a_near_tie_is_drawn_again_and_not_halved() -> None:
     assert len(drawn) > 1
     assert drawn[-1][0] == 0
     assert not has_near_tie(BY_NAME["row_statistics"], case)
+
+
+@pytest.mark.parametrize(
+    "op", [op for op in BY_NAME.values() if "initial_state" in op.levels and op.group], ids=lambda op: op.name
+)
+def test_causality_with_a_state_meets_as_many_queries_as_keys(op: Op) -> None:
+    """Of every array, the long and wide ones too: the reference refuses other calls."""
+    asked = [
+        row["shape"]
+        for array in rows.ARRAYS["full"]
+        for row in rows.rows(op, array)
+        if row.get("initial_state") is not None and row.get("causal", "none") != "none"
+    ]
+    assert asked
+    assert all(L == S for L, S in map(rows.sizes, asked))
+    assert list(rows.of_unequal_lengths(op, ("4x7", "1x9"))) == list(op.equal_lengths)  # none can be asked

@@ -89,7 +89,10 @@ def with_sizes(op: Op, whole: Grammar, declared: Mapping[str, Sequence[Any]]) ->
             raise ValueError(f"serves: {op.name}: {name} such as {whole.plain[name]!r}; got {wrong[0]!r}")
     if LENGTHS in declared and "shape" not in sizes:
         sizes["shape"] = by_rules(op, whole.factors["shape"], tuple(declared[LENGTHS]))
-    return Grammar({**whole.factors, **sizes}, whole.forbidden) if sizes else whole
+    if "shape" in sizes:
+        sizes["shape"] = rows.equal_first(op, sizes["shape"])
+    own = map(frozenset, rows.of_unequal_lengths(op, sizes.get("shape", ())))
+    return Grammar({**whole.factors, **sizes}, whole.forbidden.union(own)) if sizes else whole
 
 
 def sizes(adapter: Adapter, op: Op) -> set[str]:

@@ -66,6 +66,7 @@ class Op:
     row_case: Callable[[Op, str, Row, str, float], Case] | None = None  # by name, row, dtype and size of numbers
     near: Callable[[Case], bool] | None = None  # of such a row: whether rounding decides something, for another draw
     forbidden: tuple[tuple[Choice, ...], ...] = ()  # levels of its grammar that cannot be combined
+    equal_lengths: tuple[tuple[Choice, ...], ...] = ()  # levels that together need as many queries as keys
     optional: tuple[str, ...] = ()  # array arguments that may be absent
     differentiable: tuple[str, ...] = ()
     not_differentiable: tuple[str, ...] = ()  # outputs without gradient

@@ -9,7 +9,7 @@ arrays is one of which quick has each level, and full each pair.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -93,7 +93,7 @@ FORBIDDEN: tuple[tuple[Choice, Choice], ...] = (
 
 def grammar(op: Op, *arrays: str) -> Grammar:
     """The factors of an op, its own parameters among them, on the shapes of these arrays, by default those of pairs."""
-    shapes = tuple(shape for array in arrays or ("pairs",) for shape in shapes_of(op, array))
+    shapes = equal_first(op, [shape for array in arrays or ("pairs",) for shape in shapes_of(op, array)])
     shared = {"dtype": SHARED["dtype"]} if op.row_case else shared_factors(op)
     own = {name: levels for name, levels in op.levels.items() if name != "shape"}
     factors: dict[str, tuple[Level, ...]] = {"shape": shapes, **shared, **layouts.factors(op), **own}
@@ -102,9 +102,30 @@ def grammar(op: Op, *arrays: str) -> Grammar:
     factors |= {"cotangents": COTANGENTS} if has_several_cotangents(op) else {}
     factors["dtype"] = tuple(dtype for dtype in factors["dtype"] if dtype in op.dtypes)
     choices = {(name, level) for name, levels in factors.items() for level in levels}
-    every = (*FORBIDDEN, *layouts.FORBIDDEN, *op.forbidden, *of_subjects(op, factors, arrays))
+    every = (
+        *FORBIDDEN, *layouts.FORBIDDEN, *op.forbidden, *of_subjects(op, factors, arrays),
+        *of_unequal_lengths(op, factors["shape"]),
+    )  # fmt: skip
     forbidden = (frozenset(some) for some in every if choices.issuperset(some))
     return Grammar(factors, frozenset(forbidden))
+
+
+def equal_first(op: Op, shapes: Iterable[Level]) -> tuple[Level, ...]:
+    """Shapes in their order, but that of a plain call meets every option: of as many queries as keys, where some need
+    them.
+    """
+    return tuple(sorted(shapes, key=is_unequal) if op.equal_lengths else shapes)
+
+
+def is_unequal(shape: Level) -> bool:
+    return len(set(sizes(shape)[:2])) > 1
+
+
+def of_unequal_lengths(op: Op, shapes: Sequence[Level]) -> Iterator[tuple[Choice, ...]]:
+    """What cannot be combined with shapes of other numbers of queries than of keys; with no shape, if all are such."""
+    unequal = [shape for shape in shapes if is_unequal(shape)]
+    for some in op.equal_lengths:
+        yield from ((*some, ("shape", shape)) for shape in unequal) if len(unequal) < len(shapes) else (some,)
 
 
 def at_sizes(op: Op, factors: Factors, alone: bool) -> dict[str, tuple[Level, ...]]:

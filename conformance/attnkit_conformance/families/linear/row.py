@@ -185,17 +185,16 @@ STATE_LEVELS: dict[str, tuple[Level, ...]] = {
 OF_HEADS = (("mask", "pairs"), ("mask", "heads"), ("mask", "queries"))
 
 
+INITIAL_STATE, RETURNED_STATE = ("initial_state", LENGTH_ARRAY), ("return_state", True)
+WITH_STATE = tuple((INITIAL_STATE, ("causal", name)) for name in ("lower_right", "upper_left"))
+"""With a state causality needs as many queries as keys (A3)."""
+
+
 def unserved(*own: tuple[Choice, ...]) -> tuple[tuple[Choice, ...], ...]:
-    """With a state causality needs as many queries as keys, and query heads of a group share their keys (A3)."""
-    initial, returned = ("initial_state", LENGTH_ARRAY), ("return_state", True)
-    shapes = [("shape", name) for name in ("7x13", "13x7", "1x11", "65x100", "100x65", "33x257")]
-    causal = [("causal", name) for name in ("lower_right", "upper_left")]
+    """With a state query heads of a group share their keys (A3)."""
     grouped = [("heads", name) for name in ("grouped", "shared")]
-    return (
-        *((initial, shape, name) for shape in shapes for name in causal),
-        *((state, mask, name) for state in (initial, returned) for mask in OF_HEADS for name in grouped),
-        *own,
-    )
+    states = (INITIAL_STATE, RETURNED_STATE)
+    return (*((state, mask, name) for state in states for mask in OF_HEADS for name in grouped), *own)
 
 
 def ties() -> Iterator[tuple[Choice, ...]]:
@@ -285,6 +284,7 @@ LINEAR_ATTENTION = row(
         "scale": (None, 0.05),
     },
     forbidden=unserved(*((("eps", 0.1), choice) for choice in (("normalize", False), ("feature_map", "identity")))),
+    equal_lengths=WITH_STATE,
     errors=linear_errors,
     adapt=any_scene,
     signed=lambda params: params.get("feature_map") == "identity" or params.get("scale", 1.0) < 0,
@@ -302,6 +302,7 @@ COSINE = row(
         "width": ("12x20", "17x5", "8x8"),
     },
     forbidden=unserved(),
+    equal_lengths=WITH_STATE,
     errors=cosine_errors,
     adapt=linear_samples.without_kinks,
     telling=linear_samples.tells_of_cosines,
@@ -316,6 +317,7 @@ PERFORMER = row(
     variants=({}, {"kernel": "relu"}, {"chunk_size": 5}, RESUMED, {"kernel": "relu", **RESUMED}, RETURN_STATE),
     levels={"kernel": (None, "relu"), "eps": (None, 0.1, 0.3)},
     forbidden=unserved(*ties()),
+    equal_lengths=WITH_STATE,
     errors=performer_errors,
     adapt=no_scale,
     growth=linear_samples.performer_growth,
@@ -330,6 +332,7 @@ EFFICIENT = row(
         *((scene, {"chunk_size": 5}) for scene in attention.FULL if scene.name == "1x257"),
     ),
     forbidden=unserved(*ties()),
+    equal_lengths=WITH_STATE,
     errors=efficient_errors,
     adapt=key_masks,
     growth=linear_samples.efficient_growth,
