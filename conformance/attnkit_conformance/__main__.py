@@ -340,7 +340,7 @@ def conclude(results: list[CaseResult], adapters: Iterable[Adapter], args: argpa
     terminal.show(results, args.ops)
     for adapter in adapters if args.like else ():
         print(f"{adapter.name}: {files.described(adapter)}")
-    for line in (line for adapter in adapters for line in declared.summary(adapter, results)):
+    for line in (line for adapter in adapters for line in declared.summary(adapter, results, args.profile)):
         print(line)
     for adapter in (adapter for adapter in adapters if core.declined(adapter)):
         print(f"{adapter.name} does not promise: {', '.join(core.declined(adapter))}")

@@ -14,6 +14,7 @@ from attnkit_conformance.judge import declared, probing
 from attnkit_conformance.judge.verdicts import share, too_few
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.report import files, terminal
+from attnkit_conformance.scenes import rows
 from attnkit_conformance.search import Search
 from attnkit_conformance.search.recipe import drawn
 
@@ -143,6 +144,25 @@ def test_what_answers_a_usual_case_or_says_what_it_refuses_is_not_probed(monkeyp
     declares.unsupported = lambda op, arrays, params: "never"  # type: ignore[attr-defined]
     results = list(judge.judge([declares], "small", "/pair.plain", ("float32",), ops=(OP,)))
     assert {result.status for result in results} == {"unsupported"}
+
+
+def test_a_run_says_how_much_of_the_profile_is_declared() -> None:
+    adapter, whole = Kernel(serves=DECLARED), Kernel(serves={})
+    results = verdicts(adapter)
+    assert share(results) == 1, "all that it declares"
+    part, of_plain = (declared.share_of_profile(one, "small") for one in (adapter, whole))
+    assert part is not None
+    assert of_plain is not None
+    assert part < of_plain < 1 / 3
+    factors = rows.grammar(BY_NAME[OP]).factors
+    every = Kernel(serves={n: x for n, x in factors.items() if n not in ("dtype", "laid")})
+    assert declared.share_of_profile(every, "small") == 1
+    assert declared.share_of_profile(Kernel(), "small") is None
+    (line,) = declared.summary(adapter, results, "small")
+    assert f"cases within what it declares, which are {part:.0%} of the small profile; not covered" in line
+    head = files.header([adapter], "small")
+    assert head["adapters"]["kernel"]["declared"] == pytest.approx(part, rel=1e-3)
+    assert 'name="declared_share_of_profile"' in files.as_junit(results, head)
 
 
 def test_a_run_says_how_much_was_met(capsys: pytest.CaptureFixture[str]) -> None:

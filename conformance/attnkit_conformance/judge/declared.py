@@ -230,8 +230,27 @@ def check_refusal(adapter: Adapter, sample: Sample, choice: str) -> Iterator[Cas
     yield CaseResult(case.id, adapter.name, case.op, case.dtype, "fail", failures=(("declared", text),))
 
 
-def summary(adapter: Adapter, results: Iterable[CaseResult]) -> Iterator[str]:
-    """How much of each declaration was judged, and what it excludes."""
+def share_of_profile(adapter: Adapter, profile: str, ops: Iterable[str] | None = None) -> float | None:
+    """The part of the rows of a profile, in an adapter's dtypes, that lies within what it declares of these ops, by
+    default of all that it declares; None if there are none.
+    """
+    names = [name for name in BY_NAME if declares(adapter, name) and (ops is None or name in ops)]
+    inside = [is_inside for name in names for is_inside in rows_inside(adapter, BY_NAME[name], profile)]
+    return sum(inside) / len(inside) if inside else None
+
+
+def rows_inside(adapter: Adapter, op: Op, profile: str) -> Iterator[bool]:
+    """Of each row of a profile in an adapter's dtypes, whether it lies within its declaration."""
+    for array in rows.ARRAYS[profile]:
+        own = grammar(adapter, op, array if array in rows.OF_SIZES else "pairs").factors
+        known = {name: {str(level) for level in levels} for name, levels in own.items()}
+        for row in (row for row in rows.rows(op, array) if row["dtype"] in adapter.dtypes):
+            free = ("shape",) if array == "tiles" and "shape" not in sizes(adapter, op) else ()
+            yield all(str(level) in known[name] for name, level in row.items() if name not in free)
+
+
+def summary(adapter: Adapter, results: Iterable[CaseResult], profile: str = "quick") -> Iterator[str]:
+    """How much of each declaration was judged, how much of the profile lies within it, and what it excludes."""
     inside = (*rows.PREFIX.values(), *(f"{kind}." for kind in DERIVATIVES))
     own = [r for r in results if r.adapter == adapter.name and any(f"/{start}" in r.id for start in inside)]
     for name in dict.fromkeys(r.op for r in own if declares(adapter, r.op)):
@@ -245,4 +264,7 @@ def summary(adapter: Adapter, results: Iterable[CaseResult]) -> Iterator[str]:
         ]:
             left["derivatives"] = lacking
         rest = "; ".join(f"{factor} ({', '.join(levels)})" for factor, levels in left.items())
-        yield f"{adapter.name}, {name}: {count} of {len(verdicts)} cases within what it declares; not covered: {rest}"
+        part = share_of_profile(adapter, profile, (name,))
+        of_profile = "" if part is None else f", which are {part:.0%} of the {profile} profile"
+        judged = f"{count} of {len(verdicts)} cases within what it declares{of_profile}"
+        yield f"{adapter.name}, {name}: {judged}; not covered: {rest}"

@@ -21,6 +21,7 @@ from attnkit_conformance.adapters.families import device as machine_device
 from attnkit_conformance.adapters.surroundings import library_of as library_of_arrays
 from attnkit_conformance.adapters.surroundings import surroundings_of
 from attnkit_conformance.core import STATUSES, CaseResult
+from attnkit_conformance.judge.declared import share_of_profile
 from attnkit_conformance.judge.surroundings import extent
 from attnkit_conformance.judge.verdicts import (
     counts,
@@ -56,18 +57,21 @@ def header(adapters: Iterable[Adapter], profile: str, seed: int | None = None) -
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "device": machine_device(),
-        "adapters": {a.name: about(a) for a in adapters},
+        "adapters": {a.name: about(a, profile) for a in adapters},
         "surroundings": texts(adapters),
     }
 
 
-def about(adapter: Adapter) -> dict[str, Any]:
-    """An adapter as plain data; what it declines is None if it does not say."""
+def about(adapter: Adapter, profile: str) -> dict[str, Any]:
+    """An adapter as plain data; what it declines is None if it does not say. `declared` is the part of a profile that
+    lies within what it declares, of the ops of which it declares something; `shares` are of what was asked.
+    """
     declines = getattr(adapter, "declines", None)
     return {
         "dtypes": list(adapter.dtypes),
         "description": described(adapter),
         "declines": None if declines is None else list(declines),
+        "declared": finite(share_of_profile(adapter, profile)),
     }
 
 
@@ -149,6 +153,9 @@ def as_junit(results: list[CaseResult], head: Header) -> str:
         suite = xml.SubElement(root, "testsuite", {"name": adapter, **counts})
         properties = xml.SubElement(suite, "properties")
         xml.SubElement(properties, "property", {"name": "share", "value": f"{share(own):.4f}"})
+        part = head.get("adapters", {}).get(adapter, {}).get("declared")
+        if part is not None:
+            xml.SubElement(properties, "property", {"name": "declared_share_of_profile", "value": f"{part:.4f}"})
         for result in own:
             attributes = {"classname": adapter, "name": result.id, "time": f"{result.seconds:.4f}"}
             case = xml.SubElement(suite, "testcase", attributes)
