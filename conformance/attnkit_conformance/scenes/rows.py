@@ -123,8 +123,8 @@ def is_unequal(shape: Level) -> bool:
 
 def of_unequal_lengths(op: Op, shapes: Sequence[Level]) -> Iterator[tuple[Choice, ...]]:
     """What cannot be combined with shapes of other numbers of queries than of keys; with no shape, if all are such."""
-    unequal = [shape for shape in shapes if is_unequal(shape)]
     for some in op.equal_lengths:
+        unequal = [shape for shape in shapes if is_unequal(shape)]
         yield from ((*some, ("shape", shape)) for shape in unequal) if len(unequal) < len(shapes) else (some,)
 
 
