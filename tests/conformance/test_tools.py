@@ -439,7 +439,7 @@ def test_a_run_that_stops_in_time_says_what_is_left(
 ) -> None:
     chosen = ("numpy-generic", "-k", "qk_layernorm/float64", *workers, "--json", str(tmp_path / "verdicts.json"))
     assert main(["run", *chosen, "--seconds", "0"]) == 0
-    planned = judge.planned(adapters()[:1], "small", "qk_layernorm/float64", ("float64",))
+    planned = judge.planned(adapters()[:1], "quick", "qk_layernorm/float64", ("float64",))
     assert f"--seconds 0: {planned - 1} of {planned} cases are not judged" in capsys.readouterr().out
 
 

@@ -98,7 +98,8 @@ def alone(own: Grammar) -> tuple[Row, ...]:
     """
     first, *others = own.factors["laid"]
     arguments = [laid for laid in others if laid not in (ARGUMENTS, OPTIONS, COTANGENTS)]
-    if COTANGENTS not in others or len(arguments) < ALONE:
+    of_one_token = "initial_state" in own.factors and "mask" not in own.factors  # o = v, whatever q and k are
+    if COTANGENTS not in others or len(arguments) < ALONE or of_one_token:
         return ()
     choices = [*((layout, first) for layout in OF_ALL), *((layout, one) for layout in OF_ONE for one in arguments)]
     dtypes = cycle(own.factors["dtype"])
