@@ -186,3 +186,14 @@ def test_waiting_for_samples_is_told_from_learning(tiny, tmp_path, monkeypatch):
     rows = metrics.read_metrics(out / "cells" / "relu-alpha1-seed0" / "metrics.jsonl")
     for row in (row for row in rows if "loss" in row):
         assert row["input_share"] * row["samples"] / row["samples_per_s"] >= 0.99 * pause
+
+
+def test_a_process_that_torch_lets_change_no_flag_trains_too(monkeypatch):
+    """torch's own test utilities call `torch.backends.disable_global_flags()`."""
+    monkeypatch.setitem(torch.backends.disable_global_flags.__globals__, "__allow_nonbracketed_mutation_flag", False)
+    with pytest.raises(RuntimeError, match="flags"):
+        torch.backends.cudnn.benchmark = True
+    before = torch.are_deterministic_algorithms_enabled(), flags()
+    with reproducible(1), tensor_float32(True):
+        assert flags() == (True, True, False, False)
+    assert (torch.are_deterministic_algorithms_enabled(), flags()) == before

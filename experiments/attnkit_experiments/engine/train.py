@@ -95,27 +95,37 @@ def reproducible(threads: int, deterministic: bool = True, poison: bool = False)
     torch.use_deterministic_algorithms(deterministic)
     memory: Any = torch.utils.deterministic  # a module whose attributes are properties
     fill = memory.fill_uninitialized_memory
-    cudnn, benchmark = torch.backends.cudnn, torch.backends.cudnn.benchmark
-    memory.fill_uninitialized_memory, cudnn.benchmark = poison, not deterministic
+    memory.fill_uninitialized_memory = poison
     try:
-        with tensor_float32(False):
+        with cudnn_flags(benchmark=not deterministic), tensor_float32(False):
             yield
     finally:
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1])
-        memory.fill_uninitialized_memory, cudnn.benchmark = fill, benchmark
+        memory.fill_uninitialized_memory = fill
 
 
 @contextmanager
 def tensor_float32(allowed: bool) -> Iterator[None]:
     """A context in which products and convolutions of float32 on a GPU may, or may not, round inputs to TF32."""
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = products.allow_tf32, convolutions.allow_tf32
-    products.allow_tf32 = convolutions.allow_tf32 = allowed
+    products = torch.backends.cuda.matmul
+    before = products.allow_tf32
+    products.allow_tf32 = allowed
     try:
-        yield
+        with cudnn_flags(allow_tf32=allowed):
+            yield
     finally:
-        products.allow_tf32, convolutions.allow_tf32 = before
+        products.allow_tf32 = before
+
+
+@contextmanager
+def cudnn_flags(**changes: bool) -> Iterator[None]:
+    """A context with some of cuDNN's flags changed. By torch's context, the only way that a process may be left with,
+    as after `torch.backends.disable_global_flags()`, which torch's own test utilities call.
+    """
+    names = ("enabled", "benchmark", "deterministic", "allow_tf32")
+    with torch.backends.cudnn.flags(**{name: getattr(torch.backends.cudnn, name) for name in names} | changes):
+        yield
 
 
 def train(

@@ -132,7 +132,8 @@ def answer_of(runs: Sequence[Run], recipes: Sequence[str], corrected: Mapping[fl
     found: dict[str, dict[str, list[str]]] = {each: {} for each in words}
     small: dict[str, str] = {}
     for run in (run for run in runs if run.recipe in recipes):
-        measure, place = measure_of(run.recipe), f"{run.recipe} {run.task}".rstrip()
+        measure = measure_of(run.recipe)
+        place = f"{run.recipe} {run.task}" if run.task else run.name.removesuffix("-cpu")
         for variant, difference in rows(run):
             if why := too_small(run):
                 small[place] = why
