@@ -18,6 +18,7 @@ from attnkit_conformance.scenes import attention
 from attnkit_conformance.scenes.attention import CAUSAL, LENGTH_ARRAY
 from attnkit_conformance.scenes.options import of_some_dtype
 from attnkit_conformance.scenes.rows import parameters, sizes
+from attnkit_conformance.scenes.sizes import of_one_item
 from attnkit_reference._core import visibility
 
 Array = np.ndarray
@@ -94,15 +95,13 @@ LEVELS: Mapping[str, tuple[Level, ...]] = {
     "weights": ("same", "float32"),
 }
 TILES = ("65", "64", "129")
-SIZES: tuple[Row, ...] = tuple(
-    {"shape": shape, "width": width, "batch": "single"}
-    for shape, width in (
-        ("63", "64x128x128"),
-        ("128", "128x256x64"),
-        ("129", "80x96x33"),
-        ("513", "17x40x64"),
-        ("1025", "16x16x8"),
-    )
+SIZES: tuple[Row, ...] = of_one_item(
+    "width",
+    ("63", "64x128x128"),
+    ("128", "128x256x64"),
+    ("129", "80x96x33"),
+    ("513", "17x40x64"),
+    ("1025", "16x16x8"),
 )
 """Features of queries and keys too, 12 of them elsewhere."""
 LEADS: Mapping[str, Shape] = {"two": (2, 2), "one": (2,), "none": (), "single": (1,)}

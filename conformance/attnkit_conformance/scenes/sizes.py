@@ -42,6 +42,11 @@ TELLING: tuple[tuple[Choice, ...], ...] = (
 """Sums that grow with the number of keys, where low-precision accumulators stagnate; rows that see few large scores."""
 
 
+def of_one_item(features: str, *sizes: tuple[Level, Level]) -> tuple[Row, ...]:
+    """The `Op.sizes` of calls of one item, of lengths and of levels of the factor that counts features."""
+    return tuple({"shape": shape, features: count, "batch": "single"} for shape, count in sizes)
+
+
 def is_cheap(shape: Level, width: Level, part: float = 1.0) -> bool:
     """Whether a length and a width go together, or cost no more than a part of the most."""
     tokens, features = (tuple(map(int, str(level).split("x"))) for level in (shape, width))

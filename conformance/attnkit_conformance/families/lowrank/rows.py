@@ -12,6 +12,7 @@ from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.scenes.layouts import OF_KERNELS
 from attnkit_conformance.scenes.rows import HEADS, sizes
+from attnkit_conformance.scenes.sizes import of_one_item
 from attnkit_reference.lowrank.soft import gaussian
 
 Factors = Mapping[str, tuple[Level, ...]]
@@ -52,19 +53,17 @@ SOFT: Factors = {
 }
 SOFT_FORBIDDEN: tuple[tuple[Choice, ...], ...] = (*FORBIDDEN, (("batch", "none"), ("init_scale", "items")))
 SOFT_TILES = ("65x9", "64x12", "100x7", "257x8")
-SOFT_SIZES: tuple[Row, ...] = tuple(
-    {"shape": shape, "width": width, "batch": "single"}
-    for shape, width in (
-        ("65x16", "64x64"),
-        ("129x9", "128x128"),
-        ("512x33", "33x65"),
-        ("196x49", "16x16"),
-        ("127x5", "80x96"),
-        ("33x7", "256x192"),
-        ("1025x8", "32x24"),
-        ("2049x16", "16x16"),
-        ("4096x5", "8x12"),
-    )
+SOFT_SIZES: tuple[Row, ...] = of_one_item(
+    "width",
+    ("65x16", "64x64"),
+    ("129x9", "128x128"),
+    ("512x33", "33x65"),
+    ("196x49", "16x16"),
+    ("127x5", "80x96"),
+    ("33x7", "256x192"),
+    ("1025x8", "32x24"),
+    ("2049x16", "16x16"),
+    ("4096x5", "8x12"),
 )
 FEATURES = 20  # of which Gaussians of normal tokens are no smaller than half types hold
 NYSTROM: Factors = {
@@ -77,17 +76,15 @@ NYSTROM: Factors = {
     "init": (None, "batch_max"),
 }
 NYSTROM_TILES = ("65x9", "64x16", "100x32", "257x8")
-NYSTROM_SIZES: tuple[Row, ...] = tuple(
-    {"shape": shape, "width": width, "batch": "single"}
-    for shape, width in (
-        ("65x16", "64x64"),
-        ("129x32", "128x128"),
-        ("513x33", "33x65"),
-        ("128x9", "80x96"),
-        ("127x64", "256x192"),
-        ("1025x16", "8x12"),
-        ("2049x8", "8x8"),
-    )
+NYSTROM_SIZES: tuple[Row, ...] = of_one_item(
+    "width",
+    ("65x16", "64x64"),
+    ("129x32", "128x128"),
+    ("513x33", "33x65"),
+    ("128x9", "80x96"),
+    ("127x64", "256x192"),
+    ("1025x16", "8x12"),
+    ("2049x8", "8x8"),
 )
 LINFORMER: Factors = {
     "shape": ("9x13x4", "13x9x5", "1x11x3", "7x7x1"),  # queries, keys and slots
@@ -101,19 +98,17 @@ LINFORMER: Factors = {
     "dropout_mask": ("none", "some"),
 }
 LINFORMER_TILES = ("65x100x9", "64x64x16", "100x65x32", "33x257x8")
-LINFORMER_SIZES: tuple[Row, ...] = tuple(
-    {"shape": shape, "width": width, "batch": "single"}
-    for shape, width in (
-        ("65x63x32", "64x64"),
-        ("129x127x65", "128x128"),
-        ("16x513x33", "80x96"),
-        ("7x128x33", "256x192"),
-        ("9x1024x32", "33x65"),
-        ("513x65x9", "32x128"),
-        ("3x2049x16", "24x40"),
-        ("1x4096x32", "16x16"),
-        ("2049x3x4", "8x8"),
-    )
+LINFORMER_SIZES: tuple[Row, ...] = of_one_item(
+    "width",
+    ("65x63x32", "64x64"),
+    ("129x127x65", "128x128"),
+    ("16x513x33", "80x96"),
+    ("7x128x33", "256x192"),
+    ("9x1024x32", "33x65"),
+    ("513x65x9", "32x128"),
+    ("3x2049x16", "24x40"),
+    ("1x4096x32", "16x16"),
+    ("2049x3x4", "8x8"),
 )
 
 
@@ -230,16 +225,14 @@ SAMPLERS: Factors = {
     "query_mask": ("none", "some", "1d"),
     "poison": ("no", "yes"),
 }
-SAMPLERS_SIZES: tuple[Row, ...] = tuple(
-    {"shape": shape, "features": features, "batch": "single"}
-    for shape, features in (
-        ("14x14x2", "64"),
-        ("32x33x4", "32"),
-        ("65x9x8", "128"),
-        ("2x1025x2", "33"),
-        ("9x9x3", "256"),
-        ("64x64x7", "8"),
-    )
+SAMPLERS_SIZES: tuple[Row, ...] = of_one_item(
+    "features",
+    ("14x14x2", "64"),
+    ("32x33x4", "32"),
+    ("65x9x8", "128"),
+    ("2x1025x2", "33"),
+    ("9x9x3", "256"),
+    ("64x64x7", "8"),
 )
 SAMPLERS_FORBIDDEN: tuple[tuple[Choice, ...], ...] = ((("batch", "none"), ("query_mask", "some")),)
 
