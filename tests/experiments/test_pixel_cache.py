@@ -68,7 +68,9 @@ def copied(made, tmp_path) -> Path:
 
 
 def pixels_of(data, smallest: float | None = 0.05, seed: int = 3) -> DecodedPixels:
-    ids = lambda step: sample_ids(seed, step, 7, len(data.train))  # noqa: E731
+    def ids(step: int) -> np.ndarray:
+        return sample_ids(seed, step, 7, len(data.train))
+
     return DecodedPixels(data, torch.device("cpu"), ids, seed, smallest)
 
 

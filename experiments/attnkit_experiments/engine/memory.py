@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -51,7 +52,7 @@ def bytes_per_sample(passes: Callable[[int], object], few: int, device: torch.de
     gradients behind, and a GPU's libraries their workspaces.
     """
     passes(few)
-    peaks = [peak_bytes(lambda count=count: passes(count), device) for count in (few, 2 * few)]  # type: ignore[misc]
+    peaks = [peak_bytes(partial(passes, count), device) for count in (few, 2 * few)]
     return (peaks[1] - peaks[0]) / few
 
 
