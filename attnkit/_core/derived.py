@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from attnkit._core.typing import Array
@@ -46,30 +45,14 @@ def _with_signature(body: Op, signature: inspect.Signature) -> Op:
     return body
 
 
-def served_by(body: Callable[..., Any]) -> Callable[[Op], Op]:
-    """Decorate a documented signature without a body."""
+def derived_signature(op: Callable[..., Any], name: str, signature: inspect.Signature, doc: str) -> Callable[..., Any]:
+    """The documented signature of the public function of that name, in the module of the op it is derived from."""
 
-    def decorate(documented: Op) -> Op:
-        @wraps(documented)
-        def serve(*arrays: Array, **options: Any) -> Any:
-            return body(*arrays, **options)
+    def documented(*arrays: Array, **options: Any) -> Any: ...
 
-        return serve  # type: ignore[return-value]
-
-    return decorate
-
-
-def derived_function(
-    op: Callable[..., Any], name: str, body: Callable[..., Any], signature: inspect.Signature, doc: str
-) -> Callable[..., Any]:
-    """Turn a body into the public function of that name, in the module of the op it is derived from."""
-
-    def serve(*arrays: Array, **options: Any) -> Any:
-        return body(*arrays, **options)
-
-    serve.__name__ = serve.__qualname__ = name
-    serve.__doc__, serve.__module__ = doc, op.__module__
-    return _with_signature(serve, signature)
+    documented.__name__ = documented.__qualname__ = name
+    documented.__doc__, documented.__module__ = doc, op.__module__
+    return _with_signature(documented, signature)
 
 
 def weights_like(

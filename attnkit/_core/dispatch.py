@@ -392,21 +392,21 @@ def _bind(op: str, names: tuple[str, ...], arrays: tuple[Array, ...], options: d
 
 
 def _wrap(
-    body: Callable[P, R],
+    documented: Callable[P, R],
     resolve: Callable[..., Kernel],
     context_of: check.ContextOf,
     own: Mapping[str, check.OptionCheck],
 ) -> Callable[P, R]:
     """The public function; `resolve(op, impl, arrays, options)` returns the implementation for a checked call."""
-    signature = _full_signature(body)
+    signature = _full_signature(documented)
     kinds = [(p.name, p.kind, p.default) for p in signature.parameters.values()]
     names = tuple(name for name, kind, _ in kinds if kind is not inspect.Parameter.KEYWORD_ONLY)
     required = sum(p.default is p.empty and p.kind is not p.KEYWORD_ONLY for p in signature.parameters.values())
     accepted = tuple(name for name, kind, _ in kinds if kind is inspect.Parameter.KEYWORD_ONLY)
     optional = tuple(p.name for p in signature.parameters.values() if NoneType in get_args(p.annotation))
-    op = body.__name__
+    op = documented.__name__
 
-    @wraps(body)
+    @wraps(documented)
     def call(*arrays: Any, impl: Any = "auto", **options: Any) -> Any:
         if type(impl) is not str:
             if type(impl) is _Ahead:  # the special case that asks has checked what it passes on
@@ -440,16 +440,18 @@ def _wrap(
 def operation_checked_by(
     context_of: check.ContextOf = check.attention_context,
     own: Mapping[str, check.OptionCheck] = check.NO_CHECKS,
+    runs: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """`operation` for an op with arrays other than q, k, v, or with options of its own."""
+    """`operation` for an op with arrays other than q, k, v, or with options of its own; `runs` is its body where the
+    decorated function is a documented signature alone."""
 
-    def decorate(generic: Callable[P, R]) -> Callable[P, R]:
-        body = as_kernel(generic)
+    def decorate(documented: Callable[P, R]) -> Callable[P, R]:
+        generic = as_kernel(runs or documented)
 
         def resolve(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel:
-            return choose(op, impl, body, arrays, options)
+            return choose(op, impl, generic, arrays, options)
 
-        return _wrap(generic, resolve, context_of, own)
+        return _wrap(documented, resolve, context_of, own)
 
     return decorate
 
@@ -464,43 +466,41 @@ def operation(generic: Callable[P, R]) -> Callable[P, R]:
     return operation_checked_by()(generic)
 
 
-def special_case(body: Callable[P, R]) -> Callable[P, R]:
-    """Decorate an op that calls another op with fixed parameters: checked under its own name, `impl` passed on."""
+def special_case(body: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate the documented signature of an op whose body calls another op with fixed parameters: checked under its
+    own name, `impl` passed on."""
 
     def resolve(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel:
         def prepared(arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
-            return body(*arrays, **options, impl=_Ahead(op, impl))  # type: ignore[arg-type]
+            return body(*arrays, **options, impl=_Ahead(op, impl))
 
-        kernel = as_kernel(partial(body, impl=_OnBehalf(op, impl)))  # type: ignore[arg-type]
+        kernel = as_kernel(partial(body, impl=_OnBehalf(op, impl)))
         return kernel._replace(prepared=prepared)
 
-    return _wrap(body, resolve, check.attention_context, {})
+    return lambda documented: _wrap(documented, resolve, check.attention_context, {})
 
 
 def repeated_call_checked_by(
-    context_of: check.ContextOf = check.attention_context,
-    own: Mapping[str, check.OptionCheck] = check.NO_CHECKS,
+    context_of: check.ContextOf, own: Mapping[str, check.OptionCheck], body: Callable[..., Any]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate an op that calls another one several times: checked under its own name, `impl` passed on.
+    """Decorate the documented signature of an op whose body calls another one several times: checked under its own
+    name, `impl` passed on.
 
     Its arrays may have another layout than those of the other op. It may have kernels of its own that do all at once;
     they come before the kernels of the op that it calls.
     """
 
-    def decorate(body: Callable[P, R]) -> Callable[P, R]:
-        def resolve(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel:
-            rows = kernels(op, arrays[0])
-            row = _kernel_at_once(rows, impl, arrays, options)
-            if row is not None:
-                return _note(op, row, arrays)
-            repeated: Any = partial(body, impl=_OnBehalf(op, impl))  # type: ignore[arg-type]
-            if impl is not _Explain:
-                return as_kernel(repeated)
-            return as_kernel(lambda *a, **o: _joint_explanation(rows, a, o, repeated(*a, **o)))
+    def resolve(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel:
+        rows = kernels(op, arrays[0])
+        row = _kernel_at_once(rows, impl, arrays, options)
+        if row is not None:
+            return _note(op, row, arrays)
+        repeated = partial(body, impl=_OnBehalf(op, impl))
+        if impl is not _Explain:
+            return as_kernel(repeated)
+        return as_kernel(lambda *a, **o: _joint_explanation(rows, a, o, repeated(*a, **o)))
 
-        return _wrap(body, resolve, context_of, own)
-
-    return decorate
+    return lambda documented: _wrap(documented, resolve, context_of, own)
 
 
 def explain(op: str | Callable[..., Any], *arrays: Array, **options: Any) -> dict[str, str | None]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Self
 
 from attnkit._core import check, quadratic
-from attnkit._core.derived import DO, DROPOUT, Op, Vjp, Weights, derived_function, served_by, signature_like
+from attnkit._core.derived import DO, DROPOUT, Op, Vjp, Weights, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by, special_case
 from attnkit._core.typing import Array, Namespace
 
@@ -82,6 +82,8 @@ class Family(NamedTuple):
 
     def split(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Own options, and the common ones."""
+        if not options:
+            return {}, {}
         own = {name: x for name, x in options.items() if name not in self.common}
         return own, {name: x for name, x in options.items() if name in self.common}
 
@@ -230,13 +232,16 @@ def scales_scores(op: Callable[..., Any]) -> bool:
 # ---------------------------------------------------------------------------------------------- public functions
 
 
-def op(family: Family, calls: Callable[..., Any] | None = None) -> Callable[[Op], Op]:
+def op(
+    family: Family, runs: Callable[..., Any] | None = None, *, calls: Callable[..., Any] | None = None
+) -> Callable[[Op], Op]:
     """Make a documented signature (q, k, v, *, own..., impl, **common) the op of a record.
 
-    A special case `calls` another op, with its own options translated.
+    Its generic body is what it `runs`, `family.attend`. A special case `calls` another op instead, with its own options
+    translated.
     """
-    body = _body(family, family.attend, calls)
-    return lambda documented: recorded(family)(_checked(family, served_by(body)(documented)))
+    body = _body(family, runs or family.attend, calls)
+    return lambda documented: recorded(family)(_checked(family, body)(documented))
 
 
 def weights_of(
@@ -248,7 +253,7 @@ def weights_of(
     doc = f"The weights w (..., L, S) of `{family.name}`, before dropout, in the dtype of q; 0 where invisible."
     signature = signature_like(forward, Array, ("v", *DROPOUT, *family.output_only))
     body = _body(family, family.weights, calls)
-    return _checked(family, derived_function(forward, f"{family.name}_weights", body, signature, doc))
+    return _checked(family, body)(derived_signature(forward, f"{family.name}_weights", signature, doc))
 
 
 def vjp_of(
@@ -274,7 +279,7 @@ def vjp_of(
         grads = body(*arrays, **options)
         return family.pull(grads, **family.split(options)[0]) if type(grads) is dict else grads
 
-    return _checked(family, derived_function(forward, f"{family.name}_vjp", pulled, signature, doc))
+    return _checked(family, pulled)(derived_signature(forward, f"{family.name}_vjp", signature, doc))
 
 
 def _body(family: Family, body: Callable[..., Any], calls: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -289,5 +294,5 @@ def _body(family: Family, body: Callable[..., Any], calls: Callable[..., Any] | 
     return call
 
 
-def _checked(family: Family, serve: Callable[..., Any]) -> Any:
-    return special_case(serve) if family.of else operation_checked_by(own=family.checks)(serve)
+def _checked(family: Family, body: Callable[..., Any]) -> Callable[[Any], Any]:
+    return special_case(body) if family.of else operation_checked_by(own=family.checks, runs=body)

@@ -10,7 +10,7 @@ from typing import Any
 
 from attnkit._core.typing import Array, Namespace
 
-PLAIN = (bool, int, float, str, tuple, type(None))
+PLAIN = frozenset((bool, int, float, str, tuple, type(None)))
 
 
 def library(x: Any) -> str | None:
@@ -21,7 +21,7 @@ def library(x: Any) -> str | None:
     if hasattr(x, "__torch_function__") or hasattr(kind, "__torch_function__"):  # compilers see one or the other
         import torch
 
-        if issubclass(kind, torch.Tensor):
+        if isinstance(x, torch.Tensor):
             return "torch"
     modules = sys.modules
     numpy = modules.get("numpy")

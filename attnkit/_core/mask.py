@@ -37,7 +37,7 @@ class Visibility(NamedTuple):
     @property
     def masked(self) -> bool:
         """Whether anything but causality hides pairs."""
-        return any(x is not None for x in (self.mask, self.window, self.key_lengths, self.query_mask))
+        return not (self.mask is None and self.window is None and self.key_lengths is None and self.query_mask is None)
 
     def tile(self, rows: Rows) -> "Visibility":
         """The visibility of a range of queries."""
@@ -97,13 +97,11 @@ class Visibility(NamedTuple):
         whole = rows.stop == rows.total
         return (not self.causal or rows.total <= keys), (not self.causal or whole)
 
-    def counts(self, xp: Namespace, q: Array, pairs: Array | None, keys: int, rows: Rows, dtype: Any) -> Any:
-        """n_i, the number of keys visible to query i: (..., L, 1) in the compute dtype, or a number without masks.
+    def counts(self, xp: Namespace, q: Array, pairs: Array, keys: int, rows: Rows, dtype: Any) -> Any:
+        """n_i, the number of keys visible to query i: (..., L, 1) in the compute dtype.
 
         Lower-right causality alone needs no (L, S) array: then n_i = max(i + 1 + S - L, 0).
         """
-        if pairs is None:
-            return keys
         if self.causal is True and not self.masked:
             n = positions(xp, q, rows.start, rows.stop)[:, None] + (1 + keys - rows.total)
             return xp.astype(xp.where(n > 0, n, 0), dtype)
@@ -143,9 +141,11 @@ def row_length(xp: Namespace, length: Length, count: Any, keys: int, rows: Rows,
         return xp.astype(length, dtype)[..., None]
     else:
         n = length
+    if isinstance(n, (int, float)):
+        return n if n > 0 else 1
     if is_symbol(n):
         n = xp.astype(xp.asarray(n), dtype)
-    if isinstance(n, (int, float)) or not hasattr(n, "ndim"):  # a number, or a symbol of torch.export
+    if not hasattr(n, "ndim"):  # a symbol of torch.export
         return n if n > 0 else 1
     n = n if n.dtype == dtype else xp.astype(n, dtype)  # torch.jit.trace makes arrays of integers of sizes
     return xp.where(n > 0, n, 1)

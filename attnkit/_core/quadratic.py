@@ -9,7 +9,7 @@ numbers instead of L·S, and u may stay unnormalised.
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from attnkit._core.check import broadcast, dtype_name, is_learned
+from attnkit._core.check import broadcast, is_learned
 from attnkit._core.dropout import keep_mask
 from attnkit._core.mask import Rows, Visibility, row_length, seen_keys, tile
 from attnkit._core.special import inverse_root, stop_gradient, transposed
@@ -51,7 +51,7 @@ Weigh = Callable[..., tuple[Array, Any]]
 
 
 def compute_dtype(xp: Namespace, x: Array) -> Any:
-    return xp.float64 if dtype_name(x) == "float64" else xp.float32
+    return xp.float64 if x.dtype == xp.float64 else xp.float32
 
 
 def cast(xp: Namespace, x: Array, dtype: Any) -> Array:
@@ -89,19 +89,19 @@ def prepare(
 
     visibility = Visibility(**seeing).tile(rows)
     pairs = visibility.pairs(xp, q, keys, rows)
-    all_live, all_seen = visibility.always(rows, keys)
-    live = None
-    if pairs is not None and not all_seen:
-        visible_keys = seen_keys(xp, pairs, heads, shared)
-        k = xp.where(visible_keys, k, 0.0)
-        v = None if v is None else xp.where(visible_keys, v, 0.0)
-    if pairs is not None and not all_live:
-        live = xp.any(pairs, axis=-1, keepdims=True)
-        q = xp.where(live, q, 0.0)
-    count = visibility.counts(xp, q, pairs, keys, rows, dtype)
     drop = None if dropout_mask is None else cast(xp, stop_gradient(tile(dropout_mask, -2, rows)), dtype)
-    if drop is not None and pairs is not None:
-        drop = xp.where(pairs, drop, 0.0)
+    live, count = None, keys
+    if pairs is not None:
+        count = visibility.counts(xp, q, pairs, keys, rows, dtype)
+        drop = None if drop is None else xp.where(pairs, drop, 0.0)
+        all_live, all_seen = visibility.always(rows, keys)
+        if not all_seen:
+            visible_keys = seen_keys(xp, pairs, heads, shared)
+            k = xp.where(visible_keys, k, 0.0)
+            v = None if v is None else xp.where(visible_keys, v, 0.0)
+        if not all_live:
+            live = xp.any(pairs, axis=-1, keepdims=True)
+            q = xp.where(live, q, 0.0)
     if dropout is not None and dropout[0] > 0:
         p, seed = dropout
         drop = cast(xp, keep_mask(xp, q, p, seed, leading, keys, rows, picked), dtype) * (1.0 / (1.0 - p))
@@ -111,7 +111,7 @@ def prepare(
 
 def number(xp: Namespace, x: Any, dtype: Any) -> Any:
     """A number, or an array of one () or of one per head (H,) in this dtype, as it multiplies (..., H, L, S)."""
-    if not is_learned(x):
+    if isinstance(x, (int, float)) or not is_learned(x):
         return float(x)
     x = cast(xp, x, dtype)
     return x[..., None, None] if x.ndim else x

@@ -15,11 +15,10 @@ R = TypeVar("R")
 
 
 def relu(xp: Namespace, x: Array) -> Array:
-    """max(x, 0). torch.relu has derivative 0 at 0 (semantics A8) and is ten times as fast as where()."""
-    name = library(x)
-    if name == "torch":
-        return xp.relu(x)
-    if name in ("numpy", "cupy"):
+    """max(x, 0). torch's own, which others lack, has derivative 0 at 0 (semantics A8), and takes a tenth of where()."""
+    if hasattr(x, "relu"):
+        return x.relu()
+    if library(x) in ("numpy", "cupy"):
         return xp.maximum(x, 0)
     return xp.where(x <= 0, 0.0, x)
 

@@ -250,7 +250,7 @@ ENTMAX = Family(
 SPARSEMAX = ENTMAX.special("sparsemax_attention", sparsemax_options)
 
 
-@op(ENTMAX)
+@op(ENTMAX, ENTMAX.attend)
 def entmax_attention(
     q: Array, k: Array, v: Array, *, alpha: Any = 1.5, impl: Impl = "auto", **common: Unpack[Common]
 ) -> Array:
@@ -293,7 +293,7 @@ entmax_attention_vjp = vjp_of(
 )
 
 
-@op(SPARSEMAX, entmax_attention)
+@op(SPARSEMAX, calls=entmax_attention)
 def sparsemax_attention(q: Array, k: Array, v: Array, *, impl: Impl = "auto", **common: Unpack[Common]) -> Array:
     """o_i = Σ_j p_ij v_j with p_i the point of the simplex nearest to s_i: p_ij = [s_ij - τ_i]₊, Σ_j p_ij = 1.
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 
 from attnkit._core import check
 from attnkit._core.activations import ACTIVATIONS
-from attnkit._core.derived import served_by, vjp_like
+from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.mask import Rows, visibility_of
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
@@ -122,8 +122,7 @@ def _pull(impl: str, x: Array, *others: Array, **options: Any) -> dict[str, Arra
     return rounded | ({"bias": inside["bias"]} if "bias" in inside else {})
 
 
-@operation_checked_by(_context, check.PLAIN_NUMBERS)
-@served_by(partial(_attend, "generic"))
+@operation_checked_by(_context, check.PLAIN_NUMBERS, runs=partial(_attend, "generic"))
 def gated_attention_unit(
     x: Array,
     w_z: Array,

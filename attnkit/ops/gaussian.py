@@ -116,7 +116,7 @@ def _key_rows(ds: Array, k: Array) -> tuple[int, ...]:
 GAUSSIAN = Family("gaussian_attention", weigh, score_gradient, prepare, exponents, beside)
 
 
-@op(GAUSSIAN)
+@op(GAUSSIAN, GAUSSIAN.attend)
 def gaussian_attention(q: Array, k: Array, v: Array, *, impl: Impl = "auto", **common: Unpack[Common]) -> Array:
     """o_i = Σ_j w_ij v_j with w_ij = exp(-(scale/2)·‖q_i - k_j‖² + bias_ij) on the visible keys, without a normaliser.
 

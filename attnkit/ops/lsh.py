@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 from attnkit._core import check
-from attnkit._core.derived import served_by, vjp_like, weights_like
+from attnkit._core.derived import vjp_like, weights_like
 from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
@@ -336,8 +336,7 @@ def lsh_buckets(qk: Array, rotations: Array, *, mask: Array | None = None, impl:
 _GENERIC = _Softmax.by("generic")
 
 
-@operation_checked_by(_chunked_context, _OWN)
-@served_by(partial(_attend, _GENERIC))
+@operation_checked_by(_chunked_context, _OWN, runs=partial(_attend, _GENERIC))
 def lsh_attention(
     qk: Array,
     v: Array,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol
 
 from attnkit._core import check, quadratic
-from attnkit._core.derived import DO, DROPOUT, POSITIONAL, derived_function, signature_like
+from attnkit._core.derived import DO, DROPOUT, POSITIONAL, derived_signature, signature_like
 from attnkit._core.dispatch import explains, namespace, repeated_call_checked_by
 from attnkit._core.mask import positions
 from attnkit._core.typing import Array, Namespace
@@ -223,8 +223,8 @@ def packed(
 
     def decorate(documented: Callable[..., Any]) -> Any:
         signature = signature_like(op, inspect.signature(documented).return_annotation, HAVE_NO_PLACE, EDGES)
-        body = derived_function(documented, documented.__name__, attend, signature, documented.__doc__ or "")
-        return repeated_call_checked_by(_context, checks)(body)
+        shown = derived_signature(documented, documented.__name__, signature, documented.__doc__ or "")
+        return repeated_call_checked_by(_context, checks, attend)(shown)
 
     return decorate
 
@@ -244,7 +244,7 @@ def packed_vjp(
     name = forward.__name__
     doc = f'Gradients {{"q", "k", "v"}} of `{name}`{" for the cotangents do and dlse (None = 0)" if several else ""}.'
     signature = signature_like(forward, dict[str, Array], ("return_lse",), cotangents if several else [DO])
-    return repeated_call_checked_by(_context, checks)(derived_function(forward, f"{name}_vjp", pull, signature, doc))
+    return repeated_call_checked_by(_context, checks, pull)(derived_signature(forward, f"{name}_vjp", signature, doc))
 
 
 @packed(softmax_attention)

@@ -117,7 +117,7 @@ POINTWISE = Family(
 )
 
 
-@op(POINTWISE)
+@op(POINTWISE, POINTWISE.attend)
 def pointwise_attention(
     q: Array,
     k: Array,
@@ -207,7 +207,7 @@ RELUFORMER = POINTWISE.special("reluformer_attention", reluformer_options, gradi
 SIGMOID = POINTWISE.special("sigmoid_attention", sigmoid_options)
 
 
-@op(RELUFORMER, pointwise_attention)
+@op(RELUFORMER, calls=pointwise_attention)
 def reluformer_attention(
     q: Array,
     k: Array,
@@ -242,7 +242,7 @@ reluformer_attention_vjp = vjp_of(
 )
 
 
-@op(SIGMOID, pointwise_attention)
+@op(SIGMOID, calls=pointwise_attention)
 def sigmoid_attention(
     q: Array, k: Array, v: Array, *, length: Length = "visible", impl: Impl = "auto", **common: Unpack[Common]
 ) -> Array:

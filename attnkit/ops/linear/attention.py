@@ -115,7 +115,7 @@ LINEAR = Linear("linear_attention", rule, BODIES, OWN, signed=signed)
 # ---------------------------------------------------------------------------------------------- the op
 
 
-@op(LINEAR)
+@op(LINEAR, LINEAR.attend)
 def linear_attention(
     q: Array,
     k: Array,

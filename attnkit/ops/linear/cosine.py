@@ -45,7 +45,7 @@ OWN = {"eps": not_negative, **STATE_CHECKS}
 COSINE = Linear("cosine_attention", rule, BODIES, OWN)
 
 
-@op(COSINE)
+@op(COSINE, COSINE.attend)
 def cosine_attention(
     q: Array,
     k: Array,

@@ -12,7 +12,7 @@ OWN = {"mask": key_mask, **STATE_CHECKS}
 EFFICIENT = Linear("efficient_attention", lambda op, **options: op, BODIES, OWN)
 
 
-@op(EFFICIENT)
+@op(EFFICIENT, EFFICIENT.attend)
 def efficient_attention(
     q: Array,
     k: Array,

@@ -139,7 +139,7 @@ PERFORMER = Linear("performer_attention", rule, BODIES, OWN, _context, _context_
 # ---------------------------------------------------------------------------------------------- the op
 
 
-@op(PERFORMER)
+@op(PERFORMER, PERFORMER.attend)
 def performer_attention(
     q: Array,
     k: Array,

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, overload
 
 from attnkit._core import check, quadratic
-from attnkit._core.derived import DO, Op, Weights, derived_function, served_by, signature_like
+from attnkit._core.derived import DO, Op, Weights, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, FeatureWeights, never, nothing, recorded
 from attnkit._core.typing import Array, Namespace
@@ -158,36 +158,36 @@ def _state(name: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=State | None)
 
 
-def op(record: Linear) -> Callable[[Op], Op]:
-    """Make a documented signature (q, k, v, *arrays, own..., **common) the op of a record."""
-    return lambda documented: recorded(family_of(record))(_checked(record, served_by(record.attend)(documented)))
+def op(record: Linear, runs: Callable[..., Any]) -> Callable[[Op], Op]:
+    """Make a documented signature (q, k, v, *arrays, own..., **common) the op of a record; it `runs` its `attend`."""
+    return lambda documented: recorded(family_of(record))(_checked(record, runs)(documented))
 
 
 def weights_of(forward: Documented[P], record: Linear, doc: str = "") -> Weights[P]:
     """`<op>_weights`, with the signature of the op but for v and states."""
     doc = doc or f"The weights w (..., L, S) of `{record.name}` without a state, in the dtype of q."
     signature = signature_like(forward, Array, ("v", *STATEFUL))
-    return _checked(record, derived_function(forward, f"{record.name}_weights", record.weights, signature, doc))
+    return _checked(record, record.weights)(derived_signature(forward, f"{record.name}_weights", signature, doc))
 
 
 def vjp_of(forward: Documented[P], record: Linear, doc: str) -> Vjp[P]:
     """`<op>_vjp`, with the signature of the op and the cotangents do, behind its arrays, and dstate."""
     more = [WHOLE_DO, _state("dstate")]
     signature = signature_like(forward, dict[str, Any], ("return_state",), more)
-    return _checked(record, derived_function(forward, f"{record.name}_vjp", record.vjp, signature, doc))
+    return _checked(record, record.vjp)(derived_signature(forward, f"{record.name}_vjp", signature, doc))
 
 
 def step_of(forward: Documented[P], record: Linear, doc: str) -> Step[P]:
     """`<op>_step`, which takes a state and one token; a mask, lengths and chunks are options of sequences."""
     signature = _of_token(forward, tuple[Array, State], [_state("state")])
-    return _checked_step(record, derived_function(forward, f"{record.name}_step", record.step, signature, doc))
+    return _checked_step(record, record.step, derived_signature(forward, f"{record.name}_step", signature, doc))
 
 
 def step_vjp_of(forward: Documented[P], record: Linear) -> StepVjp[P]:
     doc = """Gradients {"q_t", "k_t", "v_t"} and, where there was one, "state", for do_t and dstate (None = 0)."""
     more = [WHOLE_DO.replace(name="do_t"), _state("state"), _state("dstate")]
     signature = _of_token(forward, dict[str, Any], more)
-    return _checked_step(record, derived_function(forward, f"{record.name}_step_vjp", record.step_vjp, signature, doc))
+    return _checked_step(record, record.step_vjp, derived_signature(forward, f"{record.name}_step_vjp", signature, doc))
 
 
 def _of_token(forward: Callable[..., Any], returns: Any, more: list[inspect.Parameter]) -> inspect.Signature:
@@ -198,9 +198,9 @@ def _of_token(forward: Callable[..., Any], returns: Any, more: list[inspect.Para
     )
 
 
-def _checked(record: Linear, body: Callable[..., Any]) -> Any:
-    return operation_checked_by(record.context, record.checks)(body)
+def _checked(record: Linear, body: Callable[..., Any]) -> Callable[[Any], Any]:
+    return operation_checked_by(record.context, record.checks, body)
 
 
-def _checked_step(record: Linear, body: Callable[..., Any]) -> Any:
-    return stepping(operation_checked_by(record.step_context, record.checks)(body))
+def _checked_step(record: Linear, body: Callable[..., Any], documented: Callable[..., Any]) -> Any:
+    return stepping(operation_checked_by(record.step_context, record.checks, body)(documented))

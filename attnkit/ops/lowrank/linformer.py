@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 from attnkit._core import check
-from attnkit._core.derived import served_by, vjp_like
+from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast, compute_dtype
@@ -139,8 +139,7 @@ def pull(
     return {name: gradient_like(xp, g, like, p.shared) for name, (g, like) in grads.items()}
 
 
-@operation_checked_by(_context, _OWN)
-@served_by(partial(attend, Softmax.of))
+@operation_checked_by(_context, _OWN, runs=partial(attend, Softmax.of))
 def linformer_attention(
     q: Array,
     k: Array,

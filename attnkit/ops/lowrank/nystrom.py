@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 from attnkit._core import check
-from attnkit._core.derived import served_by, vjp_like, weights_like
+from attnkit._core.derived import vjp_like, weights_like
 from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
@@ -243,8 +243,7 @@ def _gradients(xp: Namespace, weigh: Weigh, a: _Inputs, do: Array) -> tuple[Arra
     return dq, dk + x.means.mT @ (dk_means + from_inverse[1]), dv + direct
 
 
-@operation_checked_by(_context, _OWN)
-@served_by(partial(attend, Softmax.of))
+@operation_checked_by(_context, _OWN, runs=partial(attend, Softmax.of))
 def nystrom_attention(
     q: Array,
     k: Array,

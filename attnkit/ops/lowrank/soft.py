@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 from attnkit._core import check
-from attnkit._core.derived import served_by, vjp_like, weights_like
+from attnkit._core.derived import vjp_like, weights_like
 from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import stop_gradient
@@ -132,8 +132,7 @@ def _ridge(c: check.Context, name: str, value: Any) -> None:
 _OWN = {**INVERSE_OPTIONS, "ridge": _ridge, "mask": key_mask, "landmark_mask": checked_with_arrays}
 
 
-@operation_checked_by(_context, _OWN)
-@served_by(partial(attend, inverted, Gaussian.of))
+@operation_checked_by(_context, _OWN, runs=partial(attend, inverted, Gaussian.of))
 def soft_attention(
     q: Array,
     v: Array,
