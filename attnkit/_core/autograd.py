@@ -15,20 +15,24 @@ _MARK, _ENDS = "attnkit: without autocast", "attnkit: ends"
 
 def with_exact_gradients(
     call: Callable[..., Any], arrays: tuple[Any, ...], options: dict[str, Any]
-) -> Callable[..., Any]:
-    """`call` for arguments with the same signature, with `keep_autocast_out` if any of them needs gradients.
+) -> Callable[..., Any] | None:
+    """`call` for tensors with the same signature, with `keep_autocast_out` if any of them needs gradients; None under
+    autocast.
 
     What has a signature is no wrapper, and its arrays are tensors. One dict of hooks serves all calls, as the hooks of
     a tensor, which costs 1 µs: `register_prehook` makes a dict and a handle for each, in 6 µs.
     """
-    given = (*arrays, *options.values())
-    if library(arrays[0]) != "torch" or True not in [getattr(x, "requires_grad", False) for x in given]:
-        return call
     import torch
+
+    device = arrays[0].device.type
+    if torch._C._is_any_autocast_enabled() and is_autocast(device):
+        return None
+    if True not in [getattr(x, "requires_grad", False) for x in (*arrays, *options.values())]:
+        return call
 
     names = [name for name, x in options.items() if hasattr(x, "grad_fn")]
     hooked = torch.empty(0)
-    hooked._backward_hooks = {0: partial(_enter, arrays[0].device.type)}
+    hooked._backward_hooks = {0: partial(_enter, device)}
 
     def recorded(*arrays: Any, **options: Any) -> Any:
         results = call(*arrays, **options)

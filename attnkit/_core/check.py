@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.integers import in_library, in_range
-from attnkit._core.library import beside, library, peculiar
+from attnkit._core.library import PLACELESS, beside, library, peculiar
 from attnkit._core.special import is_key
 from attnkit._core.typing import Array
 
@@ -118,15 +118,25 @@ def wrong_dtype(op: str, name: str, x: Array, expected: str) -> NoReturn:
 # ---------------------------------------------------------------------------------------------- the arrays
 
 
-def array(op: str, name: str, x: Any, home: str | None = None) -> None:
-    """x must be an array of a supported library, with a number at every place and nothing besides. `home` is that
-    library where it is known."""
-    home = home or library(x)
+def array(op: str, name: str, x: Any) -> None:
+    """x must be an array of a supported library, with a number at every place and nothing besides."""
+    _plain(op, _home(op, name, x), [(name, x)])
+
+
+def _home(op: str, name: str, x: Any) -> str:
+    """The library of which x must be an array."""
+    home = library(x)
     if home is None:
         kind = type(x)
         came = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         raise TypeError(f"{op}: {name} must be an array of {SERVED}; got {'None' if x is None else came}")
-    if (why := peculiar(x, home)) is not None:
+    return home
+
+
+def _plain(op: str, home: str, arrays: list[tuple[str, Any]]) -> None:
+    """These arrays of a library must have a number at every place and nothing besides."""
+    if (found := peculiar(arrays, home)) is not None:
+        name, why = found
         raise TypeError(f"{op}: {name} is {why}")
 
 
@@ -143,6 +153,10 @@ def same_home(op: str, first_name: str, first: Array, name: str, x: Any) -> None
 
 def float_array(op: str, name: str, x: Any) -> None:
     array(op, name, x)
+    _of_floats(op, name, x)
+
+
+def _of_floats(op: str, name: str, x: Array) -> None:
     if dtype_name(x) not in FLOATS:
         wrong_dtype(op, name, x, f"one of {', '.join(FLOATS)}")
 
@@ -168,20 +182,21 @@ def one_home(op: str, names: Iterable[str], arrays: Iterable[Any], optional: Col
     Arrays in `optional` may be None, except the first.
     """
     (first_name, first), *rest = zip(names, arrays, strict=False)
-    float_array(op, first_name, first)
-    placed, home = bool(beside(first)), library(first)
+    home = _home(op, first_name, first)
+    _of_floats(op, first_name, first)
+    alike, placed = [(first_name, first)], home not in PLACELESS
     for name, x in rest:
         if (x is None and name in optional) or name in INTEGER_ARGUMENTS:
             continue
         if type(x) is type(first) and x.dtype == first.dtype and (not placed or x.device == first.device):
-            if placed:  # a sparse tensor has the type of a dense one
-                array(op, name, x, home)
+            alike.append((name, x))  # which may be sparse: such a tensor has the type of a dense one
             continue
         float_array(op, name, x)
         same_home(op, first_name, first, name, x)
         if x.dtype != first.dtype and name not in FREE_DTYPE:
             got = f"{first_name} {dtype_name(first)}, {name} {dtype_name(x)}"
             raise TypeError(f"{op}: {first_name} and {name} must share one dtype; got {got}")
+    _plain(op, home, alike)
 
 
 def broadcast(op: str, what: str, *shapes: Shape) -> Shape:
@@ -461,6 +476,8 @@ def call(
     known_options(op, options, accepted)
     one_home(op, names, arrays, optional)
     context = context_of(op, dict(zip(names, arrays, strict=False)), options)
+    if not options:
+        return context
     options = in_library(arrays[0], options, context.keys)
     for name, value in options.items():
         if value is not None or name not in OPTIONAL:

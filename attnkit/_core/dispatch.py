@@ -18,7 +18,7 @@ from attnkit._core import check
 from attnkit._core.autograd import keep_autocast_out, with_exact_gradients
 from attnkit._core.library import is_traced, library
 from attnkit._core.library import namespace as namespace
-from attnkit._core.special import is_autocast, promoting, refusing_symbols, without_autocast
+from attnkit._core.special import promoting, refusing_symbols, without_autocast
 from attnkit._core.typing import DEFAULTS, Array
 
 P = ParamSpec("P")
@@ -112,10 +112,11 @@ class _Ahead(_OnBehalf):
     """The same, but the call returns what its kernel prepared for calls with this signature, if anything."""
 
 
-Tables = Callable[[str], Mapping[str, tuple[Kernel, ...]]]
+Table = Mapping[str, tuple[Kernel, ...]]
+Tables = Callable[[str], Table]
 
 
-def _no_tables(library: str) -> Mapping[str, tuple[Kernel, ...]]:
+def _no_tables(library: str) -> Table:
     return {}
 
 
@@ -176,7 +177,7 @@ def remember_by(kind: type, signature: Signature) -> None:
 class _Choice(NamedTuple):
     """The choice for a signature, valid as long as the table has these kernels."""
 
-    table: Mapping[str, tuple[Kernel, ...]]
+    table: Table
     rows: tuple[Kernel, ...] | None
     call: Callable[..., Any]
 
@@ -211,11 +212,10 @@ def implementations() -> Iterator[dict[str, set[str]]]:
         _ran.reset(token)
 
 
-def _note(op: str, kernel: Kernel, arrays: tuple[Any, ...]) -> Kernel:
-    if not is_traced(arrays):
+def _note(op: str, kernel: Kernel, arrays: tuple[Any, ...]) -> None:
+    if kernel.name and not is_traced(arrays):
         for ran in _ran.get():
             ran.setdefault(op, set()).add(kernel.name)
-    return kernel
 
 
 def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -233,27 +233,28 @@ def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, A
 
 
 def _remember(
-    key: Any, op: str, arrays: tuple[Any, ...], options: dict[str, Any], kernel: Kernel
+    key: Any, kernel: Kernel, home: str | None, table: Table, arrays: tuple[Any, ...], options: dict[str, Any]
 ) -> Callable[..., Any] | None:
     """What serves calls with this signature, the current one included: a cache of keys that grows by a token meets a
     new one in every call. Under autocast only what a kernel prepared does, which knows of none."""
-    name = library(arrays[0])
-    table = {} if name is None else _tables(name)
     if len(_choices) >= MOST_CHOICES:
         _choices.clear()
     call = kernel.prepared(arrays, options)
     if call is None:
-        if name == "torch" and is_autocast(arrays[0].device.type):
-            return None
-        call = with_exact_gradients(kernel.call, arrays, options)
-    _choices[key] = _Choice(table, table.get(op), call)
+        call = with_exact_gradients(kernel.call, arrays, options) if home == "torch" else kernel.call
+    if call is not None:
+        _choices[key] = _Choice(table, table.get(key[0]), call)
     return call
 
 
-def kernels(op: str, x: Array) -> tuple[Kernel, ...]:
+def kernels_of(op: str, x: Array) -> tuple[Kernel, ...]:
     """The kernels of x's library for an op."""
-    name = library(x)
-    return () if name is None else _tables(name).get(op, ())
+    return _table(library(x)).get(op, ())
+
+
+def _table(home: str | None) -> Table:
+    """The kernels of a library by op."""
+    return {} if home is None else _tables(home)
 
 
 _operations: dict[str, Callable[..., Any]] = {}
@@ -265,9 +266,14 @@ def known_by_name(operation: Callable[P, R]) -> Callable[P, R]:
     return operation
 
 
-def as_kernel(function: Callable[..., Any]) -> Kernel:
+def as_kernel(function: Callable[..., Any], name: str = "generic") -> Kernel:
     """The generic body as a kernel that supports every call."""
-    return Kernel("generic", function, lambda *arrays, **options: None)
+    return Kernel(name, function, lambda *arrays, **options: None)
+
+
+def _passing_on(function: Callable[..., Any]) -> Kernel:
+    """What leaves the choice to another op, or explains it: an implementation without a name."""
+    return as_kernel(function, "")
 
 
 def _named(op: str, impl: Any) -> Any:
@@ -281,15 +287,30 @@ def _named(op: str, impl: Any) -> Any:
     return tuple(impl)
 
 
-def choose(op: str, impl: Any, generic: Kernel, arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel:
+def choose(
+    op: str,
+    impl: Any,
+    rows: tuple[Kernel, ...],
+    generic: Kernel,
+    arrays: tuple[Array, ...],
+    options: dict[str, Any],
+) -> Kernel:
     """The implementation for this call under `impl`; NotImplementedError if a named kernel does not support it."""
-    rows = kernels(op, arrays[0])
     impl = _named(op, impl)
     if isinstance(impl, _OnBehalf):
         op, impl = impl
     if impl is _Explain:
-        return as_kernel(lambda *a, **o: _explained(rows, a, o))
-    return _note(op, _chosen(rows, op, impl, generic, arrays, options), arrays)
+        return _passing_on(lambda *a, **o: _explained(rows, a, o))
+    return _chosen(rows, op, impl, generic, arrays, options)
+
+
+def run(op: str, impl: Any, kernel: Kernel, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
+    """The results of the implementation that was chosen for a call: what surrounds the call does not change them."""
+    _note(impl.op if isinstance(impl, _OnBehalf) else op, kernel, arrays)
+    with without_autocast(arrays[0]), promoting(arrays[0]):
+        results = kernel.call(*arrays, **options)
+    keep_autocast_out(results, arrays, options)
+    return results
 
 
 def _chosen(
@@ -397,7 +418,8 @@ def _wrap(
     context_of: check.ContextOf,
     own: Mapping[str, check.OptionCheck],
 ) -> Callable[P, R]:
-    """The public function; `resolve(op, impl, arrays, options)` returns the implementation for a checked call."""
+    """The public function; `resolve(op, impl, rows, arrays, options)` returns the implementation for a checked call,
+    where the library has the kernels `rows`."""
     signature = _full_signature(documented)
     kinds = [(p.name, p.kind, p.default) for p in signature.parameters.values()]
     names = tuple(name for name, kind, _ in kinds if kind is not inspect.Parameter.KEYWORD_ONLY)
@@ -410,7 +432,7 @@ def _wrap(
     def call(*arrays: Any, impl: Any = "auto", **options: Any) -> Any:
         if type(impl) is not str:
             if type(impl) is _Ahead:  # the special case that asks has checked what it passes on
-                return resolve(op, impl, arrays, options).prepared(arrays, options)
+                return resolve(op, impl, kernels_of(op, arrays[0]), arrays, options).prepared(arrays, options)
             impl = _named(op, impl)
         if len(arrays) != len(names):
             arrays = _bind(op, names, arrays, options)
@@ -421,17 +443,22 @@ def _wrap(
                 return choice.call(*arrays, **options)
         if len(arrays) < required:
             raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
-        with refusing_symbols(op, arrays):
-            checked = check.call(op, names, arrays, options, accepted, context_of, own, optional).options
-            kernel = resolve(op, impl, arrays, checked)
-            if key is not None and checked is options:  # which reach the kernel of later calls as they are
-                serves = _remember(key, op, arrays, options, kernel)
-                if serves is not None:
-                    return serves(*arrays, **options)
-            with without_autocast(arrays[0]), promoting(arrays[0]):
-                results = kernel.call(*arrays, **checked)
-            keep_autocast_out(results, arrays, checked)
-            return results
+        if key is None:
+            with refusing_symbols(op, arrays):  # which only arrays without a signature have
+                return first(None, impl, arrays, options)
+        return first(key, impl, arrays, options)
+
+    def first(key: Any, impl: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """A call for which no choice is remembered."""
+        checked = check.call(op, names, arrays, options, accepted, context_of, own, optional).options
+        home = library(arrays[0])
+        table = _table(home)
+        kernel = resolve(op, impl, table.get(op, ()), arrays, checked)
+        if key is not None and checked is options:  # which reach the kernel of later calls as they are
+            serves = _remember(key, kernel, home, table, arrays, options)
+            if serves is not None:
+                return serves(*arrays, **options)
+        return run(op, impl, kernel, arrays, checked)
 
     call.__signature__ = signature  # type: ignore[attr-defined]
     return known_by_name(call)
@@ -448,8 +475,8 @@ def operation_checked_by(
     def decorate(documented: Callable[P, R]) -> Callable[P, R]:
         generic = as_kernel(runs or documented)
 
-        def resolve(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel:
-            return choose(op, impl, generic, arrays, options)
+        def resolve(op: str, impl: Any, rows: tuple[Kernel, ...], *call: Any) -> Kernel:
+            return choose(op, impl, rows, generic, *call)
 
         return _wrap(documented, resolve, context_of, own)
 
@@ -470,11 +497,11 @@ def special_case(body: Callable[..., Any]) -> Callable[[Callable[P, R]], Callabl
     """Decorate the documented signature of an op whose body calls another op with fixed parameters: checked under its
     own name, `impl` passed on."""
 
-    def resolve(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel:
+    def resolve(op: str, impl: Any, *call: Any) -> Kernel:
         def prepared(arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
             return body(*arrays, **options, impl=_Ahead(op, impl))
 
-        kernel = as_kernel(partial(body, impl=_OnBehalf(op, impl)))
+        kernel = _passing_on(partial(body, impl=_OnBehalf(op, impl)))
         return kernel._replace(prepared=prepared)
 
     return lambda documented: _wrap(documented, resolve, check.attention_context, {})
@@ -490,15 +517,16 @@ def repeated_call_checked_by(
     they come before the kernels of the op that it calls.
     """
 
-    def resolve(op: str, impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel:
-        rows = kernels(op, arrays[0])
+    def resolve(
+        op: str, impl: Any, rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any]
+    ) -> Kernel:
         row = _kernel_at_once(rows, impl, arrays, options)
         if row is not None:
-            return _note(op, row, arrays)
+            return row
         repeated = partial(body, impl=_OnBehalf(op, impl))
         if impl is not _Explain:
-            return as_kernel(repeated)
-        return as_kernel(lambda *a, **o: _joint_explanation(rows, a, o, repeated(*a, **o)))
+            return _passing_on(repeated)
+        return _passing_on(lambda *a, **o: _joint_explanation(rows, a, o, repeated(*a, **o)))
 
     return lambda documented: _wrap(documented, resolve, context_of, own)
 

@@ -46,8 +46,6 @@ def in_library(first: Array, options: dict[str, Any], keys: int) -> dict[str, An
 
 def in_range(options: dict[str, Any], queries: int, keys: int) -> dict[str, Any]:
     """The options of a checked call with so many queries and keys: the same dictionary if all are in range."""
-    if not options:
-        return options
     changed: dict[str, Any] = {name: float(x) for name, x in options.items() if name in NUMBERS and _is_awkward(x)}
     window, lengths = options.get("window"), options.get("key_lengths")
     if window is not None and any(_is_awkward(x) for x in window):

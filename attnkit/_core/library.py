@@ -10,6 +10,8 @@ from typing import Any
 
 from attnkit._core.typing import Array, Namespace
 
+PLACELESS = ("numpy", "jax")
+"""Libraries whose arrays are created without a device: JAX places them itself."""
 PLAIN = frozenset((bool, int, float, str, tuple, type(None)))
 
 
@@ -38,26 +40,36 @@ def library(x: Any) -> str | None:
     return None
 
 
-def peculiar(x: Any, name: str) -> str | None:
-    """Why an array of a library is more or less than numbers at every place; None for one that is not.
+def peculiar(arrays: list[tuple[str, Any]], home: str) -> tuple[str, str] | None:
+    """The name of the first of a library's arrays that is more or less than numbers at every place, and why it is."""
+    if home == "torch":
+        traced = is_traced((arrays[0][1],))
+        reasons = [(name, _peculiar_tensor(x, traced)) for name, x in arrays]
+    elif home == "numpy":
+        reasons = [(name, _peculiar_in_numpy(type(x))) for name, x in arrays]
+    else:
+        return None
+    return next(((name, why) for name, why in reasons if why is not None), None)
 
-    NumPy's subclasses are arrays to every function, some of which drop what they add: a mask, a unit, other products.
-    """
-    if name == "torch":
-        import torch
 
-        if x.is_nested:
-            return "a nested tensor; pass a padded one with key_lengths, or packed ones to an op that ends in _packed"
-        if x.layout is not torch.strided:
-            return f"a tensor of layout {x.layout}; expected a dense one, torch.strided"
-        if not torch.compiler.is_compiling() and (why := freed(x)) is not None:
-            return why
-    if name == "numpy":
-        numpy, kind = sys.modules["numpy"], type(x)
-        if issubclass(kind, numpy.ma.MaskedArray):
-            return "a masked array, whose mask would be dropped; pass its data with mask, query_mask or key_lengths"
-        if issubclass(kind, numpy.ndarray) and kind not in (numpy.ndarray, numpy.memmap):
-            return f"a {kind.__module__}.{kind.__qualname__}, whose own rules would be lost; pass numpy.asarray of it"
+def _peculiar_tensor(x: Any, traced: bool) -> str | None:
+    import torch
+
+    if x.is_nested:
+        return "a nested tensor; pass a padded one with key_lengths, or packed ones to an op that ends in _packed"
+    if x.layout is not torch.strided:
+        return f"a tensor of layout {x.layout}; expected a dense one, torch.strided"
+    return None if traced else freed(x)
+
+
+def _peculiar_in_numpy(kind: type) -> str | None:
+    """NumPy's subclasses are arrays to every function, some of which drop what they add: a mask, a unit, other
+    products."""
+    numpy = sys.modules["numpy"]
+    if issubclass(kind, numpy.ma.MaskedArray):
+        return "a masked array, whose mask would be dropped; pass its data with mask, query_mask or key_lengths"
+    if issubclass(kind, numpy.ndarray) and kind not in (numpy.ndarray, numpy.memmap):
+        return f"a {kind.__module__}.{kind.__qualname__}, whose own rules would be lost; pass numpy.asarray of it"
     return None
 
 
@@ -110,4 +122,4 @@ def namespace(x: Array) -> Namespace:
 
 def beside(x: Array) -> dict[str, Any]:
     """The keyword that creates an array on the device of x: none in NumPy and in JAX, which places arrays itself."""
-    return {} if library(x) in ("numpy", "jax") else {"device": x.device}
+    return {} if library(x) in PLACELESS else {"device": x.device}

@@ -83,13 +83,14 @@ def prepare(
     rows = rows or Rows(0, total, total)
     heads, shared = (q.shape[-3], k.shape[-3]) if enable_gqa else (1, 1)
     leading, picked = part or (leading_axes(q, k, v, enable_gqa) if dropout is not None else (), ())
-    q, k = cast(xp, tile(q, -2, rows), dtype), cast(xp, k, dtype)
-    v = None if v is None else cast(xp, v, dtype)
-    bias = None if bias is None else cast(xp, tile(bias, -2, rows), dtype)
 
     visibility = Visibility(**seeing).tile(rows)
     pairs = visibility.pairs(xp, q, keys, rows)
-    drop = None if dropout_mask is None else cast(xp, stop_gradient(tile(dropout_mask, -2, rows)), dtype)
+    q, bias, drop = tile(q, -2, rows), tile(bias, -2, rows), tile(dropout_mask, -2, rows)
+    q, k = cast(xp, q, dtype), cast(xp, k, dtype)
+    v = None if v is None else cast(xp, v, dtype)
+    bias = None if bias is None else cast(xp, bias, dtype)
+    drop = None if drop is None else cast(xp, stop_gradient(drop), dtype)
     live, count = None, keys
     if pairs is not None:
         count = visibility.counts(xp, q, pairs, keys, rows, dtype)

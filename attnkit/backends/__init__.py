@@ -10,19 +10,19 @@ from attnkit.backends.native import OLDEST_JAX
 def kernels(library: str) -> Mapping[str, tuple[Kernel, ...]]:
     """The kernels of a library by op. Imports are plain because torch.compile cannot trace importlib."""
     if library == "torch":
-        from attnkit.backends import torch
+        import attnkit.backends.torch as torch
 
         return torch.KERNELS
     if library == "numpy":
-        from attnkit.backends import numpy
+        import attnkit.backends.numpy as numpy
 
         return numpy.KERNELS
     if library == "jax":
-        from attnkit.backends import jax
+        import attnkit.backends.jax as jax
 
         return jax.KERNELS
     if library == "cupy":
-        from attnkit.backends import cupy
+        import attnkit.backends.cupy as cupy
 
         return cupy.KERNELS
     return {}

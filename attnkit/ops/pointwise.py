@@ -19,7 +19,7 @@ def _shifted(xp: Namespace, s: Array, a: quadratic.Inputs, length: Length, shift
     """s + shift, with a finite value at invisible pairs."""
     if isinstance(shift, str):
         s = s - log(xp, quadratic.length_of_rows(xp, a, length))
-    elif is_learned(shift) or shift != 0:
+    elif not (isinstance(shift, (int, float)) and shift == 0):
         s = s + quadratic.number(xp, shift, a.dtype)
     return quadratic.masked(xp, a, s)
 

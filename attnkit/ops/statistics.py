@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from attnkit._core import check, quadratic
-from attnkit._core.autograd import keep_autocast_out
-from attnkit._core.dispatch import Kernel, as_kernel, choose, known_by_name, namespace
+from attnkit._core.dispatch import Kernel, as_kernel, choose, kernels_of, known_by_name, namespace, run
 from attnkit._core.family import RECORDS, Family, Record
 from attnkit._core.mask import Rows, positions
-from attnkit._core.special import promoting, take_along, without_autocast
+from attnkit._core.special import take_along
 from attnkit._core.tokens import cotangent
 from attnkit._core.typing import Array, Impl, Namespace
 
@@ -186,11 +185,8 @@ def _forward_tile(plan: _Plan, rows: Rows, q: Array, k: Array, v: Array | None) 
 def _served(caller: str, impl: Any, generic: Callable[..., Any], plan: _Plan, *arrays: Array, **more: Any) -> Any:
     """The result of `generic`, the body in this module, or of the kernel that `impl` names."""
     options = {"op": plan.op, "fields": plan.fields, **plan.own, **plan.common, **more}
-    serve = choose(caller, impl, as_kernel(lambda *_, **__: generic()), arrays, options).call
-    with without_autocast(arrays[0]), promoting(arrays[0]):
-        results = serve(*arrays, **options)
-    keep_autocast_out(results, arrays, options)
-    return results
+    body, rows = as_kernel(lambda *_, **__: generic()), kernels_of(caller, arrays[0])
+    return run(caller, impl, choose(caller, impl, rows, body, arrays, options), arrays, options)
 
 
 @known_by_name
