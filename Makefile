@@ -76,7 +76,7 @@ conformance: library
 # Kernels of GPUs beside the generic bodies, without a GPU: interpreted, or emulated thread by thread.
 emulated: install
 	@mkdir -p $(OUT)
-	$(BIN)/python -m attnkit_conformance run numpy-generic triton_interpreted jax_triton_interpreted pallas_interpreted cuda_cpu \
+	$(BIN)/python -m attnkit_conformance run numpy-generic triton_interpreted jax_triton_interpreted cuda_cpu \
 	  --profile quick -k "not property" --workers $(WORKERS) --html $(OUT)/conformance-emulated.html
 	$(BIN)/python -m pytest -q -m emulated tests/kernels
 

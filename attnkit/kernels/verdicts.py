@@ -59,7 +59,6 @@ OF_CUPY = {
 SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
     "torch triton": OF_TORCH,
     "jax triton": OF_JAX,
-    "jax pallas": dict.fromkeys(("pointwise", "sigmoid", "reluformer"), ("pallas/pointwise.py",)),
     "cupy cuda": OF_CUPY,
 }
 """By library and implementation, the short name of an op (`key_of`) -> the files of its kernels."""
@@ -99,7 +98,7 @@ def uses(path: Path) -> list[str]:
     if path.suffix == ".cuh":
         return [f"cuda/{name}" for name in re.findall(r'#include "(\S+)"', text)]
     whole = re.findall(r"from attnkit\.kernels\.(\w+)\.(\w+) import", text)
-    named = re.findall(r"from attnkit\.kernels\.(triton|pallas) import (\w+)", text)
+    named = re.findall(r"from attnkit\.kernels\.(triton) import (\w+)", text)
     return [f"{folder}/{name}.py" for folder, name in whole + named if name != "sizes"]
 
 

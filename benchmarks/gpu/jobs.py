@@ -80,7 +80,7 @@ PROFILER = ("ncu", "--target-processes", "all", "--launch-skip", "20", "--launch
 OVERHEAD = ("overhead", "--device", "cuda", "--out", "{out}/overhead.json")
 CROSSOVER = ("crossover", "--seconds", f"{SECONDS:g}", "--out", "{out}/crossover.json")
 STUDY = ("000-fig2", "--preset", "smoke", "--device", "cuda", "--out", "{out}/study", "--overwrite")
-TORCH, JAX, CUPY = ("torch triton",), ("jax triton", "jax pallas"), ("cupy cuda",)
+TORCH, JAX, CUPY = ("torch triton",), ("jax triton",), ("cupy cuda",)
 OF_OPS = {"relu": "pointwise", "gelu": "pointwise", "entmax15": "entmax"}
 """The op of `attnkit.kernels.verdicts` whose kernels are timed; where it is not said, that of the name."""
 
@@ -109,7 +109,7 @@ JOBS = (
     Job("first", "are plain calls of torch right?", quick(TRITON, dtype="bfloat16", k=FIRST),
         worth=VERDICTS, about=TORCH),
     Job("cupy", "is CuPy right?", quick("cupy-cuda"), ("cupy",), worth=VERDICTS, about=CUPY),
-    Job("jax", "is JAX right?", quick("jax-triton", "jax-pallas", k=FIRST), ("jax",), worth=VERDICTS, about=JAX),
+    Job("jax", "is JAX right?", quick("jax-triton", k=FIRST), ("jax",), worth=VERDICTS, about=JAX),
     Job("ops", "do custom ops and CuPy's launches do what torch asks?", ("-m", "pytest", "-q", "-rs", *TESTS),
         worth=VERDICTS, minutes=2),
     swept("forward", "not gradients and not linear and not features"),

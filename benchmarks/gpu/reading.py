@@ -21,7 +21,6 @@ KERNELS = {
     "torch_cuda-triton": "torch triton",
     "torch_cuda-triton_atomic": "torch triton",
     "jax-triton": "jax triton",
-    "jax-pallas": "jax pallas",
     "cupy-cuda": "cupy cuda",
 }
 """An adapter of the kit -> whose kernels it judges."""

@@ -10,7 +10,7 @@ import pytest
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu, build
 from tests.kernels.interpreted import TARGETS, worker
 
-LIBRARIES = {"cuda_cpu": (), "pallas_interpreted": ("jax",), "jax_triton_interpreted": ("triton", "jax")}
+LIBRARIES = {"cuda_cpu": (), "jax_triton_interpreted": ("triton", "jax")}
 
 
 @pytest.fixture(scope="session")
@@ -22,10 +22,6 @@ def adapter_of() -> Iterator[Callable[[str], Any]]:
         def started(name: str) -> Any:
             if name == "cuda_cpu":
                 return CudaOnCpu()
-            if name == "pallas_interpreted":
-                from attnkit_conformance.adapters.pallas_interpreted import Interpreted
-
-                return Interpreted()
             made = worker(TARGETS[name], name)
             stack.callback(made.close)
             return made

@@ -1,6 +1,9 @@
 """What `impl="auto"` takes on JAX where its device is a GPU, with one that passes for it, and what it passes over."""
 
+import re
+import sys
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from attnkit.backends.jax import gpu
 from attnkit.backends.jax.triton import launch
 from attnkit.kernels import verdicts
 
+ABSENT = launch.missing
 OPS = (
     attnkit.pointwise_attention,
     attnkit.gaussian_attention,
@@ -64,13 +68,28 @@ def test_where_calls_go_to_tritons_kernels_depends_on_the_dtype() -> None:
     assert first(explained(1024, "float32")) == "generic"
 
 
-def test_pallas_is_behind_and_saves_memory_where_there_is_no_jax_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = list(explained(16_384))
-    assert names.index("triton") < names.index("pallas")
-    monkeypatch.setattr(launch, "missing", lambda: "needs jax-triton")
-    assert first(explained(16_384)) == "pallas"
-    assert first(explained(1024)) == "generic"
-    assert first(explained(16_384, dropout=(0.1, 3))) == "generic"
+def test_without_jax_triton_explain_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "missing", ABSENT)
+    monkeypatch.setitem(sys.modules, "jax_triton", None)
+    install = r"needs jax-triton .*pip install 'attnkit\[jax-triton\]'.*import of jax_triton halted"
+    for op in OPS:
+        told = explained(16_384, op=op)
+        assert re.match(install, str(told["triton"])), op
+        assert first(told) == "generic"
+    x = jnp.ones((1, 8, 16, 64))
+    with pytest.raises(NotImplementedError, match=install):
+        attnkit.pointwise_attention(x, x, x, impl="triton")
+
+
+def test_pallas_is_no_implementation_and_the_others_are_named() -> None:
+    """It was one before 0.1.0, which is the first release."""
+    x = jnp.ones((1, 8, 16, 64))
+    named = r"impl must be one of 'auto', 'generic', 'triton', .*; got 'pallas'"
+    for impl in ("pallas", ("pallas", "generic")):
+        with pytest.raises(ValueError, match=f"pointwise_attention: {named}"):
+            attnkit.pointwise_attention(x, x, x, impl=impl)
+    with pytest.raises(ValueError, match=named):
+        attnkit.pointwise_attention_vjp(x, x, x, x, impl="pallas")
 
 
 @pytest.mark.parametrize(("capability", "reason"), [("7.5", "needs compute capability 8.0"), ("", "NVIDIA only")])
@@ -78,7 +97,16 @@ def test_other_devices_are_refused(capability: str, reason: str, monkeypatch: py
     monkeypatch.setattr(gpu, "capability", lambda: capability)
     told = explained(16_384)
     assert first(told) == "generic"
-    assert all(reason in str(told[name]) for name in ("triton", "pallas"))
+    assert reason in str(told["triton"])
+
+
+def test_kernels_run_on_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    x, reason = jnp.zeros((2, 3, 4)), "Triton kernels run on GPUs; the default device of JAX is a cpu"
+    assert attnkit.explain(attnkit.pointwise_attention, x, x, x)["triton"] == reason
+    for call in (attnkit.pointwise_attention, partial(attnkit.pointwise_attention_vjp, x)):
+        with pytest.raises(NotImplementedError, match=reason):
+            call(x, x, x, impl="triton")
 
 
 def test_derivatives_that_kernels_lack_are_passed_over_where_they_are_visible() -> None:

@@ -1,4 +1,4 @@
-"""The kernels for GPUs, judged by the kit without one: CUDA executed on the CPU, Triton and Pallas interpreted."""
+"""The kernels for GPUs, judged by the kit without one: CUDA executed on the CPU, Triton interpreted."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from attnkit_conformance.judge import judge
 
 from .selection import FEW, case_of, later
 
-CUDA, TRITON, PALLAS, JAX = "cuda_cpu", "triton_interpreted", "pallas_interpreted", "jax_triton_interpreted"
+CUDA, TRITON, JAX = "cuda_cpu", "triton_interpreted", "jax_triton_interpreted"
 ATOMIC, SPLIT = f"{TRITON}-atomic", f"{TRITON}-split"
 HALVES = ("bfloat16", "float16")
 SERVED_BY_TRITON = ("float32", *HALVES)
@@ -155,9 +155,6 @@ LINEAR = (
     "strided-causal", "broadcast", "mqa-causal", "empty-queries", "empty-keys", "everything",
 )  # fmt: skip
 NEWTON = ("not-symmetric-unrolled", "zero", "ones", "empty", "one", "no-leading-axes")
-PALLAS_SCENES = (
-    "257x100-causal", "100x64-upper-left", "window", "key-lengths", "query-mask", "gqa", "broadcast", "empty-keys",
-)  # fmt: skip
 STATISTICS = {
     "float32": (
         "causal-padded.gaussian_attention", "causal-padded.entmax_attention.alpha=1.25", "dropout.pointwise_attention",
@@ -193,7 +190,6 @@ FIRST_SCENES = [
     (TRITON, "cosine_attention", HALVES, "cross"),
     (TRITON, "newton_inverse", FLOAT32, "init-scale"),
     (TRITON, "softmax_attention_packed", HALVES, "cross"),
-    (PALLAS, "pointwise_attention", FLOAT32, "cross"),
 ]
 LATER_SCENES = [
     *((CUDA, "pointwise_attention", dtypes, scene) for dtypes in (HALF, FLOAT32) for scene in POINTWISE),
@@ -212,9 +208,6 @@ LATER_SCENES = [
     *((CUDA, "row_statistics", FLOAT32, scene) for scene in OF_ROWS),
     (CUDA, "attention_with_statistics", FLOAT32, "causal-padded.pointwise_attention"),
     *((CUDA, "attention_with_statistics", (dtype,), scene) for dtype, scenes in STATISTICS.items() for scene in scenes),
-    *((PALLAS, "pointwise_attention", FLOAT32, scene) for scene in PALLAS_SCENES),
-    (PALLAS, "sigmoid_attention", ("float16",), "63x63-causal"),
-    (PALLAS, "reluformer_attention", ("bfloat16",), "64x64-d64"),
 ]
 
 

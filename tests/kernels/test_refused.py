@@ -54,10 +54,6 @@ ARRAY_ALPHA = f"an array alpha {GENERIC}"
         ("backends.jax.triton.linear", QKV | {"feature_map": abs}, "a feature map of your own"),
         ("backends.jax.triton.linear", QKV | {"v": (3, 0)}, "values without features"),
         ("backends.jax.triton.linear", QKV | {"q": (3, 257), "k": (3, 257)}, "head sizes beyond 256"),
-        ("backends.jax.pallas", QKV, None),
-        ("backends.jax.pallas", QKV | {"bias": (3, 3)}, "bias is served by other implementations"),
-        ("backends.jax.pallas", QKV | {"dropout": 0.1}, "dropout is served by other implementations"),
-        ("backends.jax.pallas", dict.fromkeys("qkv", (3, 257)), "the kernels serve head sizes up to 256"),
     ],
 )  # fmt: skip
 def test_what_is_refused(module: str, arguments: dict[str, Any], reason: str | None) -> None:

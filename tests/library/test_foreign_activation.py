@@ -18,7 +18,6 @@ from attnkit._core import activations, dispatch
 from attnkit._core.special import logistic, softplus
 from attnkit.backends.cupy import cuda
 from attnkit.backends.cupy import statistics as cupy_statistics
-from attnkit.backends.jax import pallas
 from attnkit.backends.native import lower
 
 from .arrays import assert_agrees, to_numpy
@@ -201,10 +200,3 @@ def test_kernels_are_asked_by_name(kernels: tuple[str, Asked]) -> None:
             assert unsupported(activation=activation) == f"no kernel of {name} has the activation {activation!r}"
         for activation in KNOWN:
             assert (unsupported(activation=activation) is None) == (activation not in WITHOUT_KERNEL[name])
-
-
-def test_kernels_of_pallas_take_it_from_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, "first", MISH)
-    q, k, v = (jax.numpy.asarray(x) for x in CALL.values())
-    found = pallas.attend(q, k, v, activation="mish", alpha=0.0, interpret=True)
-    assert_agrees(found, exact("mish")[0])

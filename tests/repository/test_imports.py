@@ -25,7 +25,6 @@ FLOORS = {
     "attnkit/kernels/predicted.py": "",
     "attnkit/kernels/verdicts.py": "",
     "attnkit/kernels/triton": "triton",
-    "attnkit/kernels/pallas": "jax",
     "attnkit/kernels/cuda": "",
     "attnkit/backends/__init__.py": "attnkit._core attnkit.backends",
     "attnkit/backends/native": "hatchling attnkit._core attnkit.kernels attnkit.ops",

@@ -3,7 +3,7 @@
 from attnkit._core.dispatch import Kernel, kernels_by_op
 from attnkit._core.family import special_cases
 from attnkit._core.learned import served
-from attnkit.backends.jax import blocked, custom_call, native, pallas, transforms
+from attnkit.backends.jax import blocked, custom_call, native, transforms
 from attnkit.backends.jax.triton import linear, pointwise
 from attnkit.backends.jax.triton import rows as triton_rows
 
@@ -13,7 +13,6 @@ KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
     linear.KERNELS,
     native.KERNELS,
     blocked.KERNELS,
-    pallas.KERNELS,  # behind Triton's, which serve every option and whose clocks are counted
     special_cases=special_cases(),
     served=served,
     refusal=transforms.unsupported,

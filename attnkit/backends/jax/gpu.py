@@ -4,7 +4,6 @@ XLA compiles programs, so launches cost the generic body no more than kernels. A
 to be on JAX's default one.
 """
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -29,10 +28,10 @@ def major() -> int | None:
     return int(found.partition(".")[0]) if found else None
 
 
-def unsupported(kind: str, *arguments: Any) -> str | None:
-    """Why kernels of this kind do not run on JAX's default device, or not under these transformations."""
+def unsupported(*arguments: Any) -> str | None:
+    """Why kernels do not run on JAX's default device, or not under these transformations."""
     if jax.default_backend() != "gpu":
-        return f"{kind} kernels run on GPUs; the default device of JAX is a {jax.default_backend()}"
+        return f"Triton kernels run on GPUs; the default device of JAX is a {jax.default_backend()}"
     found = capability()
     if not found:
         return "compiled and tested for NVIDIA only"
@@ -43,11 +42,9 @@ def unsupported(kind: str, *arguments: Any) -> str | None:
     return transforms.differentiated_twice(arguments)
 
 
-def is_faster(kind: str | None, q: Array, k: Array, *rest: Array, **options: Any) -> bool:
-    """Whether a call is predicted not to be slower, for kinds whose clocks are counted, or keeps too much without."""
+def is_faster(kind: str, q: Array, k: Array, *rest: Array, **options: Any) -> bool:
+    """Whether a call is predicted not to be slower, or keeps too much without."""
     pairs = predicted.pairs(q.shape, k.shape)
-    if kind is None:
-        return predicted.keeps(pairs, q.dtype.itemsize)
     width = max(q.shape[-1], *(x.shape[-1] for x in rest[:1]))
     return predicted.takes(kind, q.dtype.itemsize, pairs, width, compiled=True, major=major())
 
@@ -58,6 +55,6 @@ def taken(q: Array) -> None:
         verdicts.warn_once(capability())
 
 
-def kernel(name: str, call: Any, unsupported: Any, kind: str | None) -> Kernel:
-    """A row of the table of kernels that `auto` takes by prediction for a kind of call, None if it has none."""
-    return Kernel(name, call, unsupported, partial(is_faster, kind), taken=taken)
+def kernel(call: Any, unsupported: Any, is_faster: Any) -> Kernel:
+    """A row of the table of kernels that `auto` takes by prediction."""
+    return Kernel("triton", call, unsupported, is_faster, taken=taken)

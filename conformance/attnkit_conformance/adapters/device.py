@@ -24,13 +24,13 @@ def of_cupy() -> list[Any]:
 
 
 def of_jax() -> list[Any]:
-    """Triton's and Pallas's from JAX, if its default device is a GPU. The memory of that is left to others as well."""
+    """Triton's from JAX, if its default device is a GPU. The memory of that is left to others as well."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
 
     if jax.default_backend() != "gpu":
         return []
-    return [adapter for adapter in families.family("jax") if adapter.name in ("jax-triton", "jax-pallas")]
+    return [adapter for adapter in families.family("jax") if adapter.name == "jax-triton"]
 
 
 LIBRARIES: dict[str, Callable[[], list[Any]]] = {"torch": of_torch, "cupy": of_cupy, "jax": of_jax}

@@ -19,10 +19,8 @@ REQUIRES = {
     "auto": "numpy",
     "numpy": "numpy", "numpy_readonly": "numpy", "strict": "array_api_strict", "torch": "torch", "torch_cuda": "torch",
     "jax": "jax", "jax_x64": "jax", "cupy": "cupy", "triton_interpreted": "triton",
-    "cuda_cpu": "numpy", "pallas_interpreted": "jax",
-    "jax_triton_interpreted": "triton",
+    "cuda_cpu": "numpy", "jax_triton_interpreted": "triton",
 }  # fmt: skip
-EMULATED = ("cuda_cpu", "pallas_interpreted")  # defined in separate modules
 AUTO = ("numpy", "torch")  # libraries of the family that names no implementation
 DEFAULT = ("numpy", "numpy_readonly", "strict", "torch", "jax", "jax_x64", "cupy")
 
@@ -50,7 +48,7 @@ def family(name: str) -> list[Any]:
         return workers(name, {name: "Interpreted"}, {"TRITON_INTERPRET": "1"})
     if name == "torch_cuda" and not has_cuda():
         return [Absent(name, "no CUDA device", DTYPES)]
-    module = adapters_of(name if name in EMULATED else library)
+    module = adapters_of("cuda_cpu" if name == "cuda_cpu" else library)
     return [adapter for adapter in module.adapters() if adapter.name.partition("-")[0] == name]
 
 

@@ -74,11 +74,11 @@ def jax_triton() -> Any:
 
 
 def missing() -> str | None:
-    """Why there is no jax-triton, or None."""
+    """Why there is no jax-triton, and what to install; None if it is there."""
     try:
         jax_triton()
     except ImportError as error:
-        return f"needs jax-triton and a JAX with CUDA ({error})"
+        return f"needs jax-triton beside a JAX with CUDA: pip install 'attnkit[jax-triton]' 'jax[cuda13]' ({error})"
     return None
 
 
@@ -355,7 +355,7 @@ def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: A
 
 def unsupported_device(*arrays: Array | None, **options: Any) -> str | None:
     """Why the kernels do not run on JAX's device, or not under these transformations."""
-    return gpu.unsupported("Triton", *arrays, options) or missing()
+    return gpu.unsupported(*arrays, options) or missing()
 
 
 def unsupported(*arrays: Array, **options: Any) -> str | None:

@@ -303,5 +303,5 @@ def is_faster(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> boo
     return predicted.takes(kind, q.dtype.itemsize, 0, width, units, compiled=True, major=gpu.major())
 
 
-KERNEL = gpu.kernel("triton", attend, unsupported, None)._replace(is_faster=is_faster)
+KERNEL = gpu.kernel(attend, unsupported, is_faster)
 KERNELS = with_gradients(linear_attention, KERNEL, pull)

@@ -183,5 +183,5 @@ def unsupported(*arrays: Array, **options: Any) -> str | None:
 
 KERNELS: dict[str, Kernel] = {}
 for op, kind in ((pointwise_attention, "pointwise"), (gaussian_attention, "gaussian")):
-    row = gpu.kernel("triton", partial(attend, op.__name__), unsupported, kind)
+    row = gpu.kernel(partial(attend, op.__name__), unsupported, partial(gpu.is_faster, kind))
     KERNELS |= with_gradients(op, row, partial(pull, op.__name__))

@@ -141,7 +141,9 @@ def unsupported(*arrays: Array, vjp: bool, **options: Any) -> str | None:
 
 
 KERNELS: dict[str, Kernel] = {
-    f"{op}{suffix}": gpu.kernel("triton", partial(serve, op), partial(unsupported, vjp=bool(suffix)), kind)
+    f"{op}{suffix}": gpu.kernel(
+        partial(serve, op), partial(unsupported, vjp=bool(suffix)), partial(gpu.is_faster, kind)
+    )
     for op, kind in ((SOFTMAX.name, "softmax"), (ENTMAX.name, "entmax"))
     for suffix, serve in (("", attend), ("_vjp", pull))
 }
