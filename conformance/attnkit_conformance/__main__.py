@@ -110,6 +110,7 @@ def parser() -> argparse.ArgumentParser:
     mutate.add_argument("areas", nargs="*", metavar="AREA", help=f"{', '.join(AREAS)}; all by default")
     mutate.add_argument("-n", type=int, metavar="N", help="mutants of an area; its own number by default")
     mutate.add_argument("-k", metavar="EXPR", help="only cases or tests that match have to notice")
+    mutate.add_argument("--files", nargs="+", metavar="NAME", help="change only files of these names, such as lsh.py")
     mutate.add_argument("--seed", type=int, default=0, help="the same seed draws the same mutants")
     mutate.add_argument("--workers", type=int, metavar="N", default=1, help="mutants that are judged at a time")
     mutate.add_argument("--json", type=Path, help="write every verdict as JSON")
@@ -472,7 +473,7 @@ def mutate(args: argparse.Namespace) -> int:
 
 def mutants_of(name: str, args: argparse.Namespace) -> mutation_report.Outcome:
     """The verdicts on an area, each shown as it arrives."""
-    area = AREAS[name]
+    area = AREAS[name].within(args.files) if args.files else AREAS[name]
 
     def judged(trials: Trials | Copies) -> mutation_report.Outcome:
         verdicts = []
