@@ -4,14 +4,11 @@ export, vectors, compare, validate, badge, scoreboard or peers."""
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import math
 import os
 import secrets
 import sys
-import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
@@ -35,7 +32,7 @@ from attnkit_conformance.adapters.serving import collect_rarely
 from attnkit_conformance.adapters.surroundings import page as surroundings_page
 from attnkit_conformance.adapters.transforms import page
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import PROCESS, declared, in_order, judge, matcher, planned
+from attnkit_conformance.judge import PROCESS, declared, in_order, judge, matcher, planned, stop
 from attnkit_conformance.judge.processes import judge_in_processes
 from attnkit_conformance.judge.verdicts import deciding, grade_counts
 from attnkit_conformance.judge.verify import by_kernel, judge_for
@@ -113,6 +110,7 @@ def parser() -> argparse.ArgumentParser:
     mutate.add_argument("areas", nargs="*", metavar="AREA", help=f"{', '.join(AREAS)}; all by default")
     mutate.add_argument("-n", type=int, metavar="N", help="mutants of an area; its own number by default")
     mutate.add_argument("-k", metavar="EXPR", help="only cases or tests that match have to notice")
+    mutate.add_argument("--files", nargs="+", metavar="NAME", help="change only files of these names, such as lsh.py")
     mutate.add_argument("--seed", type=int, default=0, help="the same seed draws the same mutants")
     mutate.add_argument("--workers", type=int, metavar="N", default=1, help="mutants that are judged at a time")
     mutate.add_argument("--json", type=Path, help="write every verdict as JSON")
@@ -210,18 +208,21 @@ def run(args: argparse.Namespace) -> int:
         closed(adapters)
         verdicts = judge_in_processes(look_up, names, args.profile, args.k, dtypes, args.workers)
     ended: list[str] = []
-    in_time = until(verdicts, args.seconds, ended)
+    in_time = stop.until(verdicts, args.seconds, ended)
     results = terminal.show_progress(in_time, lambda: planned(adapters, args.profile, args.k, dtypes))
     if not results:
-        raise ValueError("nothing selected: no case matches")
+        raise ValueError(f"{ended[0]} before the first verdict" if ended else "nothing selected: no case matches")
+    by_signal = stop.status(ended)
     ended += [f"{result.adapter} gave up" for result in results if PROCESS in result.checks]
     left = planned(adapters, args.profile, args.k, dtypes) - len(results) if ended else 0
-    results = with_programs(in_order(results, adapters), adapters)
+    results = in_order(results, adapters)
+    if not by_signal:  # which comes to an adapter in the middle of an answer, and is soon followed by a kill
+        results = with_programs(results, adapters)
     closed(adapters)
-    status = conclude(results, adapters, args)
+    status = conclude(results, adapters, args, max(0, left))
     if left > 0:
         print(f"{'; '.join(dict.fromkeys(ended))}: {left} of {left + len(results)} cases are not judged")
-    return status or INTERRUPTED * (CTRL_C in ended)
+    return status or by_signal
 
 
 def terms_of(args: argparse.Namespace) -> Terms:
@@ -239,23 +240,6 @@ def paths_of(args: argparse.Namespace) -> list[str]:
     if not args.adapters:
         raise ValueError(f"--like {args.like} needs a target: {KINDS[args.like]}")
     return [path_of(args.like, target, args.device, args.op) for target in args.adapters]
-
-
-CTRL_C, INTERRUPTED = "interrupted", 130
-
-
-def until(verdicts: Generator[CaseResult, None, None], seconds: float | None, ended: list[str]) -> Iterator[CaseResult]:
-    """The verdicts that arrive within a time, all without one, and before Ctrl-C: what came first goes to `ended`."""
-    end = math.inf if seconds is None else time.monotonic() + seconds
-    with contextlib.closing(verdicts):
-        try:
-            for verdict in verdicts:
-                yield verdict
-                if time.monotonic() > end:
-                    ended.append(f"--seconds {seconds:g}")
-                    return
-        except KeyboardInterrupt:
-            ended.append(CTRL_C)
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -335,8 +319,8 @@ def exchange_of_files() -> ModuleType:
     return exchange
 
 
-def conclude(results: list[CaseResult], adapters: Iterable[Adapter], args: argparse.Namespace) -> int:
-    """Terminal, JSON, JUnit, HTML, and the exit status."""
+def conclude(results: list[CaseResult], adapters: Iterable[Adapter], args: argparse.Namespace, left: int = 0) -> int:
+    """Terminal, JSON, JUnit, HTML, and the exit status; `left` cases were not judged."""
     terminal.show(results, args.ops)
     for adapter in adapters if args.like else ():
         print(f"{adapter.name}: {files.described(adapter)}")
@@ -344,7 +328,7 @@ def conclude(results: list[CaseResult], adapters: Iterable[Adapter], args: argpa
         print(line)
     for adapter in (adapter for adapter in adapters if core.declined(adapter)):
         print(f"{adapter.name} does not promise: {', '.join(core.declined(adapter))}")
-    header = files.header(adapters, args.profile, args.seed)
+    header = {**files.header(adapters, args.profile, args.seed), "left": left}
     writers = (
         (args.json, files.as_json), (args.junit, files.as_junit), (args.html, files.as_html), (args.badge, as_badge),
     )  # fmt: skip
@@ -489,7 +473,7 @@ def mutate(args: argparse.Namespace) -> int:
 
 def mutants_of(name: str, args: argparse.Namespace) -> mutation_report.Outcome:
     """The verdicts on an area, each shown as it arrives."""
-    area = AREAS[name]
+    area = AREAS[name].within(args.files) if args.files else AREAS[name]
 
     def judged(trials: Trials | Copies) -> mutation_report.Outcome:
         verdicts = []

@@ -270,6 +270,13 @@ def test_what_concerns_a_file() -> None:
         assert {*(area.copied.concerns if area.copied else ())} <= {file.stem for file in area.files()}
 
 
+def test_some_files_of_an_area() -> None:
+    area = areas.AREAS["generic"].within(["lsh.py", "gated.py"])
+    assert sorted(file.name for file in area.files()) == ["gated.py", "lsh.py"]
+    with pytest.raises(ValueError, match=r"the generic bodies: no file is called lsh2\.py"):
+        areas.AREAS["generic"].within(["lsh.py", "lsh2.py"])
+
+
 def test_cases_and_tests_judge_one_area() -> None:
     file = Path(softmax.__file__ or "")
     area = areas.Area("softmax", (file,), "numpy-generic", tests=("tests/reference/test_op.py",))

@@ -11,10 +11,14 @@ import attnkit_reference
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.model.case import Case
+from attnkit_conformance.model.layout import MAKERS
+from attnkit_conformance.model.memory import memory_of
 from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.peers import heads
 from attnkit_conformance.peers.disagreements import same, seen
-from attnkit_conformance.report.snippet import snippet
+from attnkit_conformance.report.snippet import literal, snippet
 from attnkit_conformance.search.shrink import shrink
+from tests.conformance.test_layouts import drawn, plain_case
 
 Arrays = Mapping[str, Any]
 
@@ -128,3 +132,71 @@ def test_a_snippet_keeps_the_shape_of_an_array_without_entries() -> None:
     assert told["k"].shape[-2] == 0
     assert told["expected"].shape == tuple(told["got"].shape)
     assert np.isnan(told["got"].numpy()).any()
+
+
+def dense_strides(x: Any) -> tuple[int, ...]:
+    """The strides of a dense array of its shape, in elements."""
+    return tuple(int(np.prod(x.shape[axis + 1 :])) for axis in range(len(x.shape)))
+
+
+def torch_ignoring_strides(call: heads.Call) -> Any:
+    """A peer that reads v as a dense array."""
+    torch = pytest.importorskip("torch")
+    v = call.v.as_strided(call.v.shape, dense_strides(call.v))
+    return torch.nn.functional.scaled_dot_product_attention(call.q, call.k, v)
+
+
+def numpy_ignoring_strides(call: heads.Call) -> np.ndarray:
+    """The same of NumPy arrays, from the first number in memory."""
+    first = memory_of(call.v).content.view(call.v.dtype)[: call.v.size].reshape(call.v.shape)
+    return attnkit_reference.softmax_attention(call.q, call.k, first)
+
+
+@pytest.mark.parametrize(
+    ("library", "dtype", "layout", "laid"),
+    [
+        ("torch", "float32", "stepped", "v"),
+        ("torch", "bfloat16", "turned", "v"),
+        ("torch", "float32", "turned", "all"),
+        ("numpy", "float64", "negative", "v"),
+    ],
+)
+def test_a_snippet_keeps_the_strides_that_a_failure_needs(library: str, dtype: str, layout: str, laid: str) -> None:
+    base = pytest.importorskip(f"attnkit_conformance.peers.{library}_base")
+    run = {"torch": torch_ignoring_strides, "numpy": numpy_ignoring_strides}[library]
+    text = f"{run.__name__}(Call({{q}}, {{k}}, {{v}}, None, None, False, None))"
+    imports = (f"from {__name__} import {run.__name__}", "from attnkit_conformance.peers.heads import Call")
+    function = heads.Function("planted", "", (dtype,), heads.Takes(), run, text, imports, '"1"')
+    adapter = {"torch": "TorchHeads", "numpy": "NumpyHeads"}[library]
+    peer, case = getattr(base, adapter)(function), plain_case(dtype=dtype, layout=layout, laid=laid)
+    sight = seen(peer, case)
+    assert sight is not None
+    small = shrink(case, same(peer, case, sight))
+    told: dict[str, Any] = {}
+    exec(snippet(peer, small, sight.output)[0], told)
+    assert "v" in small.layouts
+    got, expected = (np.asarray(told[name].tolist()) for name in ("got", "expected"))
+    assert not np.allclose(got, expected, atol=0.1)
+
+
+def lies(x: np.ndarray) -> tuple[Any, ...]:
+    """How an array lies in memory, and the numbers there."""
+    memory = memory_of(x)
+    content = str(memory.content.view(x.dtype).tolist())
+    return x.shape, x.strides, memory.start, memory.offset % x.itemsize, content, x.dtype
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int64", "bool"])
+def test_an_array_of_a_snippet_lies_in_memory_as_it_did(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    bases = pytest.importorskip("attnkit_conformance.adapters.bases.torch")
+    told: dict[str, Any] = {"np": np, "nan": np.nan, "torch": torch}
+    for layout in MAKERS:
+        x = drawn(layout, (2, 3, 4), dtype)[1]
+        if layout not in bases.TorchAdapter().copied:
+            exec(literal("y", x, dtype, "torch"), told)
+            assert lies(bases.array_of(told["y"], torch.device("cpu"), "y")) == lies(x)
+        if dtype != "bfloat16":
+            exec(literal("y", x, dtype, "numpy"), told)
+            assert lies(told["y"]) == lies(x)
+            assert told["y"].flags.writeable == x.flags.writeable

@@ -77,8 +77,9 @@ class Worker:
     """A process that loads `target` = "package.module:ATTRIBUTE", with extra environment variables, and answers
     questions. It ends with `close()`, or when this object is no longer used. Functions named in `calls` are watched.
 
-    One that is `strange` is in a session of its own, so that Ctrl-C is not for it, and ends without a long farewell.
-    What it writes to its output and errors is not shown but kept: its last lines are told when it dies.
+    It is in a session of its own, so that Ctrl-C and signals to a group of processes are not for it: the end of the
+    pipe is. One that is `strange` ends without a long farewell, and what it writes to its output and errors is not
+    shown but kept: its last lines are told when it dies.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Worker:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
-            start_new_session=self.strange,
+            start_new_session=True,
         )
         theirs.close()
         # an answer that stops in the middle is waited for no longer than one that does not come

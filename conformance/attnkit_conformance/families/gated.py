@@ -191,6 +191,7 @@ def unit_errors(op: Op) -> Iterator[ErrorSample]:
     yield from calls(
         op, good, {},
         ("w_z", zeros(3, 3), ValueError, "w_z"),
+        ("w_z", zeros(4, 0), ValueError, "w_z.*at least 1"),
         ("w_u", zeros(4, 5), ValueError, "w_u"),
         ("w_o", zeros(5, 4), ValueError, "w_o"),
         ("w_v", zeros(4), ValueError, "w_v.*matrix"),

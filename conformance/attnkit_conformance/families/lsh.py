@@ -232,6 +232,7 @@ def lsh_errors(op: Op) -> Iterator[ErrorSample]:
         ("rotations", zeros(4, 2, 3, dtype=np.int32), TypeError, "rotations"),
         ("rotations", zeros(3, 4, 2, 3), ValueError, "rotations"),
         ("qk", zeros(2, 2, 5, 4, dtype=np.int32), TypeError, "qk"),
+        ("qk", zeros(2, 2, 5, 0), ValueError, "qk.*at least one feature"),
         ("key_lengths", 3, ValueError, "unexpected argument 'key_lengths'"),
     ]
     if op.name == "lsh_buckets":

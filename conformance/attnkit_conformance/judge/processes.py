@@ -18,10 +18,10 @@ from typing import Any
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.serving import collect_rarely
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import judge, matcher
+from attnkit_conformance.judge import judge, matcher, stop
 from attnkit_conformance.opdb import OPDB
 
-PATIENCE = 5.0  # seconds that a process may take to end
+PATIENCE = 5.0  # seconds that a process may take to end after its last job
 SLOW = ("jax_x64", "jax")  # families that compile: their jobs start first
 
 Find = Callable[[list[str]], list[Adapter]]
@@ -40,7 +40,8 @@ def work(
 ) -> None:
     """The loop of one process: jobs until none are left or the parent is gone; adapters are created once per family."""
     by_name: dict[str, list[Adapter]] = {}
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which reports what was judged
+    for number in stop.TEXTS:  # they are the parent's, which reports what was judged
+        signal.signal(number, signal.SIG_IGN)
     collect_rarely()
     try:
         while (job := waiting.get()) is not None:
@@ -85,15 +86,16 @@ def judge_in_processes(
         here.close()  # so that the pipe ends with the process
         return Running(process, verdicts)
 
-    running = [started() for _ in range(count)]
+    running, patience = [started() for _ in range(count)], 0.0
     try:
         yield from collected(running, started)
+        patience = PATIENCE
     finally:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + patience
         for process in (each.process for each in running):
             process.join(max(0.0, end - time.monotonic()))
             if process.exitcode is None:
-                process.terminate()
+                process.kill()
                 process.join()
 
 

@@ -11,6 +11,7 @@ from attnkit_conformance.model import grades
 from attnkit_conformance.scenes.rows import PROBE
 
 ENOUGH = 1 / 3  # of a profile has to be met for a run to say that an adapter passes
+LINE = 160  # characters of a message that are shown before the end
 SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -70,6 +71,12 @@ def told(result: CaseResult) -> str:
         return result.grade
     ratio, relative = max(m.ratio for m in wrong), max(m.relative for m in wrong)
     return f"{result.grade}: up to {ratio:.3g} bounds, {relative:.2g} of the largest number"
+
+
+def in_a_line(result: CaseResult, failed: int, judged: int) -> str:
+    """A failure as soon as it is known: how many there are so far, its case, its grade, and how its message begins."""
+    begin = result.message.partition("\n")[0][:LINE]
+    return f"failed ({failed:,} of {judged:,} so far): {result.adapter}::{result.id} ({told(result)}): {begin}"
 
 
 def deciding(results: Iterable[CaseResult], adapters: Iterable[Adapter], threshold: str | None) -> list[CaseResult]:

@@ -209,7 +209,9 @@ def as_html(results: list[CaseResult], head: Header) -> str:
     data = json.dumps({"head": head, **compact(results, every)}, separators=(",", ":"), ensure_ascii=False)
     failed = sum(result.status == "fail" for result in results)
     title = f"attnkit conformance: {'all passed' if not failed else f'{failed} failed'}"
-    parts = {"title": html.escape(title), "lead": html.escape(conclusion(results)), "static": static_table(results)}
+    left = f" {head['left']:,} cases are not judged: the run was stopped." if head.get("left") else ""
+    lead = html.escape(conclusion(results) + left)
+    parts = {"title": html.escape(title), "lead": lead, "static": static_table(results)}
     parts["axes"] = static_axes(results, every)
     page = TEMPLATE.read_text()
     for name, text in parts.items():

@@ -6,21 +6,24 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.core import typed_arrays
+from attnkit_conformance.core import held, typed_arrays
 from attnkit_conformance.model.case import Case
 from attnkit_conformance.model.golden import golden
+from attnkit_conformance.model.memory import memory_of
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.base import Source, visible_pairs
 
 MASKS = ("mask", "key_lengths", "query_mask")
+WITH_STRIDES = ("torch", "numpy")  # the others copy what they are given
 
 
 def snippet(adapter: Any, case: Case, output: str, exception: str = "") -> tuple[str, tuple[tuple[str, str], ...]]:
     """The program (arrays, the peer's call, the defined value, both printed) and its environment.
 
     `output` is what differs: an output of the op, or d<argument> for a gradient. If the call raises `exception`, its
-    text replaces the result.
+    text replaces the result. Arrays lie in memory as they do in the case, as far as the library has such arrays.
     """
+    case = held(adapter, case)
     arrays = typed_arrays(adapter, case)
     source: Source = adapter.source(case.op, arrays, case.params)
     truth = golden(case)
@@ -36,7 +39,7 @@ def snippet(adapter: Any, case: Case, output: str, exception: str = "") -> tuple
     body = [
         *(literal(n, case.typed(n), case.dtype_of(n), source.library, n == gradient) for n in array_names(case)),
         *pairs(case, source.library),
-        *([literal("do", case.cotangents["o"], case.dtype, source.library)] if gradient else []),
+        *([literal("do", case.typed_cotangent("o", case.dtype), case.dtype, source.library)] if gradient else []),
         "",
         *call,
         "",
@@ -77,20 +80,46 @@ def pairs(case: Case, library: str) -> list[str]:
     if "k" not in case.arrays:
         return []
     seen = visible_pairs(case.arrays, case.params)
-    return [] if seen is None else [literal("seen", np.asarray(seen), "bool", library)]
+    return [] if seen is None else [literal("seen", np.array(seen, order="C"), "bool", library)]
 
 
 def literal(name: str, x: np.ndarray, dtype: str, library: str, leaf: bool = False) -> str:
     """`name = <array>` in the library's arrays."""
+    dense = x.flags.c_contiguous and x.flags.aligned
+    text = values(x, dtype, library) if dense or library not in WITH_STRIDES else in_memory(x, dtype, library)
+    text += ".requires_grad_()" if leaf and library == "torch" else ""
+    frozen = library == "numpy" and not x.flags.writeable
+    return f"{name} = {text}" + (f"\n{name}.flags.writeable = False" if frozen else "")
+
+
+def values(x: np.ndarray, dtype: str, library: str) -> str:
+    """A dense array."""
+    kind = "bool_" if dtype == "bool" else dtype
     if library == "torch":
-        kind = "" if x.dtype.kind == "b" else f", dtype=torch.{dtype}"
-        return f"{name} = torch.tensor({numbers(x)}{kind}){shape(x)}{'.requires_grad_()' if leaf else ''}"
+        return f"torch.tensor({numbers(x)}{'' if x.dtype.kind == 'b' else f', dtype=torch.{dtype}'}){shape(x)}"
     if library == "jax":
-        return f'{name} = jax.numpy.array({numbers(x)}, "{dtype}"){shape(x)}'
+        return f'jax.numpy.array({numbers(x)}, "{dtype}"){shape(x)}'
     if library == "mlx":
-        kind = "" if x.dtype.kind == "b" else f".astype(mx.{dtype})"
-        return f"{name} = mx.array({numbers(x)}){shape(x)}{kind}"
-    return f"{name} = np.array({numbers(x)}, np.{'bool_' if dtype == 'bool' else dtype}){shape(x)}"
+        return f"mx.array({numbers(x)}){shape(x)}{'' if x.dtype.kind == 'b' else f'.astype(mx.{dtype})'}"
+    return f"np.array({numbers(x)}, np.{kind}){shape(x)}"
+
+
+def in_memory(x: np.ndarray, dtype: str, library: str) -> str:
+    """An array by the numbers from its first to its last in memory, and its strides; beside an aligned address it lies
+    behind some bytes more.
+    """
+    memory = memory_of(x)
+    behind, content = memory.offset % x.itemsize, values(memory.content.view(x.dtype), dtype, library)
+    if library == "torch":
+        if behind:
+            content = f"np.append(np.zeros({behind}, np.uint8), {content}.view(torch.uint8))[{behind}:]"
+            content = f"torch.from_numpy({content}).view(torch.{dtype})"
+        strides = tuple(stride // x.itemsize for stride in x.strides)
+        return f"{content}.as_strided({x.shape}, {strides}, {memory.start // x.itemsize})"
+    if behind:
+        content = f"np.append(np.zeros({behind}, np.uint8), {content}.view(np.uint8))"
+    kind = "bool_" if dtype == "bool" else dtype
+    return f"np.ndarray({x.shape}, np.{kind}, {content}, {behind + memory.start}, {x.strides})"
 
 
 def shape(x: np.ndarray) -> str:

@@ -14,6 +14,7 @@ from attnkit_conformance.judge.verdicts import (
     SHORT,
     counts,
     grouped,
+    in_a_line,
     percent,
     share,
     told,
@@ -40,16 +41,17 @@ def interactive() -> bool:
 
 
 def show_progress(results: Iterable[CaseResult], total: Callable[[], int | None]) -> list[CaseResult]:
-    """Collect verdicts and show progress by a bar, or by a line for every failure and now and then."""
+    """Collect verdicts and show every failure as it comes, and progress by a bar, or by a line now and then."""
     if interactive():
         from attnkit_conformance.report import terminal_rich
 
         return terminal_rich.show_progress(results, total)
-    collected = []
+    collected, failed = [], 0
     for result in results:
         collected.append(result)
         if result.status == "fail":
-            print(f"failed: {result.adapter}::{result.id}", flush=True)
+            failed += 1
+            print(in_a_line(result, failed, len(collected)), flush=True)
         if len(collected) % 500 == 0:
             print(f"{len(collected)} verdicts, now {result.op}", flush=True)
     return collected

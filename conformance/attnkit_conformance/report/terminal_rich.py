@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge.verdicts import counts, grouped, percent, worst
+from attnkit_conformance.judge.verdicts import counts, grouped, in_a_line, percent, worst
 
 
 def show_progress(results: Iterable[CaseResult], total: Callable[[], int | None]) -> list[CaseResult]:
-    """Collect verdicts with a progress bar."""
+    """Collect verdicts with a progress bar, above it the failures as they come."""
     collected = []
     columns = (TextColumn("{task.description:34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, transient=True) as progress:
@@ -22,7 +22,10 @@ def show_progress(results: Iterable[CaseResult], total: Callable[[], int | None]
         failed = 0
         for result in results:
             collected.append(result)
-            failed += result.status == "fail"
+            if result.status == "fail":
+                failed += 1
+                line = in_a_line(result, failed, len(collected))
+                progress.console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
             text = f"{result.op}" + (f" [red]{failed} failed" if failed else "")
             progress.update(
                 task, advance=1 if result.measured or result.status == "unsupported" else 0, description=text

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,6 +72,13 @@ class Area:
     def files(self) -> list[Path]:
         every = (file for path in self.paths for file in (path.rglob("*") if path.is_dir() else (path,)))
         return sorted(file for file in every if file.suffix in self.endings and file.name not in self.left)
+
+    def within(self, names: Sequence[str]) -> Area:
+        """The area of those of its files that have these names; ValueError for a name that none has."""
+        files = self.files()
+        if missing := [name for name in names if name not in {file.name for file in files}]:
+            raise ValueError(f"mutants of {self.about}: no file is called {', '.join(missing)}")
+        return replace(self, paths=tuple(file for file in files if file.name in names))
 
     def with_trials(self, expression: str | None, use: Callable[[Trials | Copies], T]) -> T:
         """`use` on the mutants, judged by cases or tests whose id matches an expression."""

@@ -203,7 +203,7 @@ def linformer_case(op: Op, scene: Scene, dtype: str) -> Case:
     q, k, v = (rng.standard_normal((*lead, *rest)) for lead, rest in shapes)
     own = {"per_head": scene.lead[1][-1:], "per_item": scene.lead[1]}
     heads = next((lead for option, lead in own.items() if option in scene.options), ())
-    width = S + (7 if "longer" in scene.options else 0)
+    width = S + (1 + S % 7 if "longer" in scene.options else 0)  # by one column too
     proj_k, proj_v = (rng.standard_normal((*heads, m, width)) / max(S, 1) ** 0.5 for _ in range(2))
     if "opposite" in scene.options:
         k[..., 1, :], v[..., 1, :] = -k[..., 0, :], -v[..., 0, :]
@@ -226,6 +226,7 @@ def linformer_case(op: Op, scene: Scene, dtype: str) -> Case:
     if "poison" in scene.options:
         unseen, hidden["q"] = unseen_and_null(case)
         hidden |= {name: whole_items(unseen, arrays[name], "gqa" in scene.options) for name in ("k", "v")}
+        hidden["dropout_mask"] = hidden["q"]
     return finished(op, scene, dtype, case, hidden, (*leading, n, scene.e))
 
 
