@@ -22,7 +22,7 @@ from attnkit_experiments.study.recipe import Recipe, Variant, presets
 
 @dataclass(frozen=True)
 class Study(GridStudy):
-    """The grid × qk-layernorm on and off × `lr_factors`, the floor with it and `lr`; the key qk_norm has no effect here."""
+    """The grid × qk-layernorm on and off × `lr_factors`, and the floor with it; the key qk_norm has no effect here."""
 
     lr_factors: tuple[float, ...] = (1.0,)
 
