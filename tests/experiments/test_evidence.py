@@ -29,10 +29,10 @@ from attnkit_experiments.evidence.checks import (
     lower,
     worse,
 )
-from attnkit_experiments.evidence.claim import FLOOR, Claim, answers
+from attnkit_experiments.evidence.claim import Claim, answers
 from attnkit_experiments.evidence.measures import headline, measure_of
 from attnkit_experiments.evidence.papers import PAPERS
-from attnkit_experiments.evidence.runs import SAME_MODELS, Run, matching, read_runs
+from attnkit_experiments.evidence.runs import CHOICES, FLOOR, FLOORS, SAME_MODELS, Run, matching, read_runs
 from attnkit_experiments.evidence.verdict import Verdict, exactly, judged, together
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.report.results import as_csv, read_csv
@@ -263,10 +263,56 @@ def test_a_run_takes_variants_that_it_lacks_from_a_run_of_the_same_models(tmp_pa
 @pytest.mark.parametrize(("recipe", "other"), SAME_MODELS.items())
 def test_recipes_that_share_cells_train_the_same_models(recipe, other):
     mine, theirs = (RECIPES[each].presets["cpu"].study for each in (recipe, other))
-    mine = dataclasses.replace(mine, sizes=theirs.sizes)
-    ours, shared = ({each.name: each for each in RECIPES[recipe].variants(study)} for study in (mine, theirs))
-    assert shared == ours == {each.name: each for each in RECIPES[other].variants(theirs)}
-    assert mine == theirs
+    chosen = dataclasses.replace(mine, **{key: getattr(theirs, key) for key in CHOICES if hasattr(mine, key)})
+    assert chosen == theirs
+    ours, shared = (RECIPES[each].variants(study) for each, study in ((recipe, chosen), (other, theirs)))
+    assert [(each.name, each.op, each.options, each.changes, each.point) for each in ours] == [
+        (each.name, each.op, each.options, each.changes, each.point) for each in shared
+    ]
+
+
+@pytest.mark.parametrize(("recipe", "other"), FLOORS.items())
+def test_recipes_that_share_a_floor_train_the_same_model_without_attention(recipe, other):
+    mine, theirs = (dataclasses.asdict(RECIPES[each].presets["cpu"].study) for each in (recipe, other))
+    assert {key for key in mine.keys() & theirs.keys() if mine[key] != theirs[key]} <= {*CHOICES}
+
+
+def added(tmp_path, seeds, *, name, base=0.5, checksum="d", **more):
+    """A report of relu, softmax and, where `floor` says so, of zeros, on data that are known."""
+    losses = {"relu-alpha1": base, "softmax": base + 0.01, **({FLOOR: 2.0} if more.pop("floor", False) else {})}
+    cells = [
+        {"variant": variant, "seed": seed, "test_loss": loss + seed / 1000, "steps": 5000}
+        for variant, loss in losses.items()
+        for seed in seeds
+    ]
+    about = {"data_checksum": checksum, "commit": "c"} | more
+    folder = write_cells(tmp_path, "000-causal", cells, name=name)
+    row = {"recipe": "000-causal", "preset": "cpu", "changed": "", "is_result": True, "cores": 2} | about
+    (folder / "results.csv").write_text(as_csv([row]))
+    write_curves(folder, cells)
+
+
+def test_reports_of_one_study_are_one_run(tmp_path):
+    added(tmp_path, range(3), name="000-causal-cpu")
+    added(tmp_path, range(2, 6), name="000-causal-more-cpu", base=0.9, changed="alphas=1,2", floor=True)
+    added(tmp_path, range(6, 9), name="000-causal-other-cpu", changed="steps=9")
+    added(tmp_path, range(6, 9), name="000-causal-text-cpu", checksum="e")
+    run, other, text = read_runs(tmp_path)
+    assert run.numbers("softmax", "test_loss").keys() == {*range(6)}
+    assert run.numbers("softmax", "test_loss")[2] == 0.512, "its own cells come first"
+    assert run.numbers(FLOOR, "test_loss").keys() == {2, 3, 4, 5}
+    more = "[000-causal-more-cpu](../reports/000-causal-more-cpu/summary.md)"
+    assert run.link.endswith(f"; seeds 3, 4, 5 and zeros from {more}")
+    assert {(row["variant"], row["seed"]) for row in run.curves} == {(c["variant"], c["seed"]) for c in run.cells}
+    assert [each.numbers("softmax", "test_loss").keys() for each in (other, text)] == [{6, 7, 8}] * 2
+    (finding,) = lower("relu-alpha1", "softmax", "test_loss").on(run)
+    assert (finding.n, finding.verdict) == (6, YES)
+
+
+def test_no_more_reports_come_from_a_tree_with_changes():
+    """Those that do are older; the plan of trainings repeats them (docs/experiments.md)."""
+    changed = {run.name for run in COMMITTED if run.results[0].get("commit", "").endswith("+ changes")}
+    assert changed <= {"000-causal-cpu", "000-masked-cpu", "002-table1-cpu", "002-table4-cpu", "002-table5-cpu"}
 
 
 def test_a_task_is_that_of_the_run(tmp_path):
@@ -373,6 +419,27 @@ def test_equality_needs_a_floor(tmp_path):
     assert answer(equal, floored).verdict is YES
     blind = [both(tmp_path / "blind", {**NEARLY, FLOOR: (0.51, 0.50, 0.52)})]
     assert answer(equal, blind).verdict is Verdict.BLIND, "the model is as good without attention"
+
+
+@pytest.mark.parametrize(("floor", "expected"), [(2.0, YES), (0.5, Verdict.BLIND), (None, Verdict.NO_FLOOR)])
+def test_a_floor_is_that_of_a_point(tmp_path, floor, expected):
+    losses = {("a", "4"): 0.50, ("c", "4"): 0.51, (FLOOR, "4"): 2.0, ("a", "8"): 0.50, ("c", "8"): 0.51}
+    cells = [
+        {
+            "variant": f"p{point}-{series}",
+            "series": series,
+            "point": point,
+            "seed": seed,
+            "test_loss": loss,
+            "steps": 5000,
+        }
+        | {"test_loss": loss + seed / 1000 * (1 + (series == "c"))}
+        for (series, point), loss in (losses | ({(FLOOR, "8"): floor} if floor else {})).items()
+        for seed in range(3)
+    ]
+    write_cells(tmp_path, "000-fig2", cells)
+    claim = Claim("x", "", "", "000-fig2", (as_good("*-a", "*-c"),))
+    assert answer(claim, read_runs(tmp_path)).verdict is expected
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import attnkit
-from attnkit_experiments.evidence.claim import FLOOR
+from attnkit_experiments.evidence.runs import FLOOR
 from attnkit_experiments.recipes import RECIPES
+from attnkit_experiments.recipes.linear import copying
 from attnkit_experiments.recipes.relu_vit import presets
 from attnkit_experiments.sequences import methods as of_sequences
 from attnkit_experiments.soft import methods as of_images
@@ -17,13 +18,17 @@ from attnkit_experiments.study.overrides import override
 from attnkit_experiments.translation.methods import METHODS as OF_TRANSLATION
 
 SIZES = SimpleNamespace(width=8, heads=2, length=16, weight_dropout=0.0)
-OPS = (presets.FLOOR, OF_TRANSLATION[FLOOR])
+OPS = {
+    "grids": (presets.FLOOR.op, presets.FLOOR.options),
+    "translation": (OF_TRANSLATION[FLOOR].op, OF_TRANSLATION[FLOOR].options),
+    "copying": copying.METHODS[FLOOR],
+}
 
 
-@pytest.mark.parametrize("method", OPS, ids=["grids", "translation"])
-def test_attention_is_zero(method):
+@pytest.mark.parametrize(("op", "options"), OPS.values(), ids=OPS)
+def test_attention_is_zero(op, options):
     q, k, v = torch.randn(3, 1, 2, 5, 4)
-    out = getattr(attnkit, method.op)(q, k, v, causal=True, **method.options)
+    out = getattr(attnkit, op)(q, k, v, causal=True, **options)
     assert (out == 0).all()
 
 
@@ -41,7 +46,11 @@ def test_a_layer_forgets_its_tokens():
 @pytest.mark.parametrize(
     ("recipe", "setting"),
     [
+        ("000-fig1", "activations=relu,zeros"),
         ("000-fig2", "activations=relu,zeros"),
+        ("000-fig3", "activations=relu,zeros"),
+        ("000-fig4", "activations=relu,zeros"),
+        ("000-learned", "activations=relu,zeros"),
         ("000-causal", "activations=relu,zeros"),
         ("000-lengths", "activations=relu,zeros"),
         ("000-masked", "activations=relu,zeros"),
@@ -49,6 +58,7 @@ def test_a_layer_forgets_its_tokens():
         ("002-table1", "methods=transformer,zeros"),
         ("002-table6", "methods=transformer,zeros"),
         ("003-sequences", "methods=transformer,zeros"),
+        ("003-copying", "methods=softmax,zeros"),
     ],
 )
 def test_a_study_takes_a_floor(recipe, setting):
@@ -56,5 +66,6 @@ def test_a_study_takes_a_floor(recipe, setting):
     floors = [variant for variant in variants if variant.series == FLOOR]
     assert floors
     for floor in floors:
-        assert floor.baseline in {variant.name for variant in variants if variant.series != FLOOR}
+        assert floor.baseline in {"", *(variant.name for variant in variants if variant.series != FLOOR)}
+    assert len({variant.point for variant in variants}) == len(floors), "one at each point"
     assert len({variant.name for variant in variants}) == len(variants)

@@ -7,14 +7,10 @@ from dataclasses import dataclass, replace
 
 from attnkit_experiments.engine.progress import many
 from attnkit_experiments.evidence.checks import Check, of_equality, of_training, worse
-from attnkit_experiments.evidence.runs import Run
+from attnkit_experiments.evidence.runs import FLOOR, Run
 from attnkit_experiments.evidence.size import too_small
 from attnkit_experiments.evidence.verdict import Finding, Verdict, together
 from attnkit_experiments.report.statistics import LEVEL, holm
-
-FLOOR = "zeros"
-"""The variant whose attention returns zeros: what a model of the study reaches without any. Where it is not worse than
-the variants of a claim, their equality says nothing of attention."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +105,21 @@ def _alone(claim: Claim, runs: Sequence[Run]) -> Answer:
 
 
 def _blind(check: Check, run: Run) -> Verdict | None:
-    """Why a run says nothing of equality, None where each variant that is compared with is better than the floor."""
-    if FLOOR not in run.variants:
-        return Verdict.NO_FLOOR
-    compared = [name for name, _ in run.matching(check.variants[1])]
-    seen = [finding.verdict for name in compared for finding in worse(FLOOR, name).on(run)]
-    return None if seen and set(seen) == {Verdict.SUPPORTED} else Verdict.BLIND
+    """Why a run says nothing of equality, None where each variant that is compared with is better than the floor of its
+    point. Where one is not, equality says nothing of attention.
+    """
+    found = []
+    for name, _ in run.matching(check.variants[1]):
+        point = run.first(name)["point"]
+        floors = [each for each in run.variants if _is_floor(run, each) and run.first(each)["point"] in (point, "")]
+        if not floors:
+            return Verdict.NO_FLOOR
+        found += [finding.verdict for finding in worse(floors[0], name).on(run)]
+    return None if found and set(found) == {Verdict.SUPPORTED} else Verdict.BLIND
+
+
+def _is_floor(run: Run, variant: str) -> bool:
+    return run.first(variant)["series"] == FLOOR
 
 
 def _seen(run: Run) -> str:

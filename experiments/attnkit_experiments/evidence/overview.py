@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from attnkit_experiments.evidence import draw, paper_page
-from attnkit_experiments.evidence.claim import FLOOR, answers
+from attnkit_experiments.evidence.claim import answers
 from attnkit_experiments.evidence.measures import headline, in_nats, measure_of
 from attnkit_experiments.evidence.papers import PAPERS
-from attnkit_experiments.evidence.runs import Run
+from attnkit_experiments.evidence.runs import FLOOR, Run
 from attnkit_experiments.evidence.size import too_small
 from attnkit_experiments.report.statistics import LEVEL, Difference, holm
 
@@ -104,7 +104,7 @@ def rows(run: Run) -> list[tuple[str, Difference]]:
     return [
         (variant, difference)
         for variant in run.variants
-        if variant != FLOOR and run.first(variant)["baseline"] in run.variants
+        if run.first(variant)["series"] != FLOOR and run.first(variant)["baseline"] in run.variants
         if draw.is_softmax(run, run.first(variant)["baseline"])
         if (difference := draw.difference(run, variant, key)) and difference.half_width is not None
     ]

@@ -14,15 +14,30 @@ from attnkit_experiments.report.statistics import Spread
 
 Record = Mapping[str, str]
 
-SAME_MODELS = {"001-fig1": "001-fig3", "001-fig2": "001-fig1", "001-fig3": "001-fig1"}
+SAME_MODELS = {
+    "001-fig1": "001-fig3",
+    "001-fig2": "001-fig1",
+    "001-fig3": "001-fig1",
+    "001-layernorm": "001-table2",
+    "001-temperature": "001-table1",
+}
 """Recipes by the one that trains some of their cells too: a run takes those that it lacks from there."""
+
+FLOORS = {"000-learned": "000-fig3", "002-table4": "002-table1", "002-table6": "003-sequences"}
+"""Recipes by the one whose floor is theirs: without attention they train the same model."""
+
+CHOICES = ("activations", "alphas", "kinds", "memories", "methods", "sizes", "softmax")
+"""Settings that choose variants and change none of them."""
+
+FLOOR = "zeros"
+"""The series whose attention returns zeros: what a model of the study reaches without any."""
 
 
 @dataclass(frozen=True)
 class Run:
     """A report: `results` are the records of results.csv, `cells`, `curves` and `exact` those of the other files.
 
-    Cells that another report has, with the same models, have its name as "report".
+    Cells that another report has, of the same study or with the same models, have its name as "report".
     """
 
     name: str
@@ -59,17 +74,20 @@ class Run:
         """Links to its page and to those that its other cells are from, as the pages of the results have them."""
         steps = f"{int(self.changed['steps']):,} steps" if "steps" in self.changed else ""
         named = ", ".join(filter(None, (self.recipe, self.task, f"preset {self.preset}", steps)))
-        others: dict[str, list[str]] = {}
+        others: dict[str, list[Record]] = {}
         for cell in self.cells:
             if "report" in cell:
-                points = others.setdefault(cell["report"], [])
-                points += [cell["point"]] if cell["point"] not in points else []
+                others.setdefault(cell["report"], []).append(cell)
         links = [f"[{named}](../reports/{self.name}/summary.md)"]
-        links += [
-            f"{' and '.join(points)} from [{report}](../reports/{report}/summary.md)"
-            for report, points in others.items()
-        ]
+        links += [f"{self._what(cells)} from [{name}](../reports/{name}/summary.md)" for name, cells in others.items()]
         return "; ".join(links)
+
+    def _what(self, cells: Sequence[Record]) -> str:
+        """What cells of another report add: seeds of variants that this one has, or variants."""
+        own = {cell["variant"] for cell in self.cells if "report" not in cell}
+        seeds = dict.fromkeys(cell["seed"] for cell in cells if cell["variant"] in own)
+        added = dict.fromkeys(cell["point"] or cell["label"] for cell in cells if cell["variant"] not in own)
+        return " and ".join([f"seeds {', '.join(seeds)}"] * bool(seeds) + list(added))
 
     @property
     def busy(self) -> bool:
@@ -125,27 +143,73 @@ def read_runs(reports: Path) -> list[Run]:
         run = Run(path.parent.name, *(read_csv(path.parent / f"{name}.csv") for name in FILES))
         if run.results[0]["is_result"] == "True" and (run.cells or run.recipe in MEASUREMENTS):
             runs.append(run)
-    return [with_shared(run, runs) for run in runs]
+    whole = united(runs)
+    return [with_shared(run, whole) for run in whole]
+
+
+def united(runs: Sequence[Run]) -> list[Run]:
+    """The runs, those of one study as one: the first, with the cells and curves that the others add to it.
+
+    A study is a recipe, a preset, data and settings, but for CHOICES and seeds. Reports without a checksum of their
+    data stay alone.
+    """
+    studies: dict[tuple[str, ...], Run] = {}
+    for run in runs:
+        data = run.results[0].get("data_checksum", "")
+        study = run.recipe, run.preset, data or run.name, *sorted(f"{k}={v}" for k, v in _settings(run).items())
+        studies[study] = _extended(studies[study], run) if study in studies else run
+    return list(studies.values())
+
+
+def _extended(run: Run, other: Run) -> Run:
+    def added(mine: Sequence[Record], theirs: Sequence[Record]) -> list[Record]:
+        have = {(each["variant"], each["seed"]) for each in mine}
+        return [each for each in theirs if (each["variant"], each["seed"]) not in have]
+
+    cells = [{**cell, "report": other.name} for cell in added(run.cells, other.cells)]
+    return replace(run, cells=[*run.cells, *cells], curves=[*run.curves, *added(run.curves, other.curves)])
 
 
 def with_shared(run: Run, runs: Sequence[Run]) -> Run:
-    """The run with the variants that it lacks and a run of the same models has, of the same preset on the same data."""
-    same = ("preset", "data_checksum")
+    """The run with the variants that it lacks and a run of the same models has, of the same preset on the same data,
+    and with the floor of one that has the same without attention.
+    """
     shared = [
-        {**cell, "report": other.name}
-        for other in runs
-        if other.recipe == SAME_MODELS.get(run.recipe)
-        and all(other.results[0].get(key) == run.results[0].get(key) for key in same)
-        and _changed(other) == _changed(run)
+        {"report": other.name} | cell | {"baseline": _baselines(run).get(cell["variant"], cell["baseline"])}
+        for other in _alike(run, runs, SAME_MODELS)
         for cell in other.cells
         if cell["variant"] not in run.variants
     ]
-    return replace(run, cells=[*shared, *run.cells])
+    floor = [
+        {"report": other.name} | cell | {"baseline": ""}
+        for other in _alike(run, runs, FLOORS)
+        for cell in other.cells
+        if cell["series"] == FLOOR and cell["variant"] not in run.variants
+    ]
+    return replace(run, cells=[*shared, *run.cells, *floor])
 
 
-def _changed(run: Run) -> dict[str, str]:
-    """The changes of its settings, but for that of the sizes trained."""
-    return {key: value for key, value in run.changed.items() if key != "sizes"}
+def _alike(run: Run, runs: Sequence[Run], recipes: Mapping[str, str]) -> list[Run]:
+    """The runs of the recipe that `recipes` has for this one, with the same preset, data and settings."""
+    same = ("preset", "data_checksum")
+    return [
+        other
+        for other in runs
+        if other.recipe == recipes.get(run.recipe)
+        and all(other.results[0].get(key) == run.results[0].get(key) for key in same)
+        and _settings(other) == _settings(run)
+    ]
+
+
+def _baselines(run: Run) -> dict[str, str]:
+    """The baselines of the recipe's own variants by name: in the report of another recipe they may be others."""
+    recipe = RECIPES[run.recipe]
+    return {each.name: each.baseline for each in recipe.variants(recipe.presets[run.preset].study)}
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """The changes of its settings, but for those that choose variants."""
+    return {key: value for key, value in run.changed.items() if key not in CHOICES}
 
 
 FILES = ("results", "cells", "curves", "exact")

@@ -29,14 +29,16 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "performer": (attnkit.performer_attention.__name__, {"num_features": 64}),
     "efficient": (attnkit.efficient_attention.__name__, {}),
     "relu": (attnkit.pointwise_attention.__name__, {"activation": "relu", "alpha": 1.0}),
+    "zeros": (attnkit.pointwise_attention.__name__, {"activation": "relu", "alpha": 1.0, "gain": 0.0}),
 }
+"""Ops and their options. With zeros attention returns nothing: what a model reaches without."""
 
 
 @dataclass(frozen=True)
 class Study(LanguageStudy):
     """`methods` are keys of METHODS; differences are to softmax where it is one of them."""
 
-    methods: tuple[str, ...] = tuple(METHODS)
+    methods: tuple[str, ...] = tuple(name for name in METHODS if name != "zeros")
 
 
 def variants(study: Study) -> tuple[Variant, ...]:

@@ -23,14 +23,16 @@ from attnkit_experiments.study.recipe import Recipe, Variant, presets
 
 @dataclass(frozen=True)
 class Study(LanguageStudy):
-    """`activations` × `alphas` beside softmax."""
+    """`activations` × `alphas`; `softmax`: whether it is there to compare with."""
 
     activations: tuple[str, ...] = ("relu",)
     alphas: tuple[float, ...] = (0.0, 0.5, 1.0)
+    softmax: bool = True
 
 
 def variants(study: Study) -> tuple[Variant, ...]:
-    return beside_softmax(grid_with_floor(study.activations, study.alphas))
+    grid = grid_with_floor(study.activations, study.alphas)
+    return beside_softmax(grid) if study.softmax else grid
 
 
 RECIPE = Recipe(

@@ -18,17 +18,28 @@ from typing import Literal
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.images.domain import DOMAIN, ImageStudy
 from attnkit_experiments.recipes.relu_vit.big_vision import FEWSHOT, augmented, paper_presets
-from attnkit_experiments.recipes.relu_vit.presets import DEVIATIONS, SCALES, at_points, beside_softmax, pointwise_grid
+from attnkit_experiments.recipes.relu_vit.presets import (
+    DEVIATIONS,
+    SCALES,
+    at_points,
+    beside_softmax,
+    floor,
+    pointwise_grid,
+)
 from attnkit_experiments.study.recipe import Recipe, Variant, presets
 
 
 @dataclass(frozen=True)
 class Study(ImageStudy):
-    """`points` are models as size/patch, from little compute to much; `augmentation`: see `big_vision.augmented`."""
+    """`points` are models as size/patch, from little compute to much; `augmentation`: see `big_vision.augmented`.
+
+    `softmax`: whether it is there to compare with.
+    """
 
     points: tuple[str, ...] = ("d64/8", "d64/4", "w96/4")
     activations: tuple[str, ...] = ("relu",)
     alpha: float = 1.0
+    softmax: bool = True
     augmentation: Literal["", "i21k", "i1k"] = ""
 
 
@@ -36,11 +47,12 @@ def variants(study: Study) -> tuple[Variant, ...]:
     if not study.points:
         raise UserError("--set points: expected at least one model such as d64/4")
     power = "" if study.alpha == 1 else f"^{study.alpha:g}"
-    pointwise = [
+    grid = [
         dataclasses.replace(each, series=f"{each.series}/L{power}", alpha=None)
         for each in pointwise_grid(study.activations, (study.alpha,))
     ]
-    return augmented(study.augmentation, at_points(study.points, beside_softmax(pointwise)))
+    grid += floor(study.activations)
+    return augmented(study.augmentation, at_points(study.points, beside_softmax(grid) if study.softmax else grid))
 
 
 RECIPE = Recipe(

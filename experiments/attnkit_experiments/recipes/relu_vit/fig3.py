@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from attnkit_experiments.engine.errors import require_in
 from attnkit_experiments.images.domain import DOMAIN
 from attnkit_experiments.recipes.relu_vit.big_vision import FIGURE_POINTS, augmented, paper_presets
-from attnkit_experiments.recipes.relu_vit.presets import DEVIATIONS, SCALES, GridStudy, at_points, pointwise_grid
+from attnkit_experiments.recipes.relu_vit.presets import DEVIATIONS, SCALES, GridStudy, at_points, floor, pointwise_grid
 from attnkit_experiments.study.recipe import Recipe, Variant, presets
 
 
 @dataclass(frozen=True)
 class Study(GridStudy):
-    """The grid × qk-layernorm on and off × `lr_factors`; the key qk_norm has no effect here."""
+    """The grid × qk-layernorm on and off × `lr_factors`, and the floor with it; the key qk_norm has no effect here."""
 
     lr_factors: tuple[float, ...] = (1.0,)
 
@@ -41,6 +41,7 @@ def variants(study: Study) -> tuple[Variant, ...]:
                     series = f"{series}, lr × {factor:g}"
                 changes = {"qk_norm": on, "lr": study.lr * factor}
                 every.append(dataclasses.replace(each, name=name, series=series, baseline=baseline, changes=changes))
+    every += [dataclasses.replace(each, changes={"qk_norm": True}) for each in floor(study.activations)]
     return augmented(study.augmentation, at_points(study.points, every))
 
 

@@ -14,7 +14,7 @@ import dataclasses
 
 from attnkit_experiments.images.domain import DOMAIN
 from attnkit_experiments.recipes.relu_vit.big_vision import FIGURE_POINTS, augmented, paper_presets
-from attnkit_experiments.recipes.relu_vit.presets import DEVIATIONS, SCALES, GridStudy, at_points, pointwise_grid
+from attnkit_experiments.recipes.relu_vit.presets import DEVIATIONS, SCALES, GridStudy, at_points, floor, pointwise_grid
 from attnkit_experiments.study.recipe import Recipe, Variant, presets
 
 
@@ -26,7 +26,7 @@ def variants(study: GridStudy) -> tuple[Variant, ...]:
         )
         for each in plain
     ]
-    return augmented(study.augmentation, at_points(study.points, (*plain, *gated)))
+    return augmented(study.augmentation, at_points(study.points, (*plain, *gated, *floor(study.activations))))
 
 
 BOTH = ("relu", "relu_squared")

@@ -18,7 +18,7 @@ from attnkit_experiments.engine.errors import require_names
 from attnkit_experiments.images.domain import DOMAIN
 from attnkit_experiments.images.learned_scale import KINDS
 from attnkit_experiments.recipes.relu_vit.big_vision import FIGURE_POINTS, augmented, paper_presets
-from attnkit_experiments.recipes.relu_vit.presets import DEVIATIONS, SCALES, GridStudy, at_points, pointwise_grid
+from attnkit_experiments.recipes.relu_vit.presets import DEVIATIONS, SCALES, GridStudy, at_points, floor, pointwise_grid
 from attnkit_experiments.study.recipe import Recipe, Variant, presets, softmax_variant
 
 
@@ -45,6 +45,7 @@ def variants(study: Study) -> tuple[Variant, ...]:
             )
             for kind in study.kinds
         ]
+    every += floor(study.activations)
     return augmented(study.augmentation, at_points(study.points, every))
 
 

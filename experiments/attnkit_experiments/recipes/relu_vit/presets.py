@@ -101,25 +101,29 @@ DEVIATIONS = (
 
 NOTHING = {"activation": "relu", "alpha": 1.0, "gain": 0.0}
 FLOOR = Variant("zeros", "zeros", attnkit.pointwise_attention.__name__, NOTHING)
-"""Attention that returns zeros: what a model reaches without. A study of fig2, causal, masked or lengths takes it for
-an activation: activations=relu,zeros."""
+"""Attention that returns zeros: what a model reaches without. A study takes it for an activation, once at every point
+and with no factor: activations=relu,zeros."""
 
 
 def require_activations(names: tuple[str, ...]) -> None:
-    require_names("activations", "activation", names, attnkit.ACTIVATIONS)
+    require_names("activations", "activation", names, (*attnkit.ACTIVATIONS, FLOOR.name))
 
 
 def pointwise_grid(activations: tuple[str, ...], alphas: tuple[float, ...]) -> tuple[Variant, ...]:
-    """L^-alpha·h for every h and alpha."""
+    """L^-alpha·h for every h and alpha, without the FLOOR."""
     require_activations(activations)
     require_in("(-inf, inf)", alphas=alphas)
-    return tuple(pointwise_variant(activation, alpha) for activation in activations for alpha in alphas)
+    named = [activation for activation in activations if activation != FLOOR.name]
+    return tuple(pointwise_variant(activation, alpha) for activation in named for alpha in alphas)
+
+
+def floor(activations: tuple[str, ...]) -> tuple[Variant, ...]:
+    """FLOOR where its name is among the activations."""
+    return (FLOOR,) * (FLOOR.name in activations)
 
 
 def grid_with_floor(activations: tuple[str, ...], alphas: tuple[float, ...]) -> tuple[Variant, ...]:
-    """The same, with FLOOR where its name is among the activations."""
-    named = tuple(activation for activation in activations if activation != FLOOR.name)
-    return pointwise_grid(named, alphas) + (FLOOR,) * (len(named) < len(activations))
+    return pointwise_grid(activations, alphas) + floor(activations)
 
 
 def beside_softmax(grid: Iterable[Variant]) -> tuple[Variant, ...]:

@@ -1,0 +1,36 @@
+#!/bin/sh
+# The trainings that results still lack, in the order of docs/experiments.md (Trainings to come), one after the other on
+# one thread. Killed at any time and started again, it goes on where it was.
+#
+#     nice -n 15 sh experiments/plan.sh OUT
+#
+# OUT/NAME is a study with its report; NAME is that of the report in docs/reports which it adds or replaces.
+set -u
+out=${1:?"usage: sh experiments/plan.sh OUT"}
+
+study() { # NAME RECIPE OPTION ...
+    name=$1 recipe=$2
+    shift 2
+    [ -e "$out/$name/summary.md" ] && return
+    [ -e "$out/$name/finished.json" ] ||
+        python -m experiments run "$recipe" --preset cpu --threads 1 --keep-going --resume \
+            --cache "$out/cache" --out "$out/$name" "$@" &&
+        python -m experiments report "$out/$name" --hide-samples && return
+    status=$?
+    echo "$name: ended with $status" >&2
+    [ "$status" -lt 75 ] || exit "$status" # stopped by a signal, where what comes next would be as well
+}
+
+study 003-sequences-cpu 003-sequences --set methods=transformer,linear,cosine,efficient,linformer,zeros
+study 002-table1-cpu 002-table1 --set methods=transformer,linformer,performer,nystromformer,soft,zeros
+study 000-fig3-floor-cpu 000-fig3 --set activations=zeros
+study 003-copying-more-cpu 003-copying --set methods=softmax,linear,cosine,performer,efficient,relu,zeros --seeds 1 2
+study 001-layernorm-cpu 001-layernorm --set methods=relu_norm
+study 000-masked-floor-cpu 000-masked --set activations=zeros --set softmax=false
+study 002-table4-cpu 002-table4
+study 000-causal-more-cpu 000-causal --set activations=relu,zeros --set alphas=1,2 --seeds 3 4 5 6 7
+study 000-fig2-more-cpu 000-fig2 --set steps=7500 --set activations=relu,zeros --set alphas=0,1 --seeds 3 4 5 6 7
+study 001-table4-more-cpu 001-table4 --set methods=vanilla,sparsemax,entmax15,rela,reluformer,zeros --seeds 3 4 5
+study 001-temperature-cpu 001-temperature --set memories=softmax_t2,softmax_t4,softmax_t8
+study 002-table5-cpu 002-table5
+study 000-fig3-squared-cpu 000-fig3 --set activations=relu_squared --set alphas=1
