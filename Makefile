@@ -77,7 +77,8 @@ conformance: library
 emulated: install
 	@mkdir -p $(OUT)
 	$(BIN)/python -m attnkit_conformance run numpy-generic triton_interpreted jax_triton_interpreted cuda_cpu \
-	  --profile quick -k "not property" --workers $(WORKERS) --html $(OUT)/conformance-emulated.html
+	  --profile quick -k "not property" --workers $(WORKERS) --html $(OUT)/conformance-emulated.html \
+	  --markdown $(OUT)/conformance-emulated.md
 	$(BIN)/python -m pytest -q -m emulated tests/kernels
 
 # The compiled kernels for CPUs at every level that this machine has, then under sanitizers: a quarter of an hour. Without
@@ -185,7 +186,7 @@ $(VENV)/.more-peers: $(VENV)/.installed
 # Who agrees with which definition, and the smallest input where one does not; attnkit in models of timm and in the
 # Trainer of transformers.
 peers: $(VENV)/.more-peers
-	$(BIN)/python -m attnkit_conformance peers --profile scenes --html $(OUT)/peers.html
+	$(BIN)/python -m attnkit_conformance peers --profile scenes --html $(OUT)/peers.html --json $(OUT)/peers-page.json
 	$(BIN)/python -m pytest -q -m peers tests/conformance tests/integrations tests/repository/test_wheel.py
 
 # torch.export and ONNX of every op that can be exported.

@@ -4,7 +4,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "reference"), str(ROOT / "conformance")]  # this checkout, installed or not
+sys.path[:0] = [
+    str(ROOT),
+    *(str(ROOT / name) for name in ("reference", "conformance", "experiments")),
+]  # this checkout, installed or not
 
 import attnkit  # noqa: E402
 
@@ -13,7 +16,7 @@ author = "The attnkit authors"
 project_copyright = "The attnkit authors"
 version = release = attnkit.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.mathml", "docs.docstrings"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.mathml", "docs.docstrings", "docs.drawn"]
 exclude_patterns = ["families/pictures/*", "**/__pycache__"]
 
 # what GitHub shows too: tables, $ formulas, and headings as targets of links

@@ -174,6 +174,11 @@ def ops(only: list[str]) -> list[Op]:
     return [op for op in selection if not only or op.name in only]
 
 
+def settings(op: Op) -> dict[str, Params]:
+    """The parameters of the pictures of an op, by the end of their file's name."""
+    return SETTINGS.get(op.name, {"": {}})
+
+
 def draw(folder: Path, only: list[str]) -> None:
     """The pictures of the named ops, or of all, and those that show several."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -181,7 +186,7 @@ def draw(folder: Path, only: list[str]) -> None:
     first: list[Drawn] = []
     with mpl.rc_context(drawing.STYLE):
         for op in ops(only):
-            for label, params in SETTINGS.get(op.name, {"": {}}).items():
+            for label, params in settings(op).items():
                 x = weigh(op, params, inputs)
                 first += [] if label else [x]
                 save(drawing.picture(x), folder / f"{op.name}{'-' if label else ''}{label}.svg")

@@ -15,8 +15,11 @@ from attnkit_experiments.report.results import read_csv
 from benchmarks.gpu import train
 from benchmarks.gpu.studies import EVIDENCE, RATES
 
-OURS = ("report.html", "summary.md", "results.csv", "cells.csv", "curves.csv", "exact.csv")
-"""What docs/reports has of a study."""
+OURS = (
+    *("summary.md", "results.csv", "cells.csv", "curves.csv", "exact.csv", "claims.json"),
+    *("losses.csv", "norms.csv", "layers.csv", "residuals.csv"),
+)
+"""What docs/reports has of a study: the site makes the page from them."""
 
 
 def unpack(archive: Path, kept: Path) -> list[str]:

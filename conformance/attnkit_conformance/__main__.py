@@ -40,7 +40,7 @@ from attnkit_conformance.model import grades
 from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
-from attnkit_conformance.report import badge, files, saved, scoreboard, table, terminal, trust, unnoticed
+from attnkit_conformance.report import badge, files, saved, scoreboard, summary, table, terminal, trust, unnoticed
 from attnkit_conformance.selection import Terms, find
 
 FINDINGS = Path("out") / "found"  # failing cases of a search
@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--json", type=Path, help="write every verdict as JSON")
     run.add_argument("--junit", type=Path, help="write JUnit XML")
     run.add_argument("--html", type=Path, help="write one self-contained page")
+    run.add_argument("--markdown", type=Path, metavar="FILE", help="write a summary: verdicts and worst errors")
     run.add_argument("--badge", type=Path, metavar="FILE", help="write a badge, an SVG")
     run.add_argument("--search", type=float, metavar="SECONDS", help="judge drawn cases instead of the fixed ones")
     run.add_argument("--seed", type=int, help="the same seed draws the same cases (of the search, 0) and repeats")
@@ -141,6 +142,7 @@ def parser() -> argparse.ArgumentParser:
     others = commands.add_parser("peers", help="judge other people's implementations and make a page of disagreements")
     others.add_argument("names", nargs="*", metavar="PEER", help="entmax, torch_sdpa-math, ...; all by default")
     others.add_argument("--html", type=Path, default=Path("out/peers.html"), help="the page")
+    others.add_argument("--json", type=Path, metavar="FILE", help="what the page shows, as data")
     others.add_argument("--profile", choices=("small", "scenes"), default="small",
         help="scenes: every scene, and the pairs of small")  # fmt: skip
     others.add_argument("--workers", type=int, metavar="N", help="processes that judge, one per core by default")
@@ -331,6 +333,7 @@ def conclude(results: list[CaseResult], adapters: Iterable[Adapter], args: argpa
     header = {**files.header(adapters, args.profile, args.seed), "left": left}
     writers = (
         (args.json, files.as_json), (args.junit, files.as_junit), (args.html, files.as_html), (args.badge, as_badge),
+        (args.markdown, summary.as_markdown),
     )  # fmt: skip
     for path, render in writers:
         if path is not None:
@@ -535,9 +538,12 @@ def peers(args: argparse.Namespace) -> int:
     )
     count = sum(planned(members, profile, expression, DTYPES) for members, profile, expression in parts)
     results = in_order(terminal.show_progress(verdicts, lambda: count), adapters)
-    args.html.parent.mkdir(parents=True, exist_ok=True)
-    args.html.write_text(peers_page.render(results, adapters, args.profile))
-    print(f"written: {args.html}")
+    held = peers_page.record(results, adapters, args.profile)
+    texts = {args.html: peers_page.page(held), args.json: json.dumps(held, indent=1, ensure_ascii=False) + "\n"}
+    for path, text in ((path, text) for path, text in texts.items() if path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        print(f"written: {path}")
     return int(any(result.status == "fail" for result in results))
 
 

@@ -1,4 +1,4 @@
-"""The committed page: every program on it runs, and what it computes is as far from the definition as the page says."""
+"""The committed page's data: every program runs, and what it computes is as far from the definition as it says."""
 
 import html
 import importlib.util
@@ -14,14 +14,34 @@ import pytest
 
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.peers import REQUIRES, missing_modules
+from attnkit_conformance.report import peers_page
 
-PAGE = Path(__file__).parents[2] / "docs" / "reports" / "peers.html"
+HELD = json.loads((Path(__file__).parents[2] / "docs" / "reports" / "peers.json").read_text())
 SNIPPET = re.compile(r'<pre class="snippet" data-tolerance="([^"]*)">(.*?)</pre>', re.DOTALL)
 SEPARATE = "os.environ"  # what sets a mode for its whole process
 
 
 def programs() -> list[tuple[float, str]]:
-    return [(float(tolerance), html.unescape(text)) for tolerance, text in SNIPPET.findall(PAGE.read_text())]
+    found = [program for one in HELD["disagreements"] for program in one["programs"] if "program" in program]
+    return [(one["tolerance"], one["program"]) for one in found] + [
+        (peers_page.VISIBLE, one["program"]) for one in HELD["further"]
+    ]
+
+
+def test_the_page_shows_all_that_is_kept() -> None:
+    page = peers_page.page(HELD)
+    assert [(float(tolerance), html.unescape(text)) for tolerance, text in SNIPPET.findall(page)] == programs()
+    shown = html.unescape(re.sub("<[^>]*>", " ", page))
+    for one in HELD["definitions"]:
+        for function in one["functions"]:
+            assert f" {function['name']} " in shown
+            assert not function["agree"] or f" {function['agree']:,} " in shown
+    for one in HELD["disagreements"]:
+        assert one["reason"] in shown
+    assert all(reason in shown for _, reasons in HELD["unsupported"] for reason, _ in reasons)
+    assert shown.count("differs") >= sum(
+        bool(each["differ"]) for one in HELD["definitions"] for each in one["functions"]
+    )
 
 
 def differs(text: str, tolerance: float) -> bool:

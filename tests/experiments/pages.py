@@ -78,10 +78,15 @@ def as_text(folder: Path) -> str:
         "report.html": html.unescape(re.sub(r"(?=<(?:h\d|p|div|tr|li|dt|ul|svg|/table|/div|/main)\b)", "\n", page))
     }
     for path in (*folder.glob("*.md"), *sorted(folder.glob("*.csv"))):
-        rows = path.read_text().splitlines()
-        written = "\n".join(rows[: CURVES if path.name == "curves.csv" else None])
+        rows = path.read_text().partition("\n## ")[0].splitlines()  # what follows are the words of the page
+        written = "\n".join(rows[: CURVES if path.name in ("curves.csv", "losses.csv", "norms.csv") else None])
         parts[path.name] = re.sub(r"\d+\.\d{6,}", lambda number: f"{float(number[0]):.6g}", written)
     return re.sub(r"\n\s*\n+", "\n", "".join(f"==== {name}\n{part}\n" for name, part in parts.items()))
+
+
+def words(page: str) -> list[str]:
+    """The words of a page of HTML."""
+    return html.unescape(re.sub(r"<[^>]*>", " ", page)).split()
 
 
 # ---------------------------------------------------------------------------------------------- figures

@@ -8,6 +8,7 @@ so that its page is the same on every machine. If a page is meant to change:
 import gzip
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +17,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
 from attnkit_experiments.commands import classify, runner
 from attnkit_experiments.commands.report import write_report
+from attnkit_experiments.evidence.figures import with_figures
 from attnkit_experiments.recipes import MEASUREMENTS
 from attnkit_experiments.report import claims
+from attnkit_experiments.report.words import FIGURE
 
 from . import pages
 from .conftest import TINY as IMAGES
@@ -99,6 +103,17 @@ def compare(words: str, name: str) -> None:
     )
 
 
+def check_what_is_kept(out: Path) -> None:
+    """The summary has the words of the page, and its CSVs make the figures, but those of attention to samples."""
+    page, summary = ((out / name).read_text() for name in ("report.html", "summary.md"))
+    tail = f"## {summary.partition(chr(10) + '## ')[2]}"
+    back = MarkdownIt("commonmark", {"html": True}).enable("table").render(FIGURE.sub("", tail))
+    page = re.sub(r"<(style|title)>.*?</\1>", "", page, flags=re.DOTALL)
+    assert pages.words(re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)) == pages.words(back)
+    drawn = [each for each in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL) if "image of " not in each]
+    assert re.findall(r"<svg.*?</svg>", with_figures(out / "summary.md"), flags=re.DOTALL) == drawn
+
+
 NOW = ("000-lengths", "001-table4", "002-table6")
 """One of each domain, and in what may go wrong with cells; `make survival` has all."""
 
@@ -124,6 +139,7 @@ def test_a_study(recipe, places, tmp_path, monkeypatch, in_words):
         change(out)
     write_report(out)
     compare(pages.as_text(out), recipe)
+    check_what_is_kept(out)
 
 
 @pytest.mark.parametrize("recipe", MEASUREMENTS)
@@ -132,6 +148,7 @@ def test_a_measurement(recipe, tmp_path, in_words):
     out = runner.run(runner.Request(recipe, preset, None, tmp_path / "out", threads=1, device="cpu"))
     write_report(pages.settle(out))
     compare(pages.as_text(out), recipe)
+    check_what_is_kept(out)
 
 
 def test_maps_of_a_model_over_images(tmp_path, in_words):

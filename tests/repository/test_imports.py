@@ -51,7 +51,7 @@ EXPERIMENTS = {
     "language": "engine study report data images",
     "recipes": "engine study report data images sequences translation soft language",
     "commands": "engine study report data images sequences translation soft language recipes",
-    "evidence": "engine study report recipes",
+    "evidence": "engine study report images language soft translation recipes",
     "__main__.py": "engine data recipes commands evidence",
 }
 # Other folders -> what their modules import. adapters and peers import what they judge.

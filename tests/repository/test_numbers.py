@@ -19,8 +19,7 @@ def spreads(text: str) -> list[tuple[str, str]]:
 
 @cache
 def published(report: str) -> list[tuple[str, str]]:
-    folder = ROOT / "docs" / "reports" / report
-    return [pair for name in ("summary.md", "report.html") for pair in spreads((folder / name).read_text())]
+    return spreads((ROOT / "docs" / "reports" / report / "summary.md").read_text())
 
 
 @cache

@@ -55,3 +55,45 @@ def test_no_machine_paths():
         if path.suffix in (".py", ".md", ".toml", ".txt", ".html", "") and path.name != "LICENSE":
             found = [line for line in path.read_text().splitlines() if pattern.search(line)]
             assert not found or path == Path(__file__), f"{path.relative_to(ROOT)}: {found[0][:120]}"
+
+
+LARGE = 300 * 1024
+LARGER = {
+    f"experiments/attnkit_experiments/commands/trained/{name}/model.safetensors"
+    for name in ("copying-linear", "digits-relu", "digits-softmax")
+}
+PICTURES = {
+    "docs/cost-of-paper.svg",
+    "docs/families/pictures/overview.svg",  # of the index
+    "docs/results/pictures/beside-softmax.svg",  # of the README
+    "docs/reports/000-fig2-digits/attention-of-the-middle-patch.svg",  # of weights that no CSV has
+    "docs/reports/000-fig2-digits/weight-by-layer.svg",
+    "docs/reports/002-fig3-digits/heat-maps.svg",
+}
+TEMPLATES = {
+    "benchmarks/page.html",
+    *(f"conformance/attnkit_conformance/report/{name}.html" for name in ("peers", "report", "scoreboard")),
+}
+
+
+def unwanted(names: list[str], sizes: dict[str, int]) -> dict[str, str]:
+    """Files that the repository does not keep, with the reason: what is made of others, and what is large."""
+    drawn = {".svg", ".png", ".jpg", ".jpeg", ".gif", ".pdf", ".webp"}
+    why = {
+        name: "is a page: `make site` makes it" for name in names if name.endswith(".html") and name not in TEMPLATES
+    }
+    why |= {n: "is a picture, not one of PICTURES" for n in names if Path(n).suffix in drawn and n not in PICTURES}
+    return why | {name: f"has {size:,} bytes" for name, size in sizes.items() if size > LARGE and name not in LARGER}
+
+
+def test_what_is_made_of_other_files_is_not_kept():
+    names = [path.relative_to(ROOT).as_posix() for path in tracked()]
+    assert not unwanted(names, {name: (ROOT / name).stat().st_size for name in names})
+    assert len(PICTURES) <= 10
+    assert set(names) >= PICTURES | LARGER | TEMPLATES, "a list names what is gone"
+
+
+def test_a_page_a_picture_and_a_large_file_are_noticed():
+    names = ["docs/reports/peers.html", "docs/results/pictures/a.svg", "README.md"]
+    assert set(unwanted(names, {"README.md": LARGE + 1})) == set(names)
+    assert not unwanted(["README.md", *PICTURES, *TEMPLATES], dict.fromkeys(LARGER, 10**6))

@@ -1,6 +1,7 @@
 """The page of peers: which implementations agree with which definition, and disagreements with programs that show them.
 
-It is self-contained and needs no script.
+`record` is what it shows, as data that a repository can keep; `page` makes the page of it, which is self-contained and
+needs no script.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from attnkit_conformance.model.golden import golden
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import REQUIRES
 from attnkit_conformance.peers.disagreements import Disagreement, Example, collect, library
-from attnkit_conformance.peers.further import Further
 from attnkit_conformance.peers.further import of as further_of
 from attnkit_conformance.peers.gpu_only import GPU_ONLY, OnGpu
 from attnkit_conformance.report import files
@@ -42,7 +42,12 @@ COLUMNS = (
     "not served",
 )
 VISIBLE = 0.01  # what a disagreement beyond the cases is off by at least
+BEYOND = """<h2>Beyond the cases</h2>
+<p class="hint">What needs more tokens than a case has, or options that no definition has. Each program computes
+both sides.</p>
+"""
 LONGEST = 6000  # characters of a program on the page
+Record = dict[str, Any]  # plain data, as JSON has it
 PATIENCE = 1200  # seconds for all snippets of an environment, imports included
 RUN = """
 import contextlib, io, json, sys
@@ -59,8 +64,8 @@ print(json.dumps(printed))
 """
 
 
-def render(results: Sequence[CaseResult], adapters: Sequence[Any], profile: str) -> str:
-    """The page of these verdicts; every disagreement is shrunk and its program run."""
+def record(results: Sequence[CaseResult], adapters: Sequence[Any], profile: str) -> Record:
+    """All that the page shows of these verdicts, as plain data; every disagreement is shrunk and its program run."""
     names = {result.adapter for result in results}
     members = [adapter for adapter in adapters if adapter.name in names]
     head = files.header(members, profile)
@@ -68,27 +73,51 @@ def render(results: Sequence[CaseResult], adapters: Sequence[Any], profile: str)
     head["versions"] |= {name: files.version(name) for name in dict.fromkeys(needed) if find_spec(name)}
     ordered = sorted(results, key=lambda result: [adapter.name for adapter in members].index(result.adapter))
     try:
-        return page(ordered, members, head, collect(ordered, members))
+        return recorded(ordered, members, head, collect(ordered, members))
     finally:
         for adapter in members:
             if hasattr(adapter, "close"):
                 adapter.close()
 
 
-def page(results: Sequence[CaseResult], adapters: Sequence[Any], head: Header, entries: Sequence[Disagreement]) -> str:
-    """The whole page."""
+def recorded(
+    results: Sequence[CaseResult], adapters: Sequence[Any], head: Header, entries: Sequence[Disagreement]
+) -> Record:
     further = further_of({library(adapter.name) for adapter in adapters})
     programs = [(e.program, e.environment) for one in entries for e in one.examples if len(e.program) <= LONGEST]
     printed = run([*programs, *((one.program, ()) for one in further)])
-    parts = {
+    return {
+        "head": {key: head[key] for key in ("profile", "device", "python", "versions")},
         "facts": facts(results, adapters, entries),
-        "meta": meta(head),
-        "matrix": matrix(results, adapters, entries),
-        "disagreements": "".join(card(n, one, printed) for n, one in enumerate(entries, 1)),
-        "further": "".join(further_card(one, printed[one.program]) for one in further),
-        "contents": "".join(f'<li><a href="#d{n}">{escape(one.reason)}</a></li>' for n, one in enumerate(entries, 1)),
-        "gpu": gpu_rows(GPU_ONLY),
+        "definitions": definitions(results, adapters, entries),
+        "disagreements": [disagreement(one, printed) for one in entries],
+        "further": [
+            {"family": one.family, "reason": one.reason, "program": one.program, "printed": printed[one.program]}
+            for one in further
+        ],
         "unsupported": unsupported(results),
+    }
+
+
+def page(held: Record) -> str:
+    """The whole page."""
+    entries = held["disagreements"]
+    contents = (f'<li><a href="#d{n}">{escape(one["reason"])}</a></li>' for n, one in enumerate(entries, 1))
+    parts = {
+        "facts": "".join(
+            f'<div class="fact"><b>{n:,}</b><span>{escape(text)}</span></div>' for n, text in held["facts"]
+        ),
+        "meta": meta(held["head"]),
+        "matrix": matrix(held["definitions"]),
+        "disagreements": "".join(card(n, one) for n, one in enumerate(entries, 1)),
+        "further": "".join([BEYOND if held["further"] else "", *map(further_card, held["further"])]),
+        "contents": "".join(contents),
+        "gpu": gpu_rows(GPU_ONLY),
+        "unsupported": "".join(
+            f"<tr><td><code>{escape(name)}</code></td><td>"
+            f"{'; '.join(f'{escape(reason)} ({count})' for reason, count in reasons)}</td></tr>"
+            for name, reasons in held["unsupported"]
+        ),
     }
     text = TEMPLATE.read_text()
     for name, part in parts.items():
@@ -100,18 +129,19 @@ def escape(text: object) -> str:
     return html.escape(str(text))
 
 
-def facts(results: Sequence[CaseResult], adapters: Sequence[Any], entries: Sequence[Disagreement]) -> str:
+def facts(
+    results: Sequence[CaseResult], adapters: Sequence[Any], entries: Sequence[Disagreement]
+) -> list[tuple[int, str]]:
     """Large numbers."""
     differing = {name for one in entries for name in one.adapters}
     libraries = {library(adapter.name) for adapter in adapters}
-    rows = (
+    return [
         (len(adapters), "functions"), (len(libraries), "libraries"),
         (len(adapters) - len(differing), "agree everywhere"),
         (len(entries), "disagreements"), (sum(r.status == "pass" for r in results), "verdicts agree"),
         (sum(r.status in ("xfail", "fail") for r in results), "differ"),
         (sum(r.status == "unsupported" for r in results), "not served"),
-    )  # fmt: skip
-    return "".join(f'<div class="fact"><b>{n:,}</b><span>{escape(text)}</span></div>' for n, text in rows)
+    ]  # fmt: skip
 
 
 def meta(head: Header) -> str:
@@ -125,44 +155,63 @@ def meta(head: Header) -> str:
     return " · ".join([*parts, *versions])
 
 
-def matrix(results: Sequence[CaseResult], adapters: Sequence[Any], entries: Sequence[Disagreement]) -> str:
-    """A block of rows per definition: the functions that compute it, verdicts, and numbers."""
-    blocks = []
+def definitions(
+    results: Sequence[CaseResult], adapters: Sequence[Any], entries: Sequence[Disagreement]
+) -> list[Record]:
+    """Each definition with the functions that compute it, their verdicts, and numbers."""
+    held = []
     for op in OPDB:
-        rows = []
+        functions = []
         for adapter in adapters:
             own = [r for r in results if r.adapter == adapter.name and r.op.removesuffix(WEIGHTS) == op.name]
             if any(result.status != "unsupported" for result in own):
-                name = f"<td><code>{escape(adapter.name)}</code><small>{escape(adapter.description)}</small></td>"
-                rows.append(name + verdict(own, entries))
-        if rows:
-            head = f"<th rowspan={len(rows)}>{escape(op.name)}<small>{escape(op.formula)}</small></th>"
-            lines = "".join(f"<tr>{head if n == 0 else ''}{row}</tr>" for n, row in enumerate(rows))
-            blocks.append(f"<tbody>{lines}</tbody>")
+                said = {"name": adapter.name, "description": adapter.description}
+                functions.append(said | verdict(own, entries))
+        if functions:
+            held.append({"op": op.name, "formula": op.formula, "functions": functions})
+    return held
+
+
+def matrix(held: Sequence[Record]) -> str:
+    """A block of rows per definition."""
+    blocks = []
+    for one in held:
+        head = f"<th rowspan={len(one['functions'])}>{escape(one['op'])}<small>{escape(one['formula'])}</small></th>"
+        lines = "".join(f"<tr>{head if n == 0 else ''}{row(each)}</tr>" for n, each in enumerate(one["functions"]))
+        blocks.append(f"<tbody>{lines}</tbody>")
     return f"<thead><tr>{''.join(f'<th>{title}</th>' for title in COLUMNS)}</tr></thead>{''.join(blocks)}"
 
 
-def verdict(own: Sequence[CaseResult], entries: Sequence[Disagreement]) -> str:
-    """Cells of one function and one definition: agrees or differs, with links and numbers."""
+def verdict(own: Sequence[CaseResult], entries: Sequence[Disagreement]) -> Record:
+    """Of one function and one definition: its disagreements by number, and counts."""
     counts = Counter(result.status for result in own)
     differing = [result for result in own if result.status in ("xfail", "fail")]
-    word = "differs" if differing else "agrees"
-    worst = max((result.ratio for result in own if result.status == "pass"), default=0.0)
     pairs = {(result.adapter, result.op) for result in own}
-    links = " ".join(
-        f'<a href="#d{n}">{n}</a>' for n, one in enumerate(entries, 1)
-        if any((result.adapter, result.op) in pairs for result in one.results)
-    )  # fmt: skip
+    return {
+        "disagreements": [
+            n for n, one in enumerate(entries, 1) if any((each.adapter, each.op) in pairs for each in one.results)
+        ],
+        "agree": counts["pass"],
+        "worst": max((result.ratio for result in own if result.status == "pass"), default=0.0),
+        "differ": len(differing),
+        "by": most(differing) if differing else "",
+        "not_served": counts["unsupported"],
+    }
+
+
+def row(one: Record) -> str:
+    word = "differs" if one["differ"] else "agrees"
     cells = (
         f'<b class="{word}">{word}</b>',
-        links,
-        number(counts["pass"]),
-        f"{100 * worst:.0f} %" if counts["pass"] else "",
-        number(len(differing)),
-        escape(most(differing)) if differing else "",
-        number(counts["unsupported"]),
+        " ".join(f'<a href="#d{n}">{n}</a>' for n in one["disagreements"]),
+        number(one["agree"]),
+        f"{100 * one['worst']:.0f} %" if one["agree"] else "",
+        number(one["differ"]),
+        escape(one["by"]),
+        number(one["not_served"]),
     )
-    return "".join(f"<td>{text}</td>" for text in cells)
+    name = f"<td><code>{escape(one['name'])}</code><small>{escape(one['description'])}</small></td>"
+    return name + "".join(f"<td>{text}</td>" for text in cells)
 
 
 def number(count: int) -> str:
@@ -191,41 +240,54 @@ def times(x: float) -> str:
     return f"{x / 10**power:.0f}·10{str(power).translate(str.maketrans('0123456789', '⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
 
 
-def card(number: int, one: Disagreement, printed: Mapping[str, str]) -> str:
-    """One disagreement: the sentence, the functions and their errors, and the programs."""
-    rows = []
+def disagreement(one: Disagreement, printed: Mapping[str, str]) -> Record:
+    """The sentence, the functions and their errors, and the programs."""
+    who = []
     for adapter in one.adapters:
         for op in one.ops:
             own = [result for result in one.results if (result.adapter, result.op) == (adapter, op)]
             if own:
                 dtypes = ", ".join(dict.fromkeys(result.dtype for result in own))
-                cells = (
-                    f"<code>{escape(adapter)}</code>",
-                    f"<code>{escape(op)}</code>",
-                    dtypes,
-                    str(len(own)),
-                    escape(most(own)),
-                )
-                rows.append("".join(f"<td>{text}</td>" for text in cells))
+                who.append((adapter, op, dtypes, len(own), most(own)))
+    return {"reason": one.reason, "who": who, "programs": [program(example, printed) for example in one.examples]}
+
+
+def program(example: Example, printed: Mapping[str, str]) -> Record:
+    """A snippet and its output here, or the size of the smallest input if it is too long."""
+    if example.program not in printed:
+        return {"adapter": example.adapter, "size": size(example.case)}
+    tolerance = float(f"{tolerated(example):.3g}")
+    said = {"program": example.program, "printed": printed[example.program], "tolerance": tolerance}
+    return {"adapter": example.adapter} | said
+
+
+def card(number: int, one: Record) -> str:
+    """One disagreement."""
+    rows = []
+    for adapter, op, dtypes, count, off in one["who"]:
+        cells = (f"<code>{escape(adapter)}</code>", f"<code>{escape(op)}</code>", dtypes, str(count), escape(off))
+        rows.append("".join(f"<td>{text}</td>" for text in cells))
     table = "".join(f"<tr>{row}</tr>" for row in rows)
     head = "<tr><th>function</th><th>op</th><th>dtypes</th><th>verdicts</th><th>off by</th></tr>"
-    programs = "".join(
-        program(example, printed.get(example.program), opened=n == 0) for n, example in enumerate(one.examples)
-    )
-    sentence = f'<h3 id="d{number}"><i>{number}</i>{escape(one.reason)}</h3>'
+    programs = "".join(details(example, opened=n == 0) for n, example in enumerate(one["programs"]))
+    sentence = f'<h3 id="d{number}"><i>{number}</i>{escape(one["reason"])}</h3>'
     who = f'<div class="wide"><table class="who">{head}{table}</table></div>'
     return f'<section class="card">{sentence}{who}{programs}</section>'
 
 
-def program(example: Example, printed: str | None, opened: bool) -> str:
-    """A snippet and its output here, or the size of the smallest input if it is too long."""
-    if printed is None:
-        hint = f"the smallest input found for <code>{escape(example.adapter)}</code> is {size(example.case):,} numbers"
-        return f'<p class="hint">No short program: {hint}.</p>'
-    text = f'<pre class="snippet" data-tolerance="{tolerated(example):.3g}">{escape(example.program)}</pre>'
-    output = f'<pre class="printed">{escape(printed)}</pre>'
-    label = f"<summary>smallest input for <code>{escape(example.adapter)}</code></summary>"
-    return f"<details{' open' if opened else ''}>{label}{text}{output}</details>"
+def details(example: Record, opened: bool) -> str:
+    name = f"<code>{escape(example['adapter'])}</code>"
+    if "program" not in example:
+        found = f"the smallest input found for {name} is {example['size']:,} numbers"
+        return f'<p class="hint">No short program: {found}.</p>'
+    label = f"<summary>smallest input for {name}</summary>"
+    return f"<details{' open' if opened else ''}>{label}{snippet(example, example['tolerance'])}</details>"
+
+
+def snippet(held: Record, tolerance: float) -> str:
+    """A program and what it printed."""
+    text = f'<pre class="snippet" data-tolerance="{tolerance:.3g}">{escape(held["program"])}</pre>'
+    return f'{text}<pre class="printed">{escape(held["printed"])}</pre>'
 
 
 def tolerated(example: Example) -> float:
@@ -237,12 +299,11 @@ def tolerated(example: Example) -> float:
     return sight.relative * limit.largest / 2
 
 
-def further_card(one: Further, printed: str) -> str:
+def further_card(one: Record) -> str:
     """A disagreement beyond the cases."""
-    text = f'<pre class="snippet" data-tolerance="{VISIBLE}">{escape(one.program)}</pre>'
-    output = f'<pre class="printed">{escape(printed)}</pre>'
-    sentence = f"<h3><code>{escape(one.family)}</code>: {escape(one.reason)}</h3>"
-    return f'<section class="card">{sentence}<details><summary>program</summary>{text}{output}</details></section>'
+    sentence = f"<h3><code>{escape(one['family'])}</code>: {escape(one['reason'])}</h3>"
+    details = f"<details><summary>program</summary>{snippet(one, VISIBLE)}</details>"
+    return f'<section class="card">{sentence}{details}</section>'
 
 
 def run(programs: Sequence[tuple[str, tuple[tuple[str, str], ...]]]) -> dict[str, str]:
@@ -268,12 +329,11 @@ def gpu_rows(items: Sequence[OnGpu]) -> str:
     )
 
 
-def unsupported(results: Sequence[CaseResult]) -> str:
+def unsupported(results: Sequence[CaseResult]) -> list[tuple[str, list[tuple[str, int]]]]:
     """What each function does not support, with the number of verdicts."""
-    rows = []
+    held = []
     for adapter in dict.fromkeys(result.adapter for result in results):
         counts = Counter(r.reason for r in results if r.adapter == adapter and r.status == "unsupported")
         if counts:
-            reasons = "; ".join(f"{escape(reason)} ({count})" for reason, count in counts.most_common())
-            rows.append(f"<tr><td><code>{escape(adapter)}</code></td><td>{reasons}</td></tr>")
-    return "".join(rows)
+            held.append((adapter, counts.most_common()))
+    return held

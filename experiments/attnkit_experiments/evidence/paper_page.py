@@ -38,7 +38,7 @@ def render(paper: Paper, runs: Sequence[Run]) -> dict[str, str]:
     if forest := draw.forest(comparisons(found), paper.title):
         name = f"{PICTURES}/{paper.file}-comparisons.svg"
         files[name] = forest
-        parts.append(f"![Every comparison of the claims]({name})\n\n{FOREST}")
+        parts.append(f"{picture('Every comparison of the claims', name)}\n\n{FOREST}")
     parts += [conclusion(found), f"{paper.source}. {HOW}"]
     run_here = [each for each in found if each.verdict is not Verdict.ABSENT]
     parts += ["## Claims", table(run_here)] if run_here else []
@@ -124,9 +124,7 @@ def table(answers: Sequence[Answer]) -> str:
 def evidence(answer: Answer) -> str:
     """What was found, folded where it is much, with a link to each report; what decides nothing comes last."""
     findings = [each for each in (*answer.findings, *answer.beside) if each.verdict is not Verdict.ABSENT]
-    # What is shown alone, pictures, is not in a summary.
-    pages = {each.run: "report.html" if each.verdict is Verdict.SHOWN else "summary.md" for each in findings}
-    links = [f"[report](../reports/{run}/{page})" for run, page in pages.items()]
+    links = [f"[report](../reports/{run}/summary.md)" for run in dict.fromkeys(each.run for each in findings)]
     lines = "<br>".join(
         [each.line for each in answer.findings if each.run]
         + [f"decides nothing: {each.line}" for each in answer.beside]
@@ -157,4 +155,9 @@ def command(each: Answer) -> str:
 
 
 def _shown(figure: Figure, run: Run, name: str) -> str:
-    return f"![{figure.title}]({name})\n\n*{figure.title}* ({run.link}). {figure.note}".rstrip()
+    return f"{picture(figure.title, name)}\n\n*{figure.title}* ({run.link}). {figure.note}".rstrip()
+
+
+def picture(title: str, name: str) -> str:
+    """A picture that the site alone shows: a comment in the repository, which does not keep it."""
+    return f"<!-- {name}: {title} -->"

@@ -24,7 +24,7 @@ def entropy_bars(study: StudyResults) -> str | None:
         return None
     shade = shades(study)
     with mpl.rc_context(STYLE):
-        depth = max(len(line.first["layers"]) for line in lines)
+        depth = max(len(line.layers("entropy_share") or ()) for line in lines)
         figure, axes = plt.subplots(figsize=(8.4, 3.6))
         width = 0.8 / len(lines)
         inked = [line.name for line in lines if shade[line.name] == INK]

@@ -9,6 +9,7 @@ from typing import Any
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import write_text
 from attnkit_experiments.engine.progress import many
+from attnkit_experiments.report import words
 from attnkit_experiments.report.html import badge, bullets, document, origin_section, safe, section, table
 from attnkit_experiments.report.results import as_csv, command, label
 from attnkit_experiments.study.measurement import Measurement, read_rows
@@ -22,8 +23,9 @@ def write_report(folder: Path, measurement: Measurement) -> Path:
         raise UserError(f"{folder}: is not finished; python -m experiments run ... --resume continues it")
     rows = read_rows(folder / "rows.json")
     write_text(folder / "results.csv", as_csv([provenance(about) | row for row in rows]))
-    write_text(folder / "summary.md", as_markdown(measurement, rows, about))
-    write_text(folder / "report.html", render(measurement, rows, about))
+    page = render(measurement, rows, about)
+    write_text(folder / "summary.md", f"{as_markdown(measurement, rows, about)}\n{words.as_markdown(page)}")
+    write_text(folder / "report.html", page)
     return folder / "report.html"
 
 

@@ -183,14 +183,6 @@ def spread_line(axes: Axes, x: Sequence[float], spreads: Sequence[Spread], **sty
     axes.errorbar(x, [spread.mean for spread in spreads], yerr=[spread.sd or 0 for spread in spreads], **style)
 
 
-def stretches(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Values (..., steps) averaged over about `count` stretches of steps: the middles of those, and the means."""
-    stretch = max(values.shape[-1] // count, 1)
-    usable = values.shape[-1] // stretch * stretch
-    means = values[..., :usable].reshape(*values.shape[:-1], -1, stretch).mean(-1)
-    return (np.arange(means.shape[-1]) + 0.5) * stretch, means
-
-
 def _wide(axes: Axes) -> bool:
     low, high = axes.get_ylim()
     return high - low > 0.05
@@ -309,14 +301,11 @@ def learning_curves(study: StudyResults) -> str:
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(8.4, 4.0))
         for line in trained(study):
-            x, means = stretches(np.array(line.losses()), 30)
+            x, mean, sd = line.loss_curve()
             dashes: Any = next(dashed) if line.variant["series"] == "softmax" else "-"
-            axes.plot(x, means.mean(0), color=shade[line.name], linestyle=dashes, label=line.label)
-            if len(means) > 1:
-                sd = means.std(0, ddof=1)
-                axes.fill_between(
-                    x, means.mean(0) - sd, means.mean(0) + sd, color=shade[line.name], alpha=0.14, linewidth=0
-                )
+            axes.plot(x, mean, color=shade[line.name], linestyle=dashes, label=line.label)
+            if sd is not None:
+                axes.fill_between(x, mean - sd, mean + sd, color=shade[line.name], alpha=0.14, linewidth=0)
         axes.set(xlabel="step", ylabel="training loss")
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
         return svg(figure, "training loss against step for every variant")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
@@ -20,7 +21,7 @@ from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.report.claims import Claims, read_claims
 from attnkit_experiments.report.statistics import Difference, Spread
 from attnkit_experiments.study.recipe import Domain
-from attnkit_experiments.study.stored import MAPS_FILE, read_result, read_trained
+from attnkit_experiments.study.stored import MAPS_FILE, read_analysis, read_result, read_trained
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,61 @@ class Line:
 
     def losses(self) -> list[list[float]]:
         """Training loss per step, a list per seed."""
+        return [self._of_steps(seed, "loss") for seed in self.results]
+
+    def loss_curve(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Steps, the training loss around them as means over about 30 stretches and the seeds, and its standard
+        deviation over seeds, None for one.
+        """
+        steps, means = stretches(np.array(self.losses()), 30)
+        return steps, means.mean(0), means.std(0, ddof=1) if len(means) > 1 else None
+
+    def norm_curve(self) -> tuple[np.ndarray, np.ndarray]:
+        """Steps, and the norm of the gradient around them as means over about 60 stretches, of the first seed, or of
+        one that diverged.
+        """
+        return stretches(np.array(self._of_steps(next(iter(self.results or self.diverged)), "grad_norm")), 60)
+
+    def _of_steps(self, seed: int, key: str) -> list[float]:
+        return [row[key] for row in read_metrics(self.folders[seed] / "metrics.jsonl") if key in row]
+
+    def residual_curves(self) -> list[dict[str, list[float]]]:
+        """Residuals of the first seed's iterations by stage: median and largest after each step, and the median before
+        training; none for other models.
+        """
         return [
-            [row["loss"] for row in read_metrics(self.folders[seed] / "metrics.jsonl") if "loss" in row]
-            for seed in self.results
+            after | {"initial": before["median"]}
+            for after, before in zip(
+                self.first.get("residuals", ()), self.first.get("initial_residuals", ()), strict=True
+            )
         ]
+
+    def shares(self, kind: str) -> dict[float, float]:
+        """The share that the largest p % hold, of slots or of weights of attention: means over layers, first seed."""
+        found = concentration(self.first_cell)
+        return {float(key.rpartition("_")[2]): value for key, value in found.items() if key.startswith(f"{kind}_top_")}
+
+
+def concentration(folder: Path) -> dict[str, float]:
+    """Means over layers of the share that the largest p % hold, of slots and of weights of attention, of a translation
+    model.
+    """
+    if not (folder / "analysis.json").exists():
+        return {}
+    analysis = read_analysis(folder)
+    attention = [layer["concentration"] for name, layer in analysis["layers"].items() if name not in analysis["slots"]]
+    flat: dict[str, float] = {}
+    for kind, layers in (("slots", list(analysis["slots"].values())), ("attention", [x for x in attention if x])):
+        flat |= {f"{kind}_top_{p}": statistics.fmean(each[p] for each in layers) for p in (layers[0] if layers else ())}
+    return flat
+
+
+def stretches(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Values (..., steps) averaged over about `count` stretches of steps: the middles of those, and the means."""
+    stretch = max(values.shape[-1] // count, 1)
+    usable = values.shape[-1] // stretch * stretch
+    means = values[..., :usable].reshape(*values.shape[:-1], -1, stretch).mean(-1)
+    return (np.arange(means.shape[-1]) + 0.5) * stretch, means
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The report of a study: a self-contained HTML page, summary.md and CSVs; nothing is trained for it."""
+"""The report of a study: a self-contained HTML page, CSVs, and a summary that ends with the page in words.
+
+A repository keeps the summary and the CSVs: the site draws the figures again from these (`evidence.figures`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 from attnkit_experiments.engine.files import write_text
 from attnkit_experiments.engine.progress import many
-from attnkit_experiments.report import plots, tables
+from attnkit_experiments.report import plots, tables, words
 from attnkit_experiments.report.claims import SLOPE_TOLERANCE, Claims
 from attnkit_experiments.report.claims import hold as claims_hold
 from attnkit_experiments.report.html import badge, bullets, card, document, origin_section, safe, section, table
@@ -41,8 +44,14 @@ def write_report(folders: Sequence[Path], recipe: Recipe, *, show_images: bool =
     write_text(folder / "curves.csv", as_csv(tables.curves(study)))
     if study.claims:
         write_text(folder / "exact.csv", as_csv(tables.exact(study.claims)))
-    write_text(folder / "summary.md", as_markdown(study, recipe))
-    write_text(folder / "report.html", render(study, recipe, show_images=show_images))
+    page = render(study, recipe, show_images=show_images)
+    in_words = words.as_markdown(page)
+    for name, (description, table_of) in tables.FIGURES.items():
+        (folder / f"{name}.csv").unlink(missing_ok=True)
+        if f"*Figure: {description}" in in_words:
+            write_text(folder / f"{name}.csv", as_csv(table_of(study.inspected())))
+    write_text(folder / "summary.md", f"{as_markdown(study, recipe)}\n{in_words}")
+    write_text(folder / "report.html", page)
     return folder / "report.html"
 
 

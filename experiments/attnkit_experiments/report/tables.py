@@ -1,17 +1,15 @@
-"""What a report has as CSV beside the means of results.csv: every cell, thinned curves, the exact statements."""
+"""What a report has as CSV beside the means of results.csv: cells, curves, the exact statements, numbers of figures."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.report.claims import slope
-from attnkit_experiments.report.results import StudyResults
-from attnkit_experiments.study.stored import read_analysis
+from attnkit_experiments.report.results import StudyResults, concentration
 
 CURVE_LINES = 300
 """About so many lines of curves.csv, of all cells together."""
@@ -66,20 +64,6 @@ def numbers(result: Mapping[str, Any]) -> dict[str, float | None]:
     return flat
 
 
-def concentration(folder: Path) -> dict[str, float | None]:
-    """Means over layers of the share that the largest p % hold, of slots and of weights of attention, of a translation
-    model.
-    """
-    if not (folder / "analysis.json").exists():
-        return {}
-    analysis = read_analysis(folder)
-    attention = [layer["concentration"] for name, layer in analysis["layers"].items() if name not in analysis["slots"]]
-    flat: dict[str, float | None] = {}
-    for kind, layers in (("slots", list(analysis["slots"].values())), ("attention", [x for x in attention if x])):
-        flat |= {f"{kind}_top_{p}": _mean(layer[p] for layer in layers) for p in (layers[0] if layers else ())}
-    return flat
-
-
 def curves(study: StudyResults) -> list[dict[str, Any]]:
     """Loss and gradient norm as means over stretches of steps, each at its last step, and evaluations between them."""
     places = [(line.name, seed, folder) for line in study.lines for seed, folder in line.folders.items()]
@@ -104,6 +88,60 @@ def thinned(rows: Sequence[Mapping[str, Any]], count: int) -> Iterator[dict[str,
 def _parts(rows: Sequence[Any], count: int) -> list[Sequence[Any]]:
     stretch = -(-len(rows) // count)
     return [rows[max(end - stretch, 0) : end] for end in range(len(rows), 0, -stretch)][::-1] if rows else []
+
+
+def losses(study: StudyResults) -> list[dict[str, Any]]:
+    """The learning curves that a page draws: means of the training loss around steps, and their sd over seeds."""
+    return [
+        {"variant": line.name, "step": f"{step:g}", "mean": f"{mean:.6g}", "sd": "" if sd is None else f"{sd[n]:.6g}"}
+        for line in study.lines
+        if line.results
+        for x, means, sd in [line.loss_curve()]
+        for n, (step, mean) in enumerate(zip(x, means, strict=True))
+    ]
+
+
+def norms(study: StudyResults) -> list[dict[str, Any]]:
+    """The norms of gradients that a page of translations draws."""
+    return [
+        {"variant": line.name, "step": f"{step:g}", "norm": f"{norm:.6g}"}
+        for line in study.lines
+        for step, norm in zip(*line.norm_curve(), strict=True)
+    ]
+
+
+def layers(study: StudyResults) -> list[dict[str, Any]]:
+    """Entropy of rows over log n in each layer, after training and before it, over seeds, where rows have one."""
+    return [
+        {"variant": line.name, "layer": number + 1}
+        | {"entropy_share_mean": f"{after.mean:.6g}", "entropy_share_sd": "" if after.sd is None else f"{after.sd:.6g}"}
+        | {"initial_entropy_share_mean": f"{before.mean:.6g}"}
+        for line in study.lines
+        if line.results
+        for number, (after, before) in enumerate(
+            zip(line.layers("entropy_share") or (), line.layers("entropy_share", initial=True) or (), strict=False)
+        )
+    ]
+
+
+def residuals(study: StudyResults) -> list[dict[str, Any]]:
+    """Residuals of the inverse's iterations, first seed: after each step in each stage."""
+    return [
+        {"variant": line.name, "stage": stage + 1, "step": step} | {key: f"{trace[key][step]:.6g}" for key in trace}
+        for line in study.lines
+        if line.results
+        for stage, trace in enumerate(line.residual_curves())
+        for step in range(len(trace["median"]))
+    ]
+
+
+FIGURES = {
+    "losses": ("training loss against step", losses),
+    "norms": ("norm of the gradient", norms),
+    "layers": ("entropy of the attention weights per layer", layers),
+    "residuals": ("residual of Newton's iteration", residuals),
+}
+"""The numbers of figures that no other table has: the file by how the description of its figure begins."""
 
 
 def exact(claims: Mapping[str, Any]) -> list[dict[str, Any]]:

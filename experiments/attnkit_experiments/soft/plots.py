@@ -42,18 +42,17 @@ def heat_maps(study: StudyResults) -> str:
 
 def residuals(study: StudyResults) -> str:
     """Residual against the number of steps, a panel per variant and a line per stage, before and after training."""
-    lines = [line for line in trained(study) if "residuals" in line.first][:4]
+    lines = [line for line in trained(study) if line.residual_curves()][:4]
     with mpl.rc_context(STYLE):
         figure, panels = plt.subplots(
             1, len(lines), figsize=(max(4.6 * len(lines), 6.4), 3.9), sharey=True, squeeze=False
         )
         for axes, line in zip(panels[0], lines, strict=True):
-            for index, trace in enumerate(line.first["residuals"]):
-                median, largest = (np.maximum(trace[key], FLOOR) for key in ("median", "largest"))
+            for index, trace in enumerate(line.residual_curves()):
+                median, largest, before = (np.maximum(trace[key], FLOOR) for key in ("median", "largest", "initial"))
                 steps = np.arange(len(median))
                 axes.plot(steps, median, color=COLOURS[index], label=f"stage {index + 1}")
                 axes.fill_between(steps, median, largest, color=COLOURS[index], alpha=0.15, linewidth=0)
-                before = np.maximum(line.first["initial_residuals"][index]["median"], FLOOR)
                 axes.plot(steps, before, color=COLOURS[index], linestyle=DASHES[1], linewidth=1.2)
             axes.set_yscale("log")
             axes.set(xlabel="steps k", title=line.label)

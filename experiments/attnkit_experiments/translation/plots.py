@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -14,11 +13,10 @@ from safetensors import SafetensorError, safe_open
 
 from attnkit_experiments.engine.arrays import conform_arrays
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.engine.schema import conform
-from attnkit_experiments.report.plots import DASHES, STYLE, colours, shades, spread_line, stamp, stretches, svg, trained
+from attnkit_experiments.report.plots import DASHES, STYLE, colours, shades, spread_line, stamp, svg, trained
 from attnkit_experiments.report.results import StudyResults
-from attnkit_experiments.study.stored import MAPS_FILE, read_analysis
+from attnkit_experiments.study.stored import MAPS_FILE
 
 READABLE = 40  # tokens of a map whose words are written beside it
 
@@ -53,10 +51,7 @@ def gradient_norms(study: StudyResults) -> str:
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(8.4, 3.6))
         for line in study.lines:
-            seed = next(iter(line.results or line.diverged))
-            rows = [row for row in read_metrics(line.folders[seed] / "metrics.jsonl") if "grad_norm" in row]
-            norms = np.array([row["grad_norm"] for row in rows])
-            x, means = stretches(norms, 60)
+            x, means = line.norm_curve()
             style: Any = "-" if line.results else DASHES[1]
             label = line.label if line.results else f"{line.label} (diverged)"
             axes.plot(x, means, color=shade[line.name], linestyle=style, label=label)
@@ -71,19 +66,10 @@ def concentration(study: StudyResults) -> str:
     with mpl.rc_context(STYLE):
         figure, both = plt.subplots(1, 2, figsize=(9.4, 3.6), sharey=True)
         for line in trained(study):
-            analysis = read_analysis(line.first_cell)
-            curves = (
-                list(analysis["slots"].values()),
-                [layer["concentration"] for layer in analysis["layers"].values() if layer["concentration"]],
-            )
-            for axes, layers in zip(both, curves, strict=True):
-                if layers:
-                    by_percent = [{float(percent): share for percent, share in at.items()} for at in layers]
-                    x = sorted(by_percent[0])
-                    shares = [statistics.fmean(at[p] for at in by_percent) for p in x]
-                    axes.plot(
-                        x, [100 * share for share in shares], color=shade[line.name], marker=".", label=line.label
-                    )
+            for axes, kind in zip(both, ("slots", "attention"), strict=True):
+                if shares := line.shares(kind):
+                    x = sorted(shares)
+                    axes.plot(x, [100 * shares[p] for p in x], color=shade[line.name], marker=".", label=line.label)
         for axes, title in zip(both, ("slots of memories", "weights of attention"), strict=True):
             axes.set(title=title, xlabel="largest p %", xscale="log")
         both[0].set_ylabel("share of the sum, %")
