@@ -20,7 +20,8 @@ class _Excess(NamedTuple):
 
 
 def _excess(xp: Namespace, s: Array, a: quadratic.Inputs, eps: float) -> _Excess:
-    """Small scores keep their digits: below 1 exp(-m) (exp(s) - 1) is no difference of two numbers that are near.
+    """Scores near 0 keep their digits: exp(-m) (exp(s) - 1) is no difference of two numbers that are near. Others do
+    without expm1, whose derivative torch computes as expm1(s) + 1, with no digits left far below 0.
 
     m is a constant to automatic differentiation, for it cancels but from eps, of which it is no constant.
     """
@@ -28,7 +29,7 @@ def _excess(xp: Namespace, s: Array, a: quadratic.Inputs, eps: float) -> _Excess
     top, first = first_maximum(xp, s)
     above = relu(xp, top)
     m = stop_gradient(above)
-    near = s < 1
+    near = xp.abs(stop_gradient(s)) < 1
     base, beyond = xp.exp(-m), xp.exp(xp.where(near, 0.0, s) - m)
     below = xp.where(near, s, 0.0)
     small = base * xp.expm1(below)
