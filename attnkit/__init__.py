@@ -79,6 +79,11 @@ from attnkit.ops.pointwise import (
 from attnkit.ops.regulariser import attention_regulariser, attention_regulariser_vjp
 from attnkit.ops.rela import rela_attention, rela_attention_vjp, rela_attention_weights
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp, softmax_attention_weights
+from attnkit.ops.softpick import (
+    softpick_attention,
+    softpick_attention_vjp,
+    softpick_attention_weights,
+)
 from attnkit.ops.statistics import (
     RowStatistics,
     attention_with_statistics,
@@ -181,6 +186,9 @@ __all__ = [
     "softmax_attention_packed_vjp",
     "softmax_attention_vjp",
     "softmax_attention_weights",
+    "softpick_attention",
+    "softpick_attention_vjp",
+    "softpick_attention_weights",
     "sparsemax_attention",
     "sparsemax_attention_vjp",
     "sparsemax_attention_weights",

@@ -140,6 +140,12 @@ from attnkit_reference.softmax import (
     softmax_attention_vjp,
     softmax_attention_weights,
 )
+from attnkit_reference.softpick import (
+    softpick_attention,
+    softpick_attention_magnitudes,
+    softpick_attention_vjp,
+    softpick_attention_weights,
+)
 from attnkit_reference.statistics import (
     RowStatistics,
     attention_regulariser,
@@ -272,6 +278,10 @@ __all__ = [
     "softmax_attention_packed_vjp",
     "softmax_attention_vjp",
     "softmax_attention_weights",
+    "softpick_attention",
+    "softpick_attention_magnitudes",
+    "softpick_attention_vjp",
+    "softpick_attention_weights",
     "sparsemax_attention",
     "sparsemax_attention_magnitudes",
     "sparsemax_attention_vjp",

@@ -127,6 +127,7 @@ CASES = (
     Case("rela_attention", {**QKV, **OF_HEAD}, {"norm_axis": "head", "eps": 0.1}),
     Case("sima_attention", QKV),
     Case("gaussian_attention", {**QKV, **BIAS}, CAUSAL),
+    Case("softpick_attention", {**QKV, **BIAS}, {**CAUSAL, "eps": 0.1}),
     Case("linear_attention", {**TOKENS, **LINEAR}, RESUMED),
     Case("linear_attention", QKV, {"feature_map": "relu", "eps": 0.1}),
     Case("linear_attention", QKV, {**CAUSAL, "feature_map": "identity"}),

@@ -87,7 +87,7 @@ def processes(op: Op) -> None:
 IN_ONE_TENSOR = ("soft_attention", "lsh_attention")  # queries are keys
 LOW_RANK = ("sima_attention", "nystrom_attention", "linformer_attention")  # pairs are not formed
 OF_FEATURES = ("linear_attention", "cosine_attention", "performer_attention", "efficient_attention")
-SPARSE = ("sparsemax_attention", "entmax_attention")
+SPARSE = ("sparsemax_attention", "entmax_attention", "softpick_attention")
 JOINED = ("rela_attention",)
 REFUSED: dict[Callable[[Op], None], tuple[str, ...]] = {
     statistics: (*IN_ONE_TENSOR, *LOW_RANK),

@@ -11,11 +11,13 @@ from attnkit_reference._core import Scores, scores
 from attnkit_reference.pointwise import SCORE_FUNCTIONS
 
 KINKS = {name: h.kinks for name, h in SCORE_FUNCTIONS.items() if h.kinks}
+KINKS |= {"reluformer": (0.0,), "softpick": (0.0,)}
 MARGIN = 0.05  # of scores from kinks, and between the two largest weights of a row
 OPS: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax": ("softmax_attention", {}),
     "reluformer": ("reluformer_attention", {"gamma": 0.7}),
     "sigmoid": ("sigmoid_attention", {}),
+    "softpick": ("softpick_attention", {"eps": 0.3}),
     **{
         name: ("pointwise_attention", {"activation": name, "alpha": 0.6, "gain": 1.3}) for name in reference.ACTIVATIONS
     },
@@ -112,7 +114,7 @@ CASES: dict[str, Callable[[Rng], tuple[Arrays, Arrays]]] = {
 
 
 def case_scores(arrays: Arrays, params: Arrays) -> Scores:
-    own = ("gamma", "length", "activation", "alpha", "gain", "shift")
+    own = ("gamma", "length", "activation", "alpha", "gain", "shift", "eps")
     common = {name: x for name, x in {**arrays, **params}.items() if name not in own}
     sc = scores("sample", **common)
     shift = np.asarray(arrays.get("shift", params.get("shift", 0.0)))
@@ -126,7 +128,7 @@ def sample(case: str, op: str, **more: Any) -> tuple[Arrays, Arrays]:
         arrays, params = CASES[case](np.random.default_rng(seed))
         params = {**OPS[op][1], **params, **more}
         sc = case_scores(arrays, params)
-        kinks = KINKS.get("relu" if op == "reluformer" else op, ())
+        kinks = KINKS.get(op, ())
         if all(np.all(np.abs(sc.s[sc.visible] - kink) > MARGIN) for kink in kinks) and separated(sc):
             return arrays, params
     raise AssertionError("no draw keeps the margin")
@@ -172,7 +174,7 @@ def test_output(check_gradients: Any, op: str, case: str) -> None:
     check_op(check_gradients, op, *sample(case, op))
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if op != "softmax"])
+@pytest.mark.parametrize("op", [op for op in OPS if op not in ("softmax", "softpick")])
 @pytest.mark.parametrize("length", ["all", 2.5, "array"])
 def test_lengths(check_gradients: Any, op: str, length: Any) -> None:
     given = np.array([1.5, 2.0, 7.0]) if length == "array" else length
@@ -326,7 +328,7 @@ def test_attention_regulariser(check_gradients: Any, own: Arrays) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (2,)])
-@pytest.mark.parametrize("op", ["gaussian", "sparsemax", "entmax", "rela"])
+@pytest.mark.parametrize("op", ["gaussian", "sparsemax", "entmax", "rela", "softpick"])
 def test_learned_scale_of_other_ops(check_gradients: Any, op: str, shape: tuple[int, ...]) -> None:
     arrays = draw(np.random.default_rng(3), (3, 2, 3, 3), (1, 2, 4, 3), (3, 2, 4, 2), scale=shape)
     arrays |= {"norm_weight": np.array([0.5, 1.0, 1.5, 2.0])} if op == "rela" else {}

@@ -2,11 +2,23 @@
 
 from types import ModuleType
 
-from attnkit_conformance.families import gated, gaussian, lsh, memory, pointwise, softmax
+from attnkit_conformance.families import gated, gaussian, lsh, memory, pointwise, softmax, softpick
 from attnkit_conformance.families.entmax import row as entmax
 from attnkit_conformance.families.linear import row as linear
 from attnkit_conformance.families.lowrank import row as lowrank
 from attnkit_conformance.families.packed import row as packed
 
-FAMILIES: tuple[ModuleType, ...] = (softmax, pointwise, entmax, gaussian, linear, lowrank, lsh, memory, gated, packed)
+FAMILIES: tuple[ModuleType, ...] = (
+    softmax,
+    pointwise,
+    entmax,
+    softpick,
+    gaussian,
+    linear,
+    lowrank,
+    lsh,
+    memory,
+    gated,
+    packed,
+)
 """The families of attention ops, which statistics cover."""

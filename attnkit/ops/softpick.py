@@ -1,0 +1,97 @@
+"""Softpick attention: softmax of rectified scores, with exact zeros and rows that may sum to 0."""
+
+from typing import Any, NamedTuple, Unpack
+
+from attnkit._core import quadratic
+from attnkit._core.family import Family, always, op, vjp_of, weights_of
+from attnkit._core.special import magnitude, relu, stop_gradient
+from attnkit._core.tokens import first_maximum
+from attnkit._core.typing import Array, Common, Impl, Namespace
+
+
+class _Excess(NamedTuple):
+    """exp(s) - 1 over the visible keys, divided by exp(m) so that it is at most 1, m = max(0, max s)."""
+
+    s: Array  # (..., L, S), 0 on invisible pairs
+    a: Array  # (..., L, S): exp(s - m) - exp(-m)
+    p: Array  # (..., L, S): exp(s - m), its derivative
+    total: Array  # (..., L, 1): Σ |a| + eps
+    first: Array  # (..., L, S) boolean: the first maximum of the row, if it is above 0
+
+
+def _excess(xp: Namespace, s: Array, a: quadratic.Inputs, eps: float) -> _Excess:
+    """Scores near 0 keep their digits: exp(-m) (exp(s) - 1) is no difference of two numbers that are near. Others do
+    without expm1, whose derivative torch computes as expm1(s) + 1, with no digits left far below 0.
+
+    m is a constant to automatic differentiation, for it cancels but from eps, of which it is no constant.
+    """
+    s = quadratic.masked(xp, a, s)
+    top, first = first_maximum(xp, s)
+    above = relu(xp, top)
+    m = stop_gradient(above)
+    near = xp.abs(stop_gradient(s)) < 1
+    base, beyond = xp.exp(-m), xp.exp(xp.where(near, 0.0, s) - m)
+    below = xp.where(near, s, 0.0)
+    small = base * xp.expm1(below)
+    excess = xp.where(near, small, beyond - base)
+    total = xp.sum(magnitude(xp, excess), axis=-1, keepdims=True) + eps * xp.exp(above - m)
+    return _Excess(s, excess, xp.where(near, base * xp.exp(below), beyond), total, first & (top > 0))
+
+
+def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, eps: float = 1e-6) -> tuple[Array, Array]:
+    """u = relu(exp(s - m) - exp(-m)) and the row factor 1/(Σ |exp(s - m) - exp(-m)| + eps)."""
+    e = _excess(xp, s, a, eps)
+    return relu(xp, e.a), 1.0 / e.total
+
+
+def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any, eps: float = 1e-6) -> Array:
+    """ds = p ([s > 0] dw - sign(s) c)/D with c = Σ w dw, and -c eps/D more at the first maximum if it is above 0."""
+    e = _excess(xp, s, a, eps)
+    c = xp.sum(w * dw, axis=-1, keepdims=True) / e.total
+    ds = e.p * xp.where(e.s > 0, dw / e.total - c, xp.where(e.s < 0, c, 0.0))
+    return xp.where(e.first, ds - eps * c, ds)
+
+
+SOFTPICK = Family("softpick_attention", weigh, score_gradient, exact_zeros=always)
+
+
+@op(SOFTPICK)
+def softpick_attention(
+    q: Array, k: Array, v: Array, *, eps: float = 1e-6, impl: Impl = "auto", **common: Unpack[Common]
+) -> Array:
+    """o_i = Σ_j w_ij v_j with w_ij = relu(a_ij) / (Σ_t |a_it| + eps), a_ij = exp(s_ij - m_i) - exp(-m_i), over the
+    keys t visible to query i; s_ij = scale·q_i·k_j + bias_ij and m_i = max(0, max_t s_it).
+
+    Zuhri, Fuadi and Aji 2025. Softmax of exp(s) - 1, rectified above the line: a key with a score of 0 or less has
+    weight exactly 0, and one below 0 still enlarges the sum. Rows sum to at most 1, and to 0 where no score is above 0,
+    so that no token has to take the attention that a query has no use for.
+
+    Args:
+        q: (..., L, d). Leading axes broadcast; heads are axis -3.
+        k: (..., S, d).
+        v: (..., S, e).
+        eps: a number above 0 beside the sum, relative to exp(m). It matters where all scores are near 0 or below, where
+            it decides between 0/0 and 0. The authors' code has 1e-8, which is lost beside most float32 sums.
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
+        **common: `mask`, `bias` (finite), `causal`, `window`, `key_lengths`, `query_mask`, `scale` (None = 1/√d),
+            `enable_gqa`, `dropout_mask`, `dropout`; see docs/semantics.md. A
+            scale that is an array, () or (H,) with a number for each head, is differentiable.
+
+    Returns:
+        o (..., L, e) in the dtype of q, computed in float32 (float64 for float64). A row that sees no key is 0.
+
+    Raises:
+        ValueError: shapes or values that do not fit; an argument that this op does not take.
+        TypeError: dtypes, libraries or devices that do not fit.
+        NotImplementedError: `impl` names a kernel that cannot serve this call.
+    """
+
+
+softpick_attention_weights = weights_of(softpick_attention, SOFTPICK)
+softpick_attention_vjp = vjp_of(
+    softpick_attention,
+    SOFTPICK,
+    """With dw = do vᵀ ⊙ dropout, p = exp(s - m), D = Σ_t |a_t| + eps and c = Σ_t w_t dw_t: ds = p ⊙ ([s > 0] dw -
+    sign(s) c)/D, and -c·eps/D more at the first maximum of a row where it is above 0; slopes at s = 0 are 0.""",
+)

@@ -1,0 +1,47 @@
+"""Row of the op database: softpick attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attnkit_conformance.model import errors
+from attnkit_conformance.model.case import ErrorSample
+from attnkit_conformance.model.errors import wrong
+from attnkit_conformance.model.op import OPTIONAL, QKV, Op, always, o_only
+from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.scenes import attention
+
+SINGLE = Scene("single", 1, 1, d=2, e=1, lead=((3, 4),) * 3, size=0.3)
+"""One key, a small score and a large eps: elsewhere dw and Σ w dw cancel, and bfloat16 has no digit of dq that tells it from 0."""
+
+
+def softpick_errors(op: Op) -> Iterator[ErrorSample]:
+    """The errors of group a, and eps that is not above 0."""
+    yield from errors.attention_errors(op)
+    for name, eps in (("zero", 0.0), ("negative", -1e-6), ("nan", float("nan"))):
+        yield wrong(op, f"eps-{name}", ValueError, "eps", {"eps": eps})
+    yield wrong(op, "length-not-taken", ValueError, "unexpected argument 'length'", {"length": "all"})
+
+
+OPS = (
+    Op(
+        name="softpick_attention",
+        formula="w = relu(a) / (Σ abs(a) + eps), a = exp(s - m) - exp(-m), m = max(0, max s)",
+        arguments=QKV,
+        outputs=o_only,
+        samples=attention.attention_samples,
+        group="a",
+        own=("eps",),
+        variants=({}, {"eps": 0.1}),
+        levels={"eps": (None, 0.1)},
+        extra=((SINGLE, {"eps": 4.0}),),
+        optional=tuple(name for name in OPTIONAL if name != "length"),
+        differentiable=(*QKV, "bias", "scale"),
+        errors=softpick_errors,
+        exponent=always,
+        kinks=lambda params: (0.0,),
+        steep=always,
+        weights=True,
+        statistics=True,
+    ),
+)
