@@ -74,7 +74,8 @@ def test_links_and_their_anchors_are_there(site, pages):
                 continue
             file, _, anchor = unquote(unescape(target)).partition("#")
             there = (path.parent / file).resolve() if file else path
-            assert there.exists() and site in there.parents, f"{path.relative_to(site)}: {target}"
+            assert there.exists(), f"{path.relative_to(site)}: {target}"
+            assert site in there.parents, f"{path.relative_to(site)} leads out of the site: {target}"
             if anchor and there in names:
                 assert anchor in names[there], f"{path.relative_to(site)}: {target}"
             checked += 1
