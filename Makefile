@@ -161,7 +161,7 @@ notebooks: library
 # The documentation as pages: warnings are errors, nothing is loaded from elsewhere.
 site: install
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -d $(OUT)/site-trees docs $(OUT)/site
-	$(BIN)/python -m pytest -q -m pages tests/repository
+	ATTNKIT_SITE=$(OUT)/site $(BIN)/python -m pytest -q -m pages tests/repository
 	@echo "$(CURDIR)/$(OUT)/site/index.html"
 
 # Test vectors of a release, for other languages.

@@ -16,7 +16,7 @@ author = "The attnkit authors"
 project_copyright = "The attnkit authors"
 version = release = attnkit.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.mathml", "docs.docstrings", "docs.drawn"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.mathml", "docs.docstrings", "docs.site"]
 exclude_patterns = ["families/pictures/*", "**/__pycache__"]
 
 # what GitHub shows too: tables, $ formulas, and headings as targets of links

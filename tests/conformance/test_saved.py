@@ -25,10 +25,14 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What `run --json` wrote, beside a badge."""
     folder = tmp_path_factory.mktemp("ran")
     command = ["run", "numpy-generic", "-k", "qk_layernorm and float32 and pair", "--seed", "3"]
-    command += ["--json", str(folder / "ran.json")]
+    command += ["--json", str(folder / "ran.json"), "--markdown", str(folder / "ran.md")]
     assert main([*command, "--badge", str(folder / "ran.svg")]) == 0
     assert "qk layernorm" in (folder / "ran.svg").read_text()
-    return json.loads((folder / "ran.json").read_text())
+    held = json.loads((folder / "ran.json").read_text())
+    told, count = (folder / "ran.md").read_text(), held["totals"]["pass"]
+    assert f"float16 | {count} | 0 | 0 | {held['totals']['unsupported']} |" in told
+    assert re.search(rf"\| `qk_layernorm` \| \d+% \({count}\) \|", told)
+    return held
 
 
 def verdict(status: str = "pass", number: int = 0, adapter: str = "mine", **others: Any) -> dict[str, Any]:

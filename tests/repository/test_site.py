@@ -1,5 +1,6 @@
 """The site builds without a warning, loads nothing from elsewhere, and has everything that is public."""
 
+import os
 import re
 import warnings
 from html import unescape
@@ -22,6 +23,9 @@ SECTIONS = ("Gradient", "Edges", "What implementations get wrong", "By hand")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
+    """What `make site` has just built, or a build of our own."""
+    if "ATTNKIT_SITE" in os.environ:
+        return Path(os.environ["ATTNKIT_SITE"]).resolve()
     from sphinx.cmd.build import build_main
 
     out = tmp_path_factory.mktemp("site")
@@ -71,10 +75,25 @@ def test_links_and_their_anchors_are_there(site, pages):
             file, _, anchor = unquote(unescape(target)).partition("#")
             there = (path.parent / file).resolve() if file else path
             assert there.exists(), f"{path.relative_to(site)}: {target}"
+            assert site in there.parents, f"{path.relative_to(site)} leads out of the site: {target}"
             if anchor and there in names:
                 assert anchor in names[there], f"{path.relative_to(site)}: {target}"
             checked += 1
     assert checked > 1000
+
+
+@pytest.mark.pages
+def test_links_to_pages_open_and_figures_are_there(site, pages):
+    """Nothing that a browser could show is offered as a download, and no place of a figure is left empty."""
+    for path, text in pages.items():
+        offered = re.findall(r"""href=["']([^"']*_downloads/[^"']*\.(?:html|md|svg))["']""", text)
+        assert not offered, f"{path.relative_to(site)}: {offered}"
+        left = re.findall(r"<em>Figure: .*?</em>|&lt;!-- \S+\.svg: |Picture, on the site", text)
+        assert not left, f"{path.relative_to(site)}: {left}"
+    report = pages[site / "reports" / "000-fig2-cpu" / "summary.html"]
+    assert report.count('<div class="drawn"><svg') == 5
+    assert "Who agrees with the definitions" in pages[site / "reports" / "peers.html"]
+    assert 'href="reports/peers.html"' in pages[site / "peers.html"]
 
 
 @pytest.mark.pages

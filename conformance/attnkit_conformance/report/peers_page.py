@@ -73,14 +73,14 @@ def record(results: Sequence[CaseResult], adapters: Sequence[Any], profile: str)
     head["versions"] |= {name: files.version(name) for name in dict.fromkeys(needed) if find_spec(name)}
     ordered = sorted(results, key=lambda result: [adapter.name for adapter in members].index(result.adapter))
     try:
-        return recorded(ordered, members, head, collect(ordered, members))
+        return gather(ordered, members, head, collect(ordered, members))
     finally:
         for adapter in members:
             if hasattr(adapter, "close"):
                 adapter.close()
 
 
-def recorded(
+def gather(
     results: Sequence[CaseResult], adapters: Sequence[Any], head: Header, entries: Sequence[Disagreement]
 ) -> Record:
     further = further_of({library(adapter.name) for adapter in adapters})

@@ -61,13 +61,13 @@ def with_figures(summary: Path) -> str:
         return text
     head = read_csv(summary.parent / "results.csv")[0]
     if head["recipe"] in MEASUREMENTS:
-        drawn = measured(MEASUREMENTS[head["recipe"]], summary.parent)
+        drawn = of_measurement(MEASUREMENTS[head["recipe"]], summary.parent)
     else:
-        drawn = trained(summary.parent)
+        drawn = of_study(summary.parent)
     return FIGURE.sub(lambda match: next(drawn(match[1]), None) or match[0], text)
 
 
-def trained(folder: Path) -> Callable[[str], Iterator[str]]:
+def of_study(folder: Path) -> Callable[[str], Iterator[str]]:
     """The figures of a study by their descriptions; one that has several figures gives them in turn."""
     study = read_committed(folder)
     started: dict[str, Iterator[str]] = {}
@@ -81,7 +81,7 @@ def trained(folder: Path) -> Callable[[str], Iterator[str]]:
     return draw
 
 
-def measured(measurement: Measurement, folder: Path) -> Callable[[str], Iterator[str]]:
+def of_measurement(measurement: Measurement, folder: Path) -> Callable[[str], Iterator[str]]:
     """The figures of a measurement, one after the other."""
     rows = [{key: number(value) for key, value in row.items()} for row in read_csv(folder / "results.csv")]
     preset = str(rows[0]["preset"])

@@ -81,7 +81,9 @@ def read_committed(folder: Path) -> StudyResults:
     lines = []
     for name in dict.fromkeys(cell["variant"] for cell in cells):
         own = [cell for cell in cells if cell["variant"] == name]
-        variant = {key: own[0][key] for key in ("label", "series", "point", "baseline")} | {"name": name}
+        variant: dict[str, Any] = {key: own[0][key] for key in ("label", "series", "point", "baseline")} | {
+            "name": name
+        }
         variant["alpha"] = float(own[0]["alpha"]) if own[0]["alpha"] else None
         lines.append(
             CommittedLine(

@@ -32,8 +32,8 @@ class Reader(HTMLParser):
         self.figure = 0  # depth inside an <svg>
         self.literal = self.alarm = False
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        has = dict(attributes)
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        has = dict(attrs)
         if tag == "svg" and not self.figure:
             description = has.get("aria-label") or ""
             self.blocks.append(f"*Figure: {description}.*")
@@ -86,7 +86,7 @@ class Reader(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if not self.figure:
-            self.text += data if self.literal else escaped(data)
+            self.text += data if self.literal else escape(data)
 
     def _flush(self, before: str = "") -> None:
         if self.text.strip():
@@ -107,6 +107,6 @@ class Reader(HTMLParser):
         self.blocks.append("\n".join("| " + " | ".join(cells) + " |" for cells in lines))
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Text in which nothing is markup."""
     return MARKUP.sub(r"\\\1", re.sub(r"\s+", " ", text))

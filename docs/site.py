@@ -65,7 +65,7 @@ def makes(path: Path) -> bool:
     if path.name == "peers.json":
         return True
     held = json.loads(path.read_text()) if path.parent.name == "results" else None
-    records = held.get("records") if isinstance(held, dict) else None
+    records: Any = held.get("records") if isinstance(held, dict) else None
     return bool(records) and all("ceiling" in each for each in records)
 
 
