@@ -12,7 +12,7 @@ from attnkit._core.typing import Array, Namespace
 
 PLACELESS = ("numpy", "jax")
 """Libraries whose arrays are created without a device: JAX places them itself."""
-PLAIN = frozenset((bool, int, float, str, tuple, type(None)))
+PLAIN = (bool, int, float, str, tuple, type(None))
 
 
 def library(x: Any) -> str | None:

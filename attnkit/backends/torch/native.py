@@ -75,15 +75,18 @@ def planned(
 def filled(plan: lower.Prepared, tensors: Iterable[Tensor]) -> list[Tensor]:
     """The outputs of a plan for its tensors."""
     pointers: list[int] = []
+    outputs: list[Tensor] = []
     for x, extent in zip(tensors, plan.extents, strict=True):
         pointer, storage = x.data_ptr(), x.untyped_storage()
         if pointer + extent > storage.data_ptr() + storage.nbytes():  # which may have been freed since it was checked
             name = abi.ARRAYS[plan.places[len(pointers)]]
             raise TypeError(f"{plan.op}: {name} is {freed(x)}")
         pointers.append(pointer)
-    # on the device of x; torch.empty asks for more than strides do, which costs half a microsecond
-    outputs = [x.new_empty_strided(shape, strides, dtype=DTYPES[dtype]) for shape, strides, dtype in plan.outputs]
-    pointers += [x.data_ptr() for x in outputs]
+    for shape, strides, dtype in plan.outputs:
+        # on the device of x; torch.empty asks for more than strides do, which costs half a microsecond
+        output = x.new_empty_strided(shape, strides, dtype=DTYPES[dtype])
+        pointers.append(output.data_ptr())
+        outputs.append(output)
     lower.run(plan, pointers, torch.get_num_threads())
     return outputs
 
@@ -286,7 +289,8 @@ def _again(op: str, arguments: Arguments) -> Callable[..., Tensor]:
     plan = planned(op, False, named, plain, ("o",))
 
     def again(*arrays: Tensor, **options: Any) -> Tensor:
-        return filled(plan, (*arrays, *[options[name] for name in order[len(arrays) :]]))[0]
+        rest = order[len(arrays) :]
+        return filled(plan, (*arrays, *[options[name] for name in rest]) if rest else arrays)[0]
 
     return again
 

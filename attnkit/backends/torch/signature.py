@@ -9,6 +9,7 @@ from attnkit.backends.torch.watchers import PLAIN, intercepted
 ALIGNED = 7
 """The bits of an address that say whether it is a multiple of the size of an element, of at most 8 bytes."""
 STRIDED = torch.strided
+_is_grad_enabled, _is_any_autocast_enabled = torch.is_grad_enabled, torch._C._is_any_autocast_enabled
 LOW = 1 << 44
 """Where a freed storage leaves the address of its tensors, which is then their offset in it; few others are there."""
 
@@ -27,7 +28,7 @@ def signature(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ..
     """None if the call must be checked every time. Nothing is compiled: that was asked before."""
     if intercepted():
         return None
-    parts: list[Any] = [torch.is_grad_enabled(), torch._C._is_any_autocast_enabled()]
+    parts: list[Any] = [_is_grad_enabled(), _is_any_autocast_enabled()]
     for x in arrays:
         own = _of(x)
         if own is None:
