@@ -9,6 +9,9 @@ from attnkit._core.tokens import first_maximum
 from attnkit._core.typing import Array, Common, Impl, Namespace
 
 
+EPS = 1e-6
+
+
 class _Excess(NamedTuple):
     """exp(s) - 1 over the visible keys, divided by exp(m) so that it is at most 1, m = max(0, max s)."""
 
@@ -38,13 +41,13 @@ def _excess(xp: Namespace, s: Array, a: quadratic.Inputs, eps: float) -> _Excess
     return _Excess(s, excess, xp.where(near, base * xp.exp(below), beyond), total, first & (top > 0))
 
 
-def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, eps: float = 1e-6) -> tuple[Array, Array]:
+def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, eps: float = EPS) -> tuple[Array, Array]:
     """u = relu(exp(s - m) - exp(-m)) and the row factor 1/(Σ |exp(s - m) - exp(-m)| + eps)."""
     e = _excess(xp, s, a, eps)
     return relu(xp, e.a), 1.0 / e.total
 
 
-def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any, eps: float = 1e-6) -> Array:
+def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any, eps: float = EPS) -> Array:
     """ds = p ([s > 0] dw - sign(s) c)/D with c = Σ w dw, and -c eps/D more at the first maximum if it is above 0."""
     e = _excess(xp, s, a, eps)
     c = xp.sum(w * dw, axis=-1, keepdims=True) / e.total
@@ -57,7 +60,7 @@ SOFTPICK = Family("softpick_attention", weigh, score_gradient, exact_zeros=alway
 
 @op(SOFTPICK)
 def softpick_attention(
-    q: Array, k: Array, v: Array, *, eps: float = 1e-6, impl: Impl = "auto", **common: Unpack[Common]
+    q: Array, k: Array, v: Array, *, eps: float = EPS, impl: Impl = "auto", **common: Unpack[Common]
 ) -> Array:
     """o_i = Σ_j w_ij v_j with w_ij = relu(a_ij) / (Σ_t |a_it| + eps), a_ij = exp(s_ij - m_i) - exp(-m_i), over the
     keys t visible to query i; s_ij = scale·q_i·k_j + bias_ij and m_i = max(0, max_t s_it).
