@@ -8,7 +8,6 @@ from attnkit._core.special import magnitude, relu, stop_gradient
 from attnkit._core.tokens import first_maximum
 from attnkit._core.typing import Array, Common, Impl, Namespace
 
-
 EPS = 1e-6
 
 
@@ -18,6 +17,7 @@ class _Excess(NamedTuple):
     s: Array  # (..., L, S), 0 on invisible pairs
     a: Array  # (..., L, S): exp(s - m) - exp(-m)
     p: Array  # (..., L, S): exp(s - m), its derivative
+    eps: Array  # (..., L, 1), times exp(max s - m) to automatic differentiation
     total: Array  # (..., L, 1): Σ |a| + eps
     first: Array  # (..., L, S) boolean: the first maximum of the row, if it is above 0
 
@@ -26,7 +26,7 @@ def _excess(xp: Namespace, s: Array, a: quadratic.Inputs, eps: float) -> _Excess
     """Scores near 0 keep their digits: exp(-m) (exp(s) - 1) is no difference of two numbers that are near. Others do
     without expm1, whose derivative torch computes as expm1(s) + 1, with no digits left far below 0.
 
-    m is a constant to automatic differentiation, for it cancels but from eps, of which it is no constant.
+    m is a constant to automatic differentiation: it cancels everywhere but beside eps, which has its derivative.
     """
     s = quadratic.masked(xp, a, s)
     top, first = first_maximum(xp, s)
@@ -37,8 +37,10 @@ def _excess(xp: Namespace, s: Array, a: quadratic.Inputs, eps: float) -> _Excess
     below = xp.where(near, s, 0.0)
     small = base * xp.expm1(below)
     excess = xp.where(near, small, beyond - base)
-    total = xp.sum(magnitude(xp, excess), axis=-1, keepdims=True) + eps * xp.exp(above - m)
-    return _Excess(s, excess, xp.where(near, base * xp.exp(below), beyond), total, first & (top > 0))
+    beside = eps * xp.exp(above - m)
+    total = xp.sum(magnitude(xp, excess), axis=-1, keepdims=True) + beside
+    p = xp.where(near, base * xp.exp(below), beyond)
+    return _Excess(s, excess, p, beside, total, first & (top > 0))
 
 
 def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, eps: float = EPS) -> tuple[Array, Array]:
@@ -52,7 +54,7 @@ def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: A
     e = _excess(xp, s, a, eps)
     c = xp.sum(w * dw, axis=-1, keepdims=True) / e.total
     ds = e.p * xp.where(e.s > 0, dw / e.total - c, xp.where(e.s < 0, c, 0.0))
-    return xp.where(e.first, ds - eps * c, ds)
+    return xp.where(e.first, ds - e.eps * c, ds)
 
 
 SOFTPICK = Family("softpick_attention", weigh, score_gradient, exact_zeros=always)
