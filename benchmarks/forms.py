@@ -26,6 +26,7 @@ FORWARD, BOTH = "forward", "forward+backward"
 RELU, SOFTMAX = attnkit.pointwise_attention, attnkit.softmax_attention
 SIGMOID, GAUSSIAN = attnkit.sigmoid_attention, attnkit.gaussian_attention
 SPARSEMAX, ENTMAX = attnkit.sparsemax_attention, attnkit.entmax_attention
+SOFTPICK = attnkit.softpick_attention
 LINEAR, EFFICIENT = attnkit.linear_attention, attnkit.efficient_attention
 NYSTROM, SOFT = attnkit.nystrom_attention, attnkit.soft_attention
 VIT = (16, 6, 197, 64)
@@ -73,6 +74,7 @@ def plain(n: int, causal: bool, mode: str) -> Group:
         SOFTMAX: 1.1,
         SIGMOID: 1.1,
         GAUSSIAN: 1.1,
+        SOFTPICK: 0.8,
         SPARSEMAX: None if causal else 3.0 if both else 1.4,
         ENTMAX: None if causal else 2.3 if both else 1.3 if n > LENGTHS[0] else 1.05,
     }

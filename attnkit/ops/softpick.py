@@ -8,6 +8,8 @@ from attnkit._core.special import magnitude, relu, stop_gradient
 from attnkit._core.tokens import first_maximum
 from attnkit._core.typing import Array, Common, Impl, Namespace
 
+EPS = 1e-6
+
 
 class _Excess(NamedTuple):
     """exp(s) - 1 over the visible keys, divided by exp(m) so that it is at most 1, m = max(0, max s)."""
@@ -15,6 +17,7 @@ class _Excess(NamedTuple):
     s: Array  # (..., L, S), 0 on invisible pairs
     a: Array  # (..., L, S): exp(s - m) - exp(-m)
     p: Array  # (..., L, S): exp(s - m), its derivative
+    eps: Array  # (..., L, 1), times exp(max s - m) to automatic differentiation
     total: Array  # (..., L, 1): Σ |a| + eps
     first: Array  # (..., L, S) boolean: the first maximum of the row, if it is above 0
 
@@ -23,7 +26,7 @@ def _excess(xp: Namespace, s: Array, a: quadratic.Inputs, eps: float) -> _Excess
     """Scores near 0 keep their digits: exp(-m) (exp(s) - 1) is no difference of two numbers that are near. Others do
     without expm1, whose derivative torch computes as expm1(s) + 1, with no digits left far below 0.
 
-    m is a constant to automatic differentiation, for it cancels but from eps, of which it is no constant.
+    m is a constant to automatic differentiation: it cancels everywhere but beside eps, which has its derivative.
     """
     s = quadratic.masked(xp, a, s)
     top, first = first_maximum(xp, s)
@@ -34,22 +37,24 @@ def _excess(xp: Namespace, s: Array, a: quadratic.Inputs, eps: float) -> _Excess
     below = xp.where(near, s, 0.0)
     small = base * xp.expm1(below)
     excess = xp.where(near, small, beyond - base)
-    total = xp.sum(magnitude(xp, excess), axis=-1, keepdims=True) + eps * xp.exp(above - m)
-    return _Excess(s, excess, xp.where(near, base * xp.exp(below), beyond), total, first & (top > 0))
+    beside = eps * xp.exp(above - m)
+    total = xp.sum(magnitude(xp, excess), axis=-1, keepdims=True) + beside
+    p = xp.where(near, base * xp.exp(below), beyond)
+    return _Excess(s, excess, p, beside, total, first & (top > 0))
 
 
-def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, eps: float = 1e-6) -> tuple[Array, Array]:
+def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, eps: float = EPS) -> tuple[Array, Array]:
     """u = relu(exp(s - m) - exp(-m)) and the row factor 1/(Σ |exp(s - m) - exp(-m)| + eps)."""
     e = _excess(xp, s, a, eps)
     return relu(xp, e.a), 1.0 / e.total
 
 
-def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any, eps: float = 1e-6) -> Array:
+def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any, eps: float = EPS) -> Array:
     """ds = p ([s > 0] dw - sign(s) c)/D with c = Σ w dw, and -c eps/D more at the first maximum if it is above 0."""
     e = _excess(xp, s, a, eps)
     c = xp.sum(w * dw, axis=-1, keepdims=True) / e.total
     ds = e.p * xp.where(e.s > 0, dw / e.total - c, xp.where(e.s < 0, c, 0.0))
-    return xp.where(e.first, ds - eps * c, ds)
+    return xp.where(e.first, ds - e.eps * c, ds)
 
 
 SOFTPICK = Family("softpick_attention", weigh, score_gradient, exact_zeros=always)
@@ -57,7 +62,7 @@ SOFTPICK = Family("softpick_attention", weigh, score_gradient, exact_zeros=alway
 
 @op(SOFTPICK)
 def softpick_attention(
-    q: Array, k: Array, v: Array, *, eps: float = 1e-6, impl: Impl = "auto", **common: Unpack[Common]
+    q: Array, k: Array, v: Array, *, eps: float = EPS, impl: Impl = "auto", **common: Unpack[Common]
 ) -> Array:
     """o_i = Σ_j w_ij v_j with w_ij = relu(a_ij) / (Σ_t |a_it| + eps), a_ij = exp(s_ij - m_i) - exp(-m_i), over the
     keys t visible to query i; s_ij = scale·q_i·k_j + bias_ij and m_i = max(0, max_t s_it).

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from attnkit.ops import entmax, gaussian, pointwise, softmax
+from attnkit.ops import entmax, gaussian, pointwise, softmax, softpick
 
 VJPS: dict[str, Callable[..., dict[str, Any]]] = {
     softmax.SOFTMAX.name: softmax.softmax_attention_vjp,
     pointwise.POINTWISE.name: pointwise.pointwise_attention_vjp,
     entmax.ENTMAX.name: entmax.entmax_attention_vjp,
     gaussian.GAUSSIAN.name: gaussian.gaussian_attention_vjp,
+    softpick.SOFTPICK.name: softpick.softpick_attention_vjp,
 }

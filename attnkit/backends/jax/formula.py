@@ -13,6 +13,7 @@ from attnkit.ops.entmax import ENTMAX, entmax_attention
 from attnkit.ops.gaussian import GAUSSIAN, gaussian_attention
 from attnkit.ops.pointwise import POINTWISE, pointwise_attention
 from attnkit.ops.softmax import SOFTMAX, softmax_attention
+from attnkit.ops.softpick import SOFTPICK, softpick_attention
 from attnkit.ops.statistics import RowStatistics, attention_with_statistics, row_statistics
 
 Arrays = dict[str, Array]
@@ -21,6 +22,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     POINTWISE.name: pointwise_attention,
     ENTMAX.name: entmax_attention,
     GAUSSIAN.name: gaussian_attention,
+    SOFTPICK.name: softpick_attention,
 }
 COTANGENTS = tuple(f"d{name}" for name in ("o", "lse", *RowStatistics._fields, *linear.FINAL))
 SAVED = ("o", "rows")

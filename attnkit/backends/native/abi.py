@@ -11,8 +11,9 @@ from attnkit.ops.linear.efficient import EFFICIENT
 from attnkit.ops.linear.performer import PERFORMER
 from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
+from attnkit.ops.softpick import SOFTPICK
 
-VERSION = 4
+VERSION = 5
 AXES = 6
 ROW_NUMBERS = 6
 
@@ -30,6 +31,7 @@ OPS = {
         (
             *(POINTWISE.name, SOFTMAX.name, ENTMAX.name, GAUSSIAN.name),
             *(LINEAR.name, COSINE.name, PERFORMER.name, EFFICIENT.name),
+            SOFTPICK.name,
         )
     )
 }

@@ -214,7 +214,6 @@ def numbers(op: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "feature_map": abi.KERNELS[kernel] if op == PERFORMER.name else abi.FEATURE_MAPS[feature_map],
         "normalize": options.get("normalize", feature_map != "identity"),
-        "eps": options.get("eps", EPS[op]),
     }
 
 

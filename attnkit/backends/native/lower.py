@@ -24,6 +24,7 @@ from attnkit.kernels import plan as kernels_plan
 from attnkit.kernels.plan import UNALIGNED
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.softmax import SOFTMAX
+from attnkit.ops.softpick import EPS, SOFTPICK
 
 Shape = tuple[int, ...]
 Plain = tuple[tuple[str, Any], ...]
@@ -52,7 +53,7 @@ symbols of them."""
 OF_KEYS = ("k", "v", "bias", "mask", "dropout_mask")
 """Operands with an axis of keys."""
 DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", "state", "normaliser", "level")
-SAVES_ROWS = (SOFTMAX.name, ENTMAX.name)
+SAVES_ROWS = (SOFTMAX.name, ENTMAX.name, SOFTPICK.name)
 """Ops whose forward pass saves numbers of rows that the backward pass would otherwise recompute."""
 ERRORS = {abi.NO_MEMORY: MemoryError, abi.BAD_EDGES: ValueError}
 EVERYTHING = (-(2**63), 2**63 - 1)
@@ -298,6 +299,7 @@ def _plan(
         alpha=alpha,
         shift=0.0 if isinstance(shift, str) else shift,
         dropout=options.get("dropout", 0.0),
+        eps=options.get("eps", {SOFTPICK.name: EPS, **linear.EPS}.get(op, 0.0)),
         projected=shapes["projection"][-2] if "projection" in shapes else 0,
         **linear.numbers(op, options),
     )

@@ -93,7 +93,9 @@ int check(const attnkit_plan &plan) {
     if (!legal_dtype(plan, array)) return ATTNKIT_BAD_DTYPE;
     if (overlaps_itself(plan, array)) return ATTNKIT_BAD_ARRAY;
   }
-  if (plan.op < ATTNKIT_POINTWISE || plan.op > ATTNKIT_EFFICIENT) return ATTNKIT_UNSUPPORTED;
+  if (plan.op < ATTNKIT_POINTWISE || plan.op > ATTNKIT_SOFTPICK) return ATTNKIT_UNSUPPORTED;
+  constexpr int64_t kCountable = int64_t{1} << 24;  // integers that a float has: rows save the key of their maximum
+  if (plan.op == ATTNKIT_SOFTPICK && plan.keys > kCountable) return ATTNKIT_UNSUPPORTED;
   if (is_linear(plan) && plan.arrays[ATTNKIT_MASK].row != 0) return ATTNKIT_UNSUPPORTED;
   if (is_packed(plan) && !can_be_packed(plan)) return ATTNKIT_UNSUPPORTED;
   if (plan.pass != ATTNKIT_FORWARD && plan.pass != ATTNKIT_BACKWARD) return ATTNKIT_BAD_PLAN;
@@ -106,6 +108,8 @@ void serve(const Call &call) {
   switch (call.plan.op) {
     case ATTNKIT_SOFTMAX:
       return softmax(call);
+    case ATTNKIT_SOFTPICK:
+      return softpick(call);
     case ATTNKIT_GAUSSIAN:
       return gaussian(call);
     case ATTNKIT_ENTMAX:

@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 enum {
-    ATTNKIT_VERSION = 4,      /* of this file: rises whenever a number or a field changes */
+    ATTNKIT_VERSION = 5,      /* of this file: rises whenever a number or a field changes */
     ATTNKIT_AXES = 6,         /* leading axes of a call, the two of GQA included */
     ATTNKIT_ROW_NUMBERS = 6   /* numbers per query in ATTNKIT_ROWS */
 };
@@ -70,7 +70,8 @@ enum attnkit_op {
     ATTNKIT_LINEAR = 4,       /* sums over keys of features, in time linear in the number of tokens; masks are key masks */
     ATTNKIT_COSINE = 5,
     ATTNKIT_PERFORMER = 6,
-    ATTNKIT_EFFICIENT = 7
+    ATTNKIT_EFFICIENT = 7,
+    ATTNKIT_SOFTPICK = 8
 };
 
 enum attnkit_pass { ATTNKIT_FORWARD = 0, ATTNKIT_BACKWARD = 1 };
@@ -129,7 +130,8 @@ enum attnkit_array {
     ATTNKIT_EDGES_Q,
     ATTNKIT_EDGES_K,
     /* outputs of the forward pass; inputs of the backward pass as said there */
-    ATTNKIT_O,               /* (..., L, values), dtype of q. Backward, softmax: o, or absent and it is recomputed */
+    ATTNKIT_O,               /* (..., L, values), dtype of q. Backward, softmax and softpick: o, or absent and it
+                                is recomputed */
     ATTNKIT_LSE,             /* (..., L), compute dtype, softmax only */
     ATTNKIT_ROWS,            /* (..., L, ATTNKIT_ROW_NUMBERS), compute dtype: what the backward pass wants to know of
                                 rows; NULL there and it is recomputed. Contents are private and valid for one plan. */
@@ -206,7 +208,7 @@ typedef struct {
     double shift;
     double length;
     double dropout;          /* p, of dropout by counter */
-    double eps;              /* of linear ops */
+    double eps;              /* of linear ops and softpick */
     attnkit_view arrays[ATTNKIT_ARRAYS];
 } attnkit_plan;
 

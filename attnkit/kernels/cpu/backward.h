@@ -212,10 +212,10 @@ class Backward {
     }
     if (statistics_) {
       std::copy(s, s + width, u);
-      Family::pull(b.rows[at], T{}, u, u + kKeys<T>, width);
+      Family::pull(b.rows[at], T{}, u, u + kKeys<T>, k0, width);
       StatisticCotangents<T>(call_, item.index).add(i, b.numbers[at], factor, u, k0, width, factor, dw);
     }
-    Family::pull(b.rows[at], b.inner[at], s, dw, width);
+    Family::pull(b.rows[at], b.inner[at], s, dw, k0, width);
     item.hide(i, r, k0, width, T{}, s);
     item.hide(i, r, k0, width, T{}, dw);
     if (!Product::kScalesCotangents && factor != 1) multiply_row(s, factor, width);

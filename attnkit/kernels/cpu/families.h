@@ -1,9 +1,11 @@
 // What makes a variant: scores to unnormalised weights u and a factor of the row, and the gradient back to the scores.
 //
-// `weigh` turns a row of a tile into u in place and returns by what earlier sums of the row must be multiplied. `pull`
-// turns scores and dw = do vᵀ ⊙ dropout into u and ds; there do was multiplied by the factor of the row beforehand.
-// Widths are multiples of a vector.
+// `weigh` turns a row of a tile, whose first key is k0, into u in place and returns by what earlier sums of the row must
+// be multiplied. `pull` turns scores and dw = do vᵀ ⊙ dropout into u and ds; there do was multiplied by the factor of
+// the row beforehand. Widths are multiples of a vector.
 #pragma once
+
+#include <algorithm>
 
 #include "activations.h"
 #include "call.h"
@@ -55,7 +57,9 @@ constexpr ScoreFunctions<T> kScoreFunctions;
 // w = gain n^-alpha h(s + shift)
 template <class T>
 struct Pointwise {
-  static constexpr bool kHidesScores = false;  // invisible scores are -inf for `weigh`
+  static constexpr bool kHidesScores = false;  // invisible scores are kHidden for `weigh`, else their weights 0 after it
+  static constexpr bool kHasLogSumExp = false;
+  static constexpr T kHidden = 0;
   static constexpr bool kDistances = false;    // scores are -(scale/2)‖q - k‖²
   static constexpr bool kNormalises = false;   // ds needs Σ w dw of the row
   struct Row {
@@ -71,7 +75,7 @@ struct Pointwise {
     return {plan.log_length ? shift - std::log(n) : shift, static_cast<T>(plan.gain) * power,
             &kScoreFunctions<T>.of[plan.activation]};
   }
-  static T weigh(Row &row, T *s, int64_t width) {
+  static T weigh(Row &row, T *s, int64_t, int64_t width) {
     row.h->value(row.shift, s, width);
     return 1;
   }
@@ -80,19 +84,20 @@ struct Pointwise {
 
   // Backward: the row from its saved numbers; `inner` is Σ w dw - dlse, which only a normaliser needs.
   static Row restore(const Item<T> &item, int64_t i, const Range &r, const T *) { return begin(item, i, r); }
-  static void pull(const Row &row, T, T *s, T *dw, int64_t width) { row.h->pull(row.shift, s, dw, width); }
+  static void pull(const Row &row, T, T *s, T *dw, int64_t, int64_t width) { row.h->pull(row.shift, s, dw, width); }
 };
 
 // w = exp(s - m)/Σ exp(s - m), m the maximum so far
 template <class T>
 struct Softmax {
-  static constexpr bool kHidesScores = true, kDistances = false, kNormalises = true;
+  static constexpr bool kHidesScores = true, kHasLogSumExp = true, kDistances = false, kNormalises = true;
+  static constexpr T kHidden = -kInfinity<T>;
   struct Row {
     T top, total;
   };
 
   static Row begin(const Item<T> &, int64_t, const Range &) { return {-kInfinity<T>, 0}; }
-  static T weigh(Row &row, T *s, int64_t width) {
+  static T weigh(Row &row, T *s, int64_t, int64_t width) {
     Vec<T> tops = splat(row.top);
     for (int64_t j = 0; j < width; j += kLanes<T>) tops = larger(tops, load(s + j));
     T top = maximum<T>(tops);
@@ -126,7 +131,7 @@ struct Softmax {
            (d.squares ? 2 * numbers[kThird] * d.squares.template read<T>(i) : T{}) +
            (d.maximum ? numbers[kSecond] * d.maximum.template read<T>(i) : T{});
   }
-  static void pull(const Row &row, T inner, T *s, T *dw, int64_t width) {
+  static void pull(const Row &row, T inner, T *s, T *dw, int64_t, int64_t width) {
     const Vec<T> top = splat(row.top), factor = splat(row.total), mean = splat(inner);
     for (int64_t j = 0; j < width; j += kLanes<T>) {
       const Vec<T> w = exp_below<T>(load(s + j) - top) * factor;
@@ -136,14 +141,97 @@ struct Softmax {
   }
 };
 
+// exp(s - m) and its excess exp(s - m) - exp(-m), which near s = 0 is exp(-m) (exp(s) - 1) and no difference: both from
+// one 2^f, unless exp(s) could overflow, where m leaves no more of the excess than of rounding errors of 1.
+template <class T>
+struct Excess {
+  T top, base;
+  bool from_zero;
+
+  explicit Excess(T m) : top(m), base(std::exp(-m)), from_zero(m <= (sizeof(T) == 8 ? 600 : 64)) {}
+
+  ATTNKIT_INLINE void operator()(Vec<T> s, Vec<T> &p, Vec<T> &excess) const {
+    if (from_zero) {
+      exp_and_less_1<T>(smaller(splat(top), s), p, excess);
+      p *= base;
+      excess *= base;
+    } else {
+      p = exp_below<T>(s - top);
+      excess = p - base;
+    }
+  }
+};
+
+// w = relu(a)/(Σ |a| + eps), a = exp(s - m) - exp(-m), m the maximum so far of 0 and the scores
+template <class T>
+struct Softpick {
+  static constexpr bool kHidesScores = true, kHasLogSumExp = false, kDistances = false, kNormalises = true;
+  static constexpr T kHidden = 0;
+  struct Row {
+    T top, total, eps;
+    int64_t first;  // the key of the first maximum above 0, or -1
+  };
+
+  static Row begin(const Item<T> &item, int64_t, const Range &) { return {0, 0, static_cast<T>(item.plan.eps), -1}; }
+  static T weigh(Row &row, T *s, int64_t k0, int64_t width) {
+    Vec<T> tops = splat(row.top);
+    for (int64_t j = 0; j < width; j += kLanes<T>) tops = larger(tops, load(s + j));
+    const T top = maximum<T>(tops);
+    if (top > row.top) row.first = k0 + (std::find(s, s + width, top) - s);
+    const Excess<T> excess(top);
+    Vec<T> sums{};
+    for (int64_t j = 0; j < width; j += kLanes<T>) {
+      Vec<T> p, a;
+      excess(load(s + j), p, a);
+      sums += absolute<T>(a);
+      store<T>(s + j, larger(a, Vec<T>{}));
+    }
+    const T factor = top == row.top ? T{1} : std::exp(row.top - top);
+    row.total = row.total * factor + sum<T>(sums);
+    row.top = top;
+    return factor;
+  }
+  static T factor(const Row &row) { return 1 / (row.total + row.eps); }
+  static void save(const Row &row, T *numbers) {
+    numbers[kFirst] = row.top;
+    numbers[kSecond] = factor(row);
+    numbers[kLargest] = static_cast<T>(row.first);
+  }
+
+  static Row restore(const Item<T> &item, int64_t, const Range &, const T *numbers) {
+    return {numbers[kFirst], numbers[kSecond], static_cast<T>(item.plan.eps), static_cast<int64_t>(numbers[kLargest])};
+  }
+  // Σ w dw of what statistics add to dw: entropy adds nothing.
+  static T inner(const StatisticCotangents<T> &d, int64_t i, const T *numbers) {
+    if (numbers[kLargest] < 0) return 0;
+    return (d.total ? numbers[kTotal] * d.total.template read<T>(i) : T{}) +
+           (d.squares ? 2 * numbers[kThird] * d.squares.template read<T>(i) : T{}) +
+           (d.maximum ? (1 - std::exp(-numbers[kFirst])) * numbers[kSecond] * d.maximum.template read<T>(i) : T{});
+  }
+  static void pull(const Row &row, T inner, T *s, T *dw, int64_t k0, int64_t width) {
+    const Excess<T> excess(row.top);
+    const Vec<T> factor = splat(row.total), mean = splat(inner * row.total), none{};
+    for (int64_t j = 0; j < width; j += kLanes<T>) {
+      const Vec<T> x = load(s + j);
+      Vec<T> p, a;
+      excess(x, p, a);
+      const Vec<T> ds = p * (x > none ? load(dw + j) * factor - mean : x < none ? mean : none);
+      store<T>(s + j, larger(a, none) * factor);
+      store<T>(dw + j, ds);
+    }
+    if (k0 <= row.first && row.first < k0 + width) dw[row.first - k0] -= row.eps * inner * row.total;
+  }
+};
+
 // w = exp(-(scale/2)‖q - k‖² + bias), without a normaliser
 template <class T>
 struct Gaussian {
-  static constexpr bool kHidesScores = false, kDistances = true, kNormalises = false;
+  static constexpr bool kHidesScores = false, kHasLogSumExp = false, kDistances = true, kNormalises = false;
+  static constexpr T kHidden = 0;
   struct Row {};
 
   static Row begin(const Item<T> &, int64_t, const Range &) { return {}; }
-  static T weigh(Row &, T *s, int64_t width) {
+  static T weigh(Row &, T *s, int64_t, int64_t width) {
     for (int64_t j = 0; j < width; j += kLanes<T>) store<T>(s + j, exp<T>(load(s + j)));
     return 1;
   }
@@ -151,7 +239,7 @@ struct Gaussian {
   static void save(const Row &, T *) {}
 
   static Row restore(const Item<T> &, int64_t, const Range &, const T *) { return {}; }
-  static void pull(const Row &, T, T *s, T *dw, int64_t width) {
+  static void pull(const Row &, T, T *s, T *dw, int64_t, int64_t width) {
     for (int64_t j = 0; j < width; j += kLanes<T>) {
       const Vec<T> w = exp<T>(load(s + j));
       store<T>(s + j, w);

@@ -194,8 +194,8 @@ class Forward {
     const Range &r = b.ranges[at];
     const int64_t width = padded<T>(keys);
     if (item.bias) item.add_bias(i, k0, keys, row);
-    if (Family::kHidesScores) item.hide(i, r, k0, width, -kInfinity<T>, row);
-    const T rescale = Family::weigh(b.rows[at], row, width);
+    if (Family::kHidesScores) item.hide(i, r, k0, width, Family::kHidden, row);
+    const T rescale = Family::weigh(b.rows[at], row, k0, width);
     if (!Family::kHidesScores) item.hide(i, r, k0, width, T{}, row);
     if (statistics_) gather(item, i, b, at, k0, width, row, extra, rescale);
     if (item.drops() && r.visible > 0) {
@@ -224,7 +224,7 @@ class Forward {
       T *sum = sums + i * width_, numbers[ATTNKIT_ROW_NUMBERS] = {};
       for (int64_t x = 0; x < width_; x += kLanes<T>) store<T>(sum + x, null ? Vec<T>{} : load(sum + x) * factor);
       if (o) o.write<T>(first + i, 0, plan_.values, sum);
-      if constexpr (Family::kHidesScores)
+      if constexpr (Family::kHasLogSumExp)
         if (lse) lse.write<T>(first + i, Family::log_sum_exp(b.rows[i]));
       if (statistics_) statistics.write(first + i, b.sums[i], null ? T{} : factor, b.ranges[i].visible, numbers);
       Family::save(b.rows[i], numbers);

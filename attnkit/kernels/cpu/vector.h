@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -262,6 +263,20 @@ template <class T>
 ATTNKIT_INLINE Vec<T> exp(Vec<T> x) {
   const Vec<T> t = larger(splat(Elementary<T>::lowest), x * static_cast<T>(1.4426950408889634));
   return exp2_in_range<T>(smaller(splat(Elementary<T>::highest), t));
+}
+
+// exp(x) and exp(x) - 1, with every digit also where x is tiny, for x that does not overflow: 2^n (2^f - 1) + (2^n - 1).
+template <class T>
+ATTNKIT_INLINE void exp_and_less_1(Vec<T> x, Vec<T> &y, Vec<T> &less_1) {
+  const Vec<T> t = larger(splat(Elementary<T>::lowest), x * static_cast<T>(1.4426950408889634));
+  const Vec<T> n = (t + Elementary<T>::round) - Elementary<T>::round, f = t - n;
+  Vec<T> part = splat(Elementary<T>::exp2[std::size(Elementary<T>::exp2) - 1]);
+  for (int i = static_cast<int>(std::size(Elementary<T>::exp2)) - 2; i > 0; --i)
+    part = part * f + Elementary<T>::exp2[i];
+  part *= f;
+  const Vec<T> power = (Vec<T>)((typename Lanes<T>::Bits)splat(T{1}) + exponent_bits(n));
+  y = power * part + power;
+  less_1 = power * part + (power - static_cast<T>(1));
 }
 
 // exp(x) for x <= 0; for x > 0 the result is arbitrary.
