@@ -135,8 +135,8 @@ class SoftAttention1d(SharedQueryKeyAttention):
         dim: features of x and of the output, a multiple of num_heads.
         num_heads: heads.
         window: tokens of a window, and its stride; the paper's 4.
-        newton_steps, init_scale, halvings, ridge, inverse_grad: as in `attnkit.soft_attention`. The paper has no ridge, the
-            authors' code for images uses 0.01.
+        newton_steps, init_scale, halvings, ridge, inverse_grad: as in `attnkit.soft_attention`. The paper has no
+            ridge, the authors' code for images uses 0.01.
         qkv_bias, out_bias: whether the projections have biases.
         impl: the op's implementation, see `attnkit.explain`.
 

@@ -67,7 +67,7 @@ def soft_init_scale(rng: Rng) -> tuple[Arrays, Arrays]:
 
 def soft_halvings(rng: Rng) -> tuple[Arrays, Arrays]:
     """Starts that are halved differently often, and one that is not."""
-    arrays, params = soft_init_scale(rng)
+    arrays, _ = soft_init_scale(rng)
     return {**arrays, "landmarks": arrays["landmarks"] * np.array([[[0.3]], [[2.0]]])[:, None]}, {"halvings": 10}
 
 

@@ -158,8 +158,8 @@ def soft_attention(
         v: (..., n, e).
         landmarks: (..., m, d), for example from `attnkit.landmarks`.
         landmark_mask: boolean (..., m), False = removed.
-        newton_steps, init_scale, halvings, inverse_grad: as in `newton_inverse`. "implicit" is what the authors' code does and
-            what the exact gradient becomes once A X A = A; "unrolled" is the exact gradient of the T steps.
+        newton_steps, init_scale, halvings, inverse_grad: as in `newton_inverse`. "implicit" is what the authors' code
+            does and what the exact gradient becomes once A X A = A; "unrolled" is the exact gradient of the T steps.
         ridge: ≥ 0, added to the diagonal of A before its norm is taken. The authors' code uses 0.01.
         impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
             `attnkit.explain`).

@@ -136,7 +136,7 @@ MEASUREMENT = Measurement(
     deviations=(
         "The paper measures trained models; landmarks here are random, so that the spread is known.",
         "The spectral norm is another reading of the inequality, ours. The paper may have run something else than it "
-        "prints: the authors' code halves by ‖I - αA·A‖₁ > 1.01, in one form of the attention, which is the last column.",
+        "prints: the authors' code halves by ‖I - αA·A‖₁ > 1.01, in one form of the attention: the last column.",
     ),
     check=check,
 )
