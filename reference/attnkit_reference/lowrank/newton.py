@@ -174,8 +174,9 @@ def newton_inverse(
     has it, with 10). inverse_grad: see `soft_attention`. Source: Lu et al. 2021 eq 10, §3.2, Algorithm 2, Figure 4.
     """
     op = "newton_inverse"
-    own = {"newton_steps": newton_steps, "init_scale": init_scale, "halvings": halvings, "inverse_grad": inverse_grad}
-    n = _newton(op, a, **own)
+    n = _newton(
+        op, a, newton_steps=newton_steps, init_scale=init_scale, halvings=halvings, inverse_grad=inverse_grad
+    )  # fmt: skip
     return (n.iterates[-1], _residuals(n.a, n.iterates)) if return_residuals else n.iterates[-1]
 
 
