@@ -135,8 +135,8 @@ class SoftAttention1d(SharedQueryKeyAttention):
         dim: features of x and of the output, a multiple of num_heads.
         num_heads: heads.
         window: tokens of a window, and its stride; the paper's 4.
-        newton_steps, init_scale, ridge, inverse_grad: as in `attnkit.soft_attention`. The paper has no ridge, the
-            authors' code for images uses 0.01.
+        newton_steps, init_scale, halvings, ridge, inverse_grad: as in `attnkit.soft_attention`. The paper has no
+            ridge, the authors' code for images uses 0.01.
         qkv_bias, out_bias: whether the projections have biases.
         impl: the op's implementation, see `attnkit.explain`.
 
@@ -152,6 +152,7 @@ class SoftAttention1d(SharedQueryKeyAttention):
         window: int = 4,
         newton_steps: int = 20,
         init_scale: float = 0.9,
+        halvings: int = 0,
         ridge: float = 0.0,
         inverse_grad: str = "implicit",
         qkv_bias: bool = True,
@@ -167,6 +168,7 @@ class SoftAttention1d(SharedQueryKeyAttention):
         self.options: dict[str, Any] = {
             "newton_steps": newton_steps,
             "init_scale": init_scale,
+            "halvings": halvings,
             "ridge": ridge,
             "inverse_grad": inverse_grad,
         }

@@ -31,7 +31,7 @@ class SoftAttention2d(nn.Module):
             √m × √m windows that cover the image as evenly as possible, instead of those of `stride`; they overlap where
             √m does not divide a side. m is then the same for every image size.
         seed: of the positions that "random" picks: the same for every call with as many tokens, also in evaluation.
-        newton_steps, init_scale, ridge, inverse_grad: as in `attnkit.soft_attention`.
+        newton_steps, init_scale, halvings, ridge, inverse_grad: as in `attnkit.soft_attention`.
         landmark_norm: landmarks become c·gelu(LayerNorm(landmark / c)) over the features of a head, c = head_dim^¼
             being the length of which the kernel's distances are multiples: the authors' code takes LayerNorm and GELU
             after dividing q by it.
@@ -56,6 +56,7 @@ class SoftAttention2d(nn.Module):
         seed: int = 0,
         newton_steps: int = 20,
         init_scale: float = 0.9,
+        halvings: int = 0,
         ridge: float = 0.0,
         inverse_grad: str = "implicit",
         landmark_norm: bool = False,
@@ -92,6 +93,7 @@ class SoftAttention2d(nn.Module):
         self.options: dict[str, Any] = {
             "newton_steps": newton_steps,
             "init_scale": init_scale,
+            "halvings": halvings,
             "ridge": ridge,
             "inverse_grad": inverse_grad,
         }

@@ -22,9 +22,11 @@ ARRAY_ALPHA = f"an array alpha {GENERIC}"
         ("backends.cupy.linear", QKV | {"q": (3, 300)}, "head sizes beyond"),
         ("backends.cupy.newton", {"a": (64, 64)}, None),
         ("backends.cupy.newton", {"a": (65, 65)}, "more than 64 rows"),
+        ("backends.cupy.newton", {"a": (64, 64), "halvings": 1}, "halvings are served by the generic implementation"),
         ("backends.cupy.rows", QKV | {"alpha": (3, 1)}, ARRAY_ALPHA),
         ("backends.cupy.soft", SOFT, None),
         ("backends.cupy.soft", SOFT | {"landmarks": (2, 65, 8)}, "more than 64 landmarks"),
+        ("backends.cupy.soft", SOFT | {"halvings": 10}, "halvings are served by the generic implementation"),
         ("backends.cupy.soft", SOFT | {"v": (2, 80, 129)}, "more than 128 features"),
         ("backends.cupy.soft", SOFT | {"q": (2, 80, 300)}, "head sizes beyond 256"),
         (

@@ -40,5 +40,9 @@ def test_no_spills_enough_memory_and_tensor_cores(m: int, inverse_grad: str, cap
 
 
 def test_larger_matrices_are_refused() -> None:
-    assert "more than 64 rows" in str(newton.too_large(65))
-    assert newton.too_large(64) is None
+    assert "more than 64 rows" in str(newton.unsupported_options(65))
+    assert newton.unsupported_options(64, halvings=0) is None
+
+
+def test_halvings_are_refused_by_name() -> None:
+    assert newton.unsupported_options(64, halvings=1) == "halvings are served by the generic implementation"

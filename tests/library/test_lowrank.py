@@ -33,6 +33,8 @@ ERRORS = [
     ("soft_attention", {}, {"init_scale": 0.0}, ValueError, "init_scale must be greater than 0"),
     ("soft_attention", {}, {"init_scale": np.ones(2)}, ValueError, r"init_scale has shape \(2,\)"),
     ("soft_attention", {}, {"init_scale": np.ones(3, int)}, TypeError, "init_scale has dtype int64"),
+    ("soft_attention", {}, {"halvings": -1}, ValueError, "halvings must be at least 0; got -1"),
+    ("newton_inverse", {}, {"halvings": 1.5}, TypeError, "halvings must be an integer; got 1.5"),
     ("soft_attention", {}, {"ridge": -1.0}, ValueError, "ridge must not be negative; got -1.0"),
     ("soft_attention", {}, {"inverse_grad": "exact"}, ValueError, "inverse_grad must be one of 'implicit', 'unrolled'"),
     ("soft_attention", {}, {"landmark_mask": np.ones(6, bool)}, ValueError, r"landmark_mask has shape \(6,\)"),
@@ -103,7 +105,7 @@ def test_a_mask_of_a_sampler_is_boolean():
 TOKENS = np.arange(6) != 4
 OPTIONS = {
     "soft_attention": {"query_mask": TOKENS},
-    "soft_attention-unrolled": {"inverse_grad": "unrolled", "newton_steps": 4, "query_mask": TOKENS},
+    "soft_attention-unrolled": {"inverse_grad": "unrolled", "newton_steps": 4, "halvings": 10, "query_mask": TOKENS},
     "nystrom_attention": {"num_landmarks": 3, "query_mask": TOKENS},
     "nystrom_attention-batch": {"num_landmarks": 3, "init": "batch_max"},
     "linformer_attention": {"query_mask": TOKENS},

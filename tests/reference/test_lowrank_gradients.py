@@ -65,6 +65,12 @@ def soft_init_scale(rng: Rng) -> tuple[Arrays, Arrays]:
     return {**arrays, "init_scale": rng.uniform(0.3, 0.9, size=(2, 1))}, {}
 
 
+def soft_halvings(rng: Rng) -> tuple[Arrays, Arrays]:
+    """Starts that are halved differently often, and one that is not."""
+    arrays, _ = soft_init_scale(rng)
+    return {**arrays, "landmarks": arrays["landmarks"] * np.array([[[0.3]], [[2.0]]])[:, None]}, {"halvings": 10}
+
+
 SOFT: dict[str, Callable[[Rng], tuple[Arrays, Arrays]]] = {
     "plain": soft_plain,
     "ridge": soft_ridge,
@@ -73,6 +79,7 @@ SOFT: dict[str, Callable[[Rng], tuple[Arrays, Arrays]]] = {
     "tokens": soft_tokens,
     "query_mask": soft_query_mask,
     "init_scale": soft_init_scale,
+    "halvings": soft_halvings,
 }
 
 
@@ -149,6 +156,19 @@ def test_newton_unrolled_for_any_matrix(check_gradients: Any, newton_steps: int)
         return {"x": reference.newton_inverse(a, init_scale=init_scale, **params)}
 
     check_gradients(call, arrays, {"x": dx}, gradients)
+
+
+def test_a_start_is_halved_until_it_is_near(same: Any) -> None:
+    """X_0 by the loop of the authors' code, matrix by matrix: of ones, of the identity, of nearly ones."""
+    matrices = np.stack([np.ones((3, 3)), np.eye(3), np.ones((3, 3)) - 0.01 * np.eye(3)])
+    for most in (0, 2, 10):
+        found = reference.newton_inverse(matrices, newton_steps=0, init_scale=1.0, halvings=most)
+        for a, x in zip(matrices, found, strict=True):
+            alpha, n = 2.0 / np.linalg.norm(a, 1) ** 2, 0
+            while n < most and np.linalg.norm(np.eye(3) - alpha * a @ a, 1) > 1.01:
+                alpha, n = alpha / 2, n + 1
+            same(x, alpha * a)
+            assert n == (0 if a[0, 1] == 0 else min(most, 7)), "where ‖I - αA·A‖₁ = 1 + ⅔·½ⁿ of ones falls to 1.01"
 
 
 def test_the_norm_passes_its_gradient_to_the_first_column(same: Any) -> None:

@@ -13,7 +13,7 @@ from attnkit._core.check import broadcast
 from attnkit.backends.cupy.launch import NUMBERS, Launch, View
 from attnkit.backends.cupy.pointwise import Array, Device, reduced_to
 from attnkit.backends.cupy.views import Views
-from attnkit.ops.lowrank.newton import newton_inverse
+from attnkit.ops.lowrank.newton import generic_alone, newton_inverse
 
 OP = newton_inverse.__name__
 LARGEST = 64  # rows of a matrix: larger ones do not fit into shared memory
@@ -38,7 +38,7 @@ def unsupported_options(a: Array, **options: Any) -> str | None:
         return f"no kernel for {a.dtype.name}"
     if a.shape[-1] > LARGEST:
         return f"matrices with more than {LARGEST} rows are served by the generic implementation"
-    return None
+    return generic_alone(**options)
 
 
 class Call(Views):

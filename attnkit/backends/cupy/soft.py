@@ -14,6 +14,7 @@ from attnkit.backends.cupy.launch import WIDEST
 from attnkit.backends.cupy.pointwise import GAUSSIAN, Array, Device
 from attnkit.kernels import predicted
 from attnkit.ops.lowrank import soft
+from attnkit.ops.lowrank.newton import generic_alone
 from attnkit.ops.lowrank.products import Attention
 
 
@@ -49,7 +50,7 @@ def unsupported_options(q: Array, v: Array, landmarks: Array, **options: Any) ->
         return f"values of more than {WIDEST // 2} features are served by the generic implementation"
     if landmarks.shape[-2] > newton.LARGEST:
         return f"more than {newton.LARGEST} landmarks are served by the generic implementation"
-    return pointwise.unsupported_options(q, landmarks, v)
+    return pointwise.unsupported_options(q, landmarks, v) or generic_alone(**options)
 
 
 def keeps(q: Array, v: Array, landmarks: Array, *rest: Array, **options: Any) -> bool:

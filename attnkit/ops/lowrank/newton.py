@@ -11,6 +11,7 @@ from attnkit._core.special import magnitude, stop_gradient
 from attnkit._core.tokens import cotangent, diagonal, first_maximum, one_of, start, steps
 from attnkit._core.typing import Array, Impl, Namespace
 
+NEAR = 1.01  # ‖I - A X_0‖₁ up to which X_0 is not halved
 _ORDERS = 3  # of derivatives that the implicit inverse has
 _SQUARINGS = 50  # 2^50 steps of the power method leave a relative error of m/(e 2^50), below float64's rounding
 
@@ -20,6 +21,24 @@ def start_factor(xp: Namespace, init_scale: Any, dtype: Any) -> Any:
     if isinstance(init_scale, numbers.Real):
         return float(init_scale)
     return cast(xp, init_scale, dtype)[..., None, None]
+
+
+def halved(xp: Namespace, a: Array, factor: Any, most: int) -> Any:
+    """½ⁿ, (..., 1, 1), by which each X_0 is multiplied after n ≤ most halvings, a constant to automatic
+    differentiation; 1 without any.
+
+    How often is where the condition fails first: a share that holds it stays, so no value is read to stop.
+    """
+    if most == 0 or a.shape[-1] == 0:
+        return 1.0
+    a, factor = stop_gradient(a), factor if isinstance(factor, float) else stop_gradient(factor)
+    _, safe, _ = _column_norm(xp, a)
+    start, eye = (a / safe) @ (a / safe) * (2.0 * factor), _identity(xp, a)
+    share = xp.sum(start * 0.0, axis=(-2, -1), keepdims=True) + 1.0
+    for _ in range(most):
+        distance, _ = first_maximum(xp, xp.sum(xp.abs(eye - share * start), axis=-2, keepdims=True))
+        share = xp.where(distance > NEAR, 0.5 * share, share)
+    return share
 
 
 def _column_norm(xp: Namespace, a: Array) -> tuple[Array, Array, Array]:
@@ -68,16 +87,18 @@ def inverse(xp: Namespace, a: Array, count: int, factor: Any, inverse_grad: str)
 
 
 def inverted(
-    a: Array, *, newton_steps: int = 20, init_scale: Any = 0.9, inverse_grad: str = "implicit"
+    a: Array, *, newton_steps: int = 20, init_scale: Any = 0.9, halvings: int = 0, inverse_grad: str = "implicit"
 ) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
     """X_T for a in the compute dtype, and the gradients of a and init_scale as a function of its cotangent."""
     xp = namespace(a)
     factor = start_factor(xp, init_scale, a.dtype)
+    share = halved(xp, a, factor, halvings)
+    factor = factor * share
     xs = inverse(xp, a, newton_steps, factor, inverse_grad)
 
     def pull(dx: Array) -> dict[str, Array]:
         da, dfactor = pullback(xp, a, xs, factor, dx, inverse_grad)
-        return {"a": da} | init_scale_gradient(xp, dfactor, init_scale)
+        return {"a": da} | init_scale_gradient(xp, dfactor * share, init_scale)
 
     return xs[-1], pull
 
@@ -141,9 +162,15 @@ def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.
     return check.Context(op, a, tuple(a.shape[:-2]), a.shape[-1], a.shape[-1], options, "a")
 
 
+def generic_alone(**options: Any) -> str | None:
+    """Why kernels do not invert with these options."""
+    return "halvings are served by the generic implementation" if options.get("halvings") else None
+
+
 INVERSE_OPTIONS = {
     "newton_steps": steps,
     "init_scale": start,
+    "halvings": steps,
     "inverse_grad": one_of("implicit", "unrolled"),
     "return_residuals": check.flag,
 }
@@ -155,6 +182,7 @@ def newton_inverse(
     *,
     newton_steps: int = 20,
     init_scale: float | Array = 0.9,
+    halvings: int = 0,
     inverse_grad: str = "implicit",
     return_residuals: bool = False,
     impl: Impl = "auto",
@@ -170,6 +198,9 @@ def newton_inverse(
         newton_steps: T, always carried out in full. T is part of the definition, not a precision: small eigenvalues are
             not inverted yet. Compare A X A, not X.
         init_scale: a number > 0, or an array over the leading axes (0.5ⁿ per matrix is the paper's alternative).
+        halvings: X_0 is halved while ‖I - A X_0‖₁ > 1.01, at most so often, each matrix for itself; how often has no
+            gradient. With init_scale=1 and 10 it is the α of §3.2 as the authors' code has it beside its other form;
+            the inequality as printed, ‖I - αA‖₁ ≤ 1, never changes α.
         inverse_grad: "implicit": da = -Xᵀ dx Xᵀ, as if X were the inverse, and nothing to init_scale; "unrolled": the
             derivative of the T steps, of X_0 and of ‖A‖₁, whose maximum passes its gradient to the first column.
         return_residuals: also return ‖A X_k A - A‖₂/‖A‖₂ for k = 0..T (their Figure 4), spectral norms, no gradient.
@@ -183,7 +214,8 @@ def newton_inverse(
     """
     xp = namespace(a)
     wide = cast(xp, a, compute_dtype(xp, a))
-    xs = inverse(xp, wide, newton_steps, start_factor(xp, init_scale, wide.dtype), inverse_grad)
+    factor = start_factor(xp, init_scale, wide.dtype)
+    xs = inverse(xp, wide, newton_steps, factor * halved(xp, wide, factor, halvings), inverse_grad)
     return (xs[-1], residuals(xp, wide, xs)) if return_residuals else xs[-1]
 
 
@@ -194,6 +226,7 @@ def newton_inverse_vjp(
     *,
     newton_steps: int = 20,
     init_scale: float | Array = 0.9,
+    halvings: int = 0,
     inverse_grad: str = "implicit",
     impl: Impl = "auto",
 ) -> dict[str, Array]:
@@ -201,9 +234,10 @@ def newton_inverse_vjp(
     xp = namespace(a)
     wide = cast(xp, a, compute_dtype(xp, a))
     factor = start_factor(xp, init_scale, wide.dtype)
-    xs = iterates(xp, wide, newton_steps, factor)
-    da, dfactor = pullback(xp, wide, xs, factor, cast(xp, dx, wide.dtype), inverse_grad)
-    return {"a": cast(xp, da, a.dtype)} | init_scale_gradient(xp, dfactor, init_scale)
+    share = halved(xp, wide, factor, halvings)
+    xs = iterates(xp, wide, newton_steps, factor * share)
+    da, dfactor = pullback(xp, wide, xs, factor * share, cast(xp, dx, wide.dtype), inverse_grad)
+    return {"a": cast(xp, da, a.dtype)} | init_scale_gradient(xp, dfactor * share, init_scale)
 
 
 def init_scale_gradient(xp: Namespace, dfactor: Array, init_scale: Any) -> dict[str, Array]:

@@ -141,6 +141,7 @@ def soft_attention(
     landmark_mask: Array | None = None,
     newton_steps: int = 20,
     init_scale: float | Array = 0.9,
+    halvings: int = 0,
     ridge: float = 0.0,
     inverse_grad: str = "implicit",
     impl: Impl = "auto",
@@ -156,8 +157,8 @@ def soft_attention(
         v: (..., n, e).
         landmarks: (..., m, d), for example from `attnkit.landmarks`.
         landmark_mask: boolean (..., m), False = removed.
-        newton_steps, init_scale, inverse_grad: as in `newton_inverse`. "implicit" is what the authors' code does and
-            what the exact gradient becomes once A X A = A; "unrolled" is the exact gradient of the T steps.
+        newton_steps, init_scale, halvings, inverse_grad: as in `newton_inverse`. "implicit" is what the authors' code
+            does and what the exact gradient becomes once A X A = A; "unrolled" is the exact gradient of the T steps.
         ridge: ≥ 0, added to the diagonal of A before its norm is taken. The authors' code uses 0.01.
         impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
             `attnkit.explain`).

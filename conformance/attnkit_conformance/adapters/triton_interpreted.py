@@ -76,9 +76,9 @@ def unserved_step(*, initial_S: Any = None, initial_z: Any = None, **arguments: 
     return linear_step.unsupported_options(**arguments, state=state)
 
 
-def too_large(*, a: Any = None, landmarks: Any = None, **arguments: Any) -> str | None:
+def unserved_inverse(*, a: Any = None, landmarks: Any = None, **arguments: Any) -> str | None:
     """Why a matrix is not inverted."""
-    return newton.too_large((a if landmarks is None else landmarks).shape[-2])
+    return newton.unsupported_options((a if landmarks is None else landmarks).shape[-2], **arguments)
 
 
 STATISTICS = tuple(without_gradients(triton_statistics.KERNELS))
@@ -90,7 +90,7 @@ REFUSED: dict[str, Callable[..., str | None]] = {
     **{record.name: partial(unserved_features, record) for record, _ in linear_features.SERVED},
     **dict.fromkeys(packed.KERNELS, packed.unsupported_options),
     **dict.fromkeys(rows.KERNELS, rows.unsupported_options),
-    **dict.fromkeys(newton.KERNELS, too_large),
+    **dict.fromkeys(newton.KERNELS, unserved_inverse),
 }
 
 IN_PARTS = (SOFTMAX.name, POINTWISE.name, *(op for op, base in special_cases().items() if base == POINTWISE.name))

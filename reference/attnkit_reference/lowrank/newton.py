@@ -10,6 +10,7 @@ from attnkit_reference._core import reduce_to
 from attnkit_reference._op import derived_gradients, refuse_others
 
 INVERSE_GRADS = ("implicit", "unrolled")
+NEAR = 1.01  # ‖I - A X_0‖₁ up to which X_0 is not halved
 
 
 def whole(op: str, name: str, x: Any, least: int) -> int:
@@ -38,6 +39,17 @@ def newton_iterates(a: Array, steps: int, init_scale: Array) -> list[Array]:
         x = iterates[-1]
         iterates.append(2.0 * x - x @ a @ x)
     return iterates
+
+
+def halved(a: Array, init_scale: Array, most: int) -> Array:
+    """½ⁿ (..., 1, 1) with the smallest n <= most for which X_0 = ½ⁿ init_scale 2/‖A‖₁² A has ‖I - A X_0‖₁ <= 1.01."""
+    norm, _ = column_sums(a)
+    start = np.where(norm > 0, init_scale * 2.0 / np.where(norm > 0, norm, 1.0) ** 2, 0.0)
+    share = np.ones_like(start)
+    for _ in range(most):
+        distance, _ = column_sums(np.eye(a.shape[-1]) - share * start * (a @ a))
+        share = np.where(distance > NEAR, share / 2.0, share)
+    return share
 
 
 def newton_pullback(
@@ -92,29 +104,37 @@ class _Newton(NamedTuple):
     op: str
     a: Array
     iterates: list[Array]  # X_0 .. X_T
-    init_scale: Array  # (..., 1, 1)
+    init_scale: Array  # (..., 1, 1), with its halvings
+    share: Array  # (..., 1, 1): ½ⁿ of n halvings
     scale_shape: tuple[int, ...] | None  # of the argument init_scale; None for a number
     inverse_grad: str
 
 
 def _newton(
-    op: str, a: Array, *, newton_steps: int = 20, init_scale: float | Array = 0.9, inverse_grad: str = "implicit"
+    op: str,
+    a: Array,
+    *,
+    newton_steps: int = 20,
+    init_scale: float | Array = 0.9,
+    halvings: int = 0,
+    inverse_grad: str = "implicit",
 ) -> _Newton:
     wide = as_float(op, "a", a)
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
         raise ValueError(f"{op}: a; expected square matrices (..., m, m), got {a.shape}")
     check_inverse_grad(op, inverse_grad)
     factor = start_factor(op, init_scale, a.shape[:-2])
-    iterates = newton_iterates(wide, whole(op, "newton_steps", newton_steps, 0), factor)
+    share = halved(wide, factor, whole(op, "halvings", halvings, 0))
+    iterates = newton_iterates(wide, whole(op, "newton_steps", newton_steps, 0), factor * share)
     shape = init_scale.shape if isinstance(init_scale, np.ndarray) else None
-    return _Newton(op, wide, iterates, factor, shape, inverse_grad)
+    return _Newton(op, wide, iterates, factor * share, share, shape, inverse_grad)
 
 
 def _pull(n: _Newton, dx: Array, absolute: bool = False) -> dict[str, Array]:
     """`newton_pullback`; with `absolute` its sizes, and |A| and |X_k| in the last products of x and the residuals."""
     dx = cotangent(n.op, "dx", dx, n.a.shape)
     da, da_size, dfactor = newton_pullback(n.a, n.iterates, n.init_scale, dx, n.inverse_grad)
-    of_scale = {} if n.scale_shape is None else {"init_scale": reduce_to(dfactor[..., 0, 0], n.scale_shape)}
+    of_scale = {} if n.scale_shape is None else {"init_scale": reduce_to((dfactor * n.share)[..., 0, 0], n.scale_shape)}
     if not absolute:
         return {"a": da, **of_scale}
     size, norm = np.abs(n.a), spectral_norm(n.a)[..., None]
@@ -137,6 +157,7 @@ def newton_inverse(
     *,
     newton_steps: int = 20,
     init_scale: float | Array = 0.9,
+    halvings: int = 0,
     inverse_grad: str = "implicit",
     return_residuals: bool = False,
 ) -> Array | tuple[Array, Array]:
@@ -148,11 +169,14 @@ def newton_inverse(
 
     newton_steps T is part of the definition, not a precision: directions with small eigenvalues are not inverted yet.
     init_scale, a number or an array (...) > 0: 0.9 keeps X_0 off the boundary of convergence, on which 1 (Algorithm 2
-    as printed) lies when all row sums are equal: A = I and A = all ones then collapse to 0. inverse_grad: see
-    `soft_attention`. Source: Lu et al. 2021 eq 10, Algorithm 2, Figure 4.
+    as printed) lies when all row sums are equal: A = I and A = all ones then collapse to 0. halvings: X_0 is halved
+    while ‖I - A X_0‖₁ > 1.01, at most so often, matrix by matrix; how often has no gradient (§3.2 as the authors' code
+    has it, with 10). inverse_grad: see `soft_attention`. Source: Lu et al. 2021 eq 10, §3.2, Algorithm 2, Figure 4.
     """
     op = "newton_inverse"
-    n = _newton(op, a, newton_steps=newton_steps, init_scale=init_scale, inverse_grad=inverse_grad)
+    n = _newton(
+        op, a, newton_steps=newton_steps, init_scale=init_scale, halvings=halvings, inverse_grad=inverse_grad
+    )  # fmt: skip
     return (n.iterates[-1], _residuals(n.a, n.iterates)) if return_residuals else n.iterates[-1]
 
 

@@ -13,6 +13,7 @@ from attnkit_reference._core import reduce_to, transposed, visibility
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 from attnkit_reference.lowrank.newton import (
     check_inverse_grad,
+    halved,
     newton_iterates,
     newton_pullback,
     start_factor,
@@ -33,7 +34,8 @@ class Soft:
     kernel: Array  # (..., m, m): A without the ridge
     a: Array  # (..., m, m): A
     p: Array  # (..., m, n)
-    init_scale: Array  # (..., 1, 1)
+    init_scale: Array  # (..., 1, 1), with its halvings
+    share: Array  # (..., 1, 1): ½ⁿ of n halvings
     iterates: list[Array]  # X_0 .. X_T
     inverse_grad: str
     shapes: dict[str, tuple[int, ...]]
@@ -76,6 +78,7 @@ def _soft(
     landmark_mask: Array | None = None,
     newton_steps: int = 20,
     init_scale: float | Array = 0.9,
+    halvings: int = 0,
     ridge: float = 0.0,
     inverse_grad: str = "implicit",
     mask: Array | None = None,
@@ -102,12 +105,14 @@ def _soft(
     kernel = np.where(present[..., :, None] & present[..., None, :], gaussian(centres, centres, scale), 0.0)
     a = kernel + ridge * np.eye(m) * present[..., None]
     p = np.where(present[..., :, None] & valid[..., None, :], gaussian(centres, tokens["q"], scale), 0.0)
-    iterates = newton_iterates(a, whole(op, "newton_steps", newton_steps, 0), factor)
+    share = halved(a, factor, whole(op, "halvings", halvings, 0))
+    iterates = newton_iterates(a, whole(op, "newton_steps", newton_steps, 0), factor * share)
     shapes = {name: x.shape for name, x in arrays.items()}
     if isinstance(init_scale, np.ndarray):
         shapes["init_scale"] = init_scale.shape
     return Soft(
-        op, tokens["q"], centres, tokens.get("v"), valid, scale, kernel, a, p, factor, iterates, inverse_grad, shapes
+        op, tokens["q"], centres, tokens.get("v"), valid, scale, kernel, a, p, factor * share, share, iterates,
+        inverse_grad, shapes,
     )  # fmt: skip
 
 
@@ -153,7 +158,7 @@ def _pull(s: Soft, do: Array, absolute: bool = False) -> dict[str, Array]:
         "v": size(pt) @ size(du),
         "landmarks": np.einsum("...ij,...ijd->...id", gp, to_tokens)
         + np.einsum("...ij,...ijd->...id", ga + transposed(ga), between),
-        "init_scale": size(dfactor[..., 0, 0]),
+        "init_scale": size((dfactor * s.share)[..., 0, 0]),
     }
     grads = {name: reduce_to(full[name], shape) for name, shape in s.shapes.items()}
     return {"o": pt @ np.abs(y), **grads} if absolute else grads
@@ -174,8 +179,8 @@ def soft_attention(q: Array, v: Array, landmarks: Array, **params: Any) -> Array
     landmark_mask (..., m) boolean: a False landmark is removed. A token is valid if mask, a key mask (..., 1, n) or
     (n,), key_lengths and query_mask (..., n) allow it; an invalid one is neither key nor query: its output is 0.
     inverse_grad: "implicit" (the default of the authors' code) takes X for an exact inverse, "unrolled" is the exact
-    derivative of the T steps; both agree once A X A = A. ridge 0 is the paper's; their code adds 0.01. init_scale: see
-    `newton_inverse`. Source: Lu et al. 2021 eq 5, 8, 9, Algorithms 1 and 2.
+    derivative of the T steps; both agree once A X A = A. ridge 0 is the paper's; their code adds 0.01. init_scale,
+    halvings: see `newton_inverse`. Source: Lu et al. 2021 eq 5, 8, 9, Algorithms 1 and 2.
     """
     s = _soft("soft_attention", q, v, landmarks, **params)
     return transposed(s.p) @ (s.x @ (s.p @ cast(Array, s.v)))

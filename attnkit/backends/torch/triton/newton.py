@@ -99,10 +99,11 @@ def call_of(
     *,
     newton_steps: int = 20,
     init_scale: Any = 0.9,
+    halvings: int = 0,
     inverse_grad: str = "implicit",
     return_residuals: bool = False,
 ) -> Call:
-    """The options of newton_inverse."""
+    """The options of newton_inverse, of which kernels refuse halvings."""
     return Call(a, int(newton_steps), init_scale, inverse_grad == "unrolled", return_residuals)
 
 
@@ -166,21 +167,23 @@ def inverted(a: Tensor, **options: Any) -> tuple[Tensor, Any]:
     return invert(a, **options), lambda dx: pull(a, dx, **options)
 
 
-def too_large(m: int) -> str | None:
-    """Why matrices of m rows are not supported on any device."""
-    return f"matrices with more than {LARGEST} rows are served by the generic implementation" if m > LARGEST else None
+def unsupported_options(m: int, **options: Any) -> str | None:
+    """Why matrices of m rows are not inverted on any device."""
+    if m > LARGEST:
+        return f"matrices with more than {LARGEST} rows are served by the generic implementation"
+    return lowrank_newton.generic_alone(**options)
 
 
 def unsupported(a: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
     """Why newton_inverse or its gradients are not supported by Triton."""
     none = "no cotangent of the output was given" if any(x is None for x in rest) else None
-    return pointwise.unsupported_device(a) or too_large(a.shape[-1]) or none
+    return pointwise.unsupported_device(a) or unsupported_options(a.shape[-1], **options) or none
 
 
 def soft_unsupported(q: Tensor, v: Tensor, landmarks: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
     """Why the inverse of SOFT is not supported by Triton."""
     none = "no cotangent of the output was given" if any(x is None for x in rest) else None
-    return pointwise.unsupported_device(q) or too_large(landmarks.shape[-2]) or none
+    return pointwise.unsupported_device(q) or unsupported_options(landmarks.shape[-2], **options) or none
 
 
 def is_faster(a: Tensor, *rest: Tensor | None, newton_steps: int = 20, **options: Any) -> bool:

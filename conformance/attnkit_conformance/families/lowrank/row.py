@@ -17,7 +17,7 @@ from attnkit_conformance.model.op import ALL_TOKENS, QUERIES_AND_KEYS, Op, Token
 SELF = {"q": GOOD["k"], "k": GOOD["k"], "v": GOOD["v"]}  # q and k are the same tokens: 5 of 4 features
 TOKENS = ("mask", "key_lengths", "query_mask")
 OF_TOKENS = {"mask": -1, "query_mask": -1, "o": -2}  # where queries and keys are the same tokens
-INVERSE = ("newton_steps", "init_scale", "inverse_grad")
+INVERSE = ("newton_steps", "init_scale", "halvings", "inverse_grad")
 
 
 def calls(
@@ -45,6 +45,8 @@ def soft_errors(op: Op) -> Iterator[ErrorSample]:
         ("landmark_mask", zeros(3), TypeError, "landmark_mask dtype|landmark_mask"),
         ("newton_steps", -1, ValueError, "newton_steps"),
         ("init_scale", 0.0, ValueError, "init_scale"),
+        ("halvings", -1, ValueError, "halvings"),
+        ("halvings", 0.5, TypeError, "halvings"),
         ("ridge", -0.5, ValueError, "ridge"),
         ("inverse_grad", "exact", ValueError, "inverse_grad.*unrolled"),
     )  # fmt: skip
@@ -155,6 +157,7 @@ SOFT = Op(
     weights=True,
     dropout=False,
     growth=samples.soft_growth,
+    telling=samples.soft_tells,
     zeros=samples.soft_zeros,
     tokens=Tokens({"q": -2, "o": -2}, {"q": -2, "v": -2, **OF_TOKENS}),
     invariances=ALL_TOKENS,  # there is no causal form
@@ -255,7 +258,7 @@ OPS: tuple[Op, ...] = (
         binding=NEWTON,
         dropout=False,
         growth=samples.newton_growth,
-        telling=samples.one_norm_is_of_one_column,
+        telling=samples.newton_tells,
         converged={"newton_steps": 60},
     ),
     sampler("average_pool", "means of the valid tokens of r×r windows", ("q",), WINDOW),

@@ -22,6 +22,7 @@ SIZES = {
     "spread": 1.5,
     "large": 2.0,
 }  # of q, k and landmarks, in which iterations converge
+HALVED = 0.4  # of those in whose matrix the start is too large
 OF_TOKENS: Factors = {
     "width": ("12x20", "17x5", "9x1"),  # features of q and of v
     "batch": ("two", "none", "broadcast"),
@@ -41,6 +42,7 @@ INVERSE: Factors = {
     "inverse_grad": (None, "unrolled"),
     "newton_steps": (None, 2, 0),
     "init_scale": (None, "items", 0.6),
+    "halvings": (None, 10, 1),
 }
 
 SOFT: Factors = {
@@ -138,7 +140,7 @@ def scene_of(name: str, row: Row, size: float, options: Mapping[str, bool]) -> s
         **options,
     }
     params: dict[str, Any] = {"enable_gqa": True} if grouped else {}
-    params |= {own: row[own] for own in ("scale", "ridge", "inverse_grad", "newton_steps", "inverse_steps")
+    params |= {own: row[own] for own in ("scale", "ridge", "inverse_grad", "newton_steps", "halvings", "inverse_steps")
                if row.get(own) is not None}  # fmt: skip
     params |= {"key_lengths": max(1, sizes(row["shape"])[-2] - 2)} if row["key_lengths"] == "number" else {}
     return samples.Scene(
@@ -152,6 +154,7 @@ def soft_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     options = {"landmark_mask": row["landmark_mask"] == "some", "init_scale": row["init_scale"] == "items"}
     scene = scene_of(name, row, size, options)
     nearer = min(1.0, FEATURES / scene.d) ** 0.25  # as far apart in √d as of fewer features
+    nearer *= HALVED if row["halvings"] else 1.0
     scene = replace(scene, size=scene.size * nearer, params={**scene.params, **few_steps(row)})
     case = samples.soft_case(op, scene, dtype)
     return with_init_scale(case, row)
@@ -206,9 +209,10 @@ def newton_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     """The kernel of fewer points than features, or one that is almost symmetric."""
     rng, (m,), lead = generator(f"newton/{name}"), sizes(row["shape"]), BATCHES[row["batch"]]
     d = 12 if m <= 12 else 2 * m
-    x = SIZES[str(row["values"])] * (12 / d) ** 0.25 * rng.standard_normal((*lead, m, d))
+    near = HALVED if row["halvings"] else 1.0
+    x = near * SIZES[str(row["values"])] * (12 / d) ** 0.25 * rng.standard_normal((*lead, m, d))
     a = gaussian(x, x, d**-0.5) + 0.02 * (row["symmetric"] == "no") * rng.standard_normal((*lead, m, m))
-    params = {own: row[own] for own in ("inverse_grad", "newton_steps") if row[own] is not None}
+    params = {own: row[own] for own in ("inverse_grad", "newton_steps", "halvings") if row[own] is not None}
     params |= few_steps(row)
     arrays = {"a": rounded(a, dtype)}
     if row["init_scale"] == "items":

@@ -14,6 +14,7 @@ from attnkit_conformance.scenes import attention
 from attnkit_conformance.scenes.layouts import lay_out
 from attnkit_conformance.scenes.options import of_some_dtype
 from attnkit_reference import newton_inverse
+from attnkit_reference.lowrank.newton import NEAR
 from attnkit_reference.lowrank.soft import differences, gaussian
 
 if TYPE_CHECKING:
@@ -206,6 +207,18 @@ def tokens_of(case: Case) -> tuple[Array, Array]:
     return tokens, np.broadcast_to(case.arrays.get("landmark_mask", np.ones(m, bool)), (*leading, m))
 
 
+def kernel_of(case: Case) -> Array:
+    """A of a soft_attention case."""
+    _, present = tokens_of(case)
+    landmarks = np.where(present[..., None], case.arrays["landmarks"], 0.0)
+    a = gaussian(landmarks, landmarks, landmarks.shape[-1] ** -0.5) * (present[..., :, None] & present[..., None, :])
+    return np.asarray(a + case.params.get("ridge", 0.0) * np.eye(a.shape[-1]) * present[..., None])
+
+
+def soft_tells(case: Case) -> bool:
+    return halvings_are_told(kernel_of(case), case)
+
+
 def soft_growth(case: Case) -> float:
     """(1 + 3 max|exponent|/16)(1 + κ/32), κ = max ‖A‖₂‖X‖₂: an error of A is κ times larger in X A X.
 
@@ -217,12 +230,10 @@ def soft_growth(case: Case) -> float:
     landmarks = np.where(present[..., None], case.arrays["landmarks"], 0.0)
     if 0 in (q.size, landmarks.size):
         return 1.0
-    scale = 1.0 / float(np.sqrt(q.shape[-1]))
+    scale, a = 1.0 / float(np.sqrt(q.shape[-1])), kernel_of(case)
     squares = np.sum(differences(landmarks, q) ** 2, axis=-1)
     visible = np.broadcast_to(present[..., :, None] & tokens[..., None, :], squares.shape)
     largest = 0.5 * scale * float(np.max(squares, initial=0.0, where=visible))
-    a = gaussian(landmarks, landmarks, scale) * (present[..., :, None] & present[..., None, :])
-    a = a + case.params.get("ridge", 0.0) * np.eye(a.shape[-1]) * present[..., None]
     x = newton_inverse(a, newton_steps=case.params.get("newton_steps", 20))
     condition = np.linalg.norm(a, 2, axis=(-2, -1)) * np.linalg.norm(x, 2, axis=(-2, -1))
     return (1.0 + GAUSSIANS * largest / EXPONENT_STEP) * (1.0 + float(condition.max()) / CONDITION_STEP)
@@ -295,13 +306,30 @@ def newton_growth(case: Case) -> float:
     return 1.0 + float(condition.max()) / CONDITION_STEP
 
 
+NEAR_HALVING = 1e-4  # distance from ‖I - A X_0‖₁ = NEAR at which rounding may decide
 NEAR_COLUMN = 1e-5  # relative distance of sums that are equal but for rounding to float32
+
+
+def newton_tells(case: Case) -> bool:
+    return one_norm_is_of_one_column(case) and halvings_are_told(case.arrays["a"], case)
 
 
 def one_norm_is_of_one_column(case: Case) -> bool:
     """Whether rounding leaves open in no matrix which column has the largest sum, through which gradients go."""
     sums = np.sort(np.abs(case.arrays["a"]).sum(axis=-2), axis=-1)
     return sums.shape[-1] < 2 or bool(np.all(sums[..., -2] < sums[..., -1] * (1 - NEAR_COLUMN)))
+
+
+def halvings_are_told(a: Array, case: Case) -> bool:
+    """Whether rounding leaves open in no matrix how often its start is halved."""
+    factor = np.asarray(case.arrays.get("init_scale", case.params.get("init_scale", 0.9)))[..., None, None]
+    norm = np.abs(a).sum(axis=-2).max(axis=-1, initial=0.0)[..., None, None]
+    start = 2.0 * factor / np.where(norm > 0, norm, 1.0) ** 2 * (a @ a)
+    distances = (
+        np.abs(np.eye(a.shape[-1]) - 0.5**n * start).sum(axis=-2).max(axis=-1, initial=0.0)
+        for n in range(case.params.get("halvings", 0))
+    )
+    return all(bool(np.all(np.abs(distance - NEAR) > NEAR_HALVING)) for distance in distances)
 
 
 def sampler_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
