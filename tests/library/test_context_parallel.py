@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.multiprocessing import ProcessRaisedException, spawn
+from torch.multiprocessing import ProcessRaisedException, get_context, spawn, start_processes
 
 import attnkit
 from attnkit.nn import GatedAttentionUnit, MultiHeadAttention, capture, context_parallel, count_traffic, parallelize
@@ -110,7 +110,8 @@ def found(tmp_path_factory) -> list[dict[str, Any]]:
     """What each of the processes has found; their first error is raised here."""
 
     def make(folder: Path) -> None:
-        spawn(work, (folder, [*CASES, *PLANTED, *COUNTED], MODELS), nprocs=PROCESSES)
+        get_context("forkserver").set_forkserver_preload([work.__module__])  # torch is imported once, not by each
+        start_processes(work, (folder, [*CASES, *PLANTED, *COUNTED], MODELS), PROCESSES, start_method="forkserver")
 
     folder = made_once(tmp_path_factory, "context_parallel", make)
     return [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]

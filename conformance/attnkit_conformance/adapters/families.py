@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,9 @@ REQUIRES = {
     "jax": "jax", "jax_x64": "jax", "cupy": "cupy", "triton_interpreted": "triton",
     "cuda_cpu": "numpy", "jax_triton_interpreted": "triton",
 }  # fmt: skip
+IN_DOUBLE = {
+    "jax_x64": "double_precision", "jax_x64-native": "native_in_double", "jax_x64-blocked": "blocked_in_double",
+}  # fmt: skip
 AUTO = ("numpy", "torch")  # libraries of the family that names no implementation
 DEFAULT = ("numpy", "numpy_readonly", "strict", "torch", "jax", "jax_x64", "cupy")
 
@@ -35,12 +38,7 @@ def family(name: str) -> list[Any]:
     if name == "strict":
         return [WorkerAdapter("strict", f"{HERE}.strict:Strict")]
     if name == "jax_x64":
-        targets = {
-            name: "double_precision",
-            f"{name}-native": "native_in_double",
-            f"{name}-blocked": "blocked_in_double",
-        }
-        return workers("jax", targets, {"JAX_ENABLE_X64": "1"})
+        return in_double(IN_DOUBLE)
     if name == "triton_interpreted":
         targets = {name: "Interpreted", f"{name}-atomic": "Atomic", f"{name}-split": "Split"}
         return workers(name, targets, {"TRITON_INTERPRET": "1"})
@@ -59,6 +57,11 @@ def is_installed(library: str) -> bool:
 def adapters_of(module: str) -> ModuleType:
     """A module of adapters, which imports its library."""
     return importlib.import_module(f"{HERE}.{module}")
+
+
+def in_double(names: Iterable[str]) -> list[Any]:
+    """JAX's adapters of these names in double precision, each in a process."""
+    return workers("jax", {name: IN_DOUBLE[name] for name in names}, {"JAX_ENABLE_X64": "1"})
 
 
 def workers(module: str, targets: Mapping[str, str], mode: dict[str, str]) -> list[Any]:
