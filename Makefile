@@ -16,7 +16,7 @@ export JAX_PLATFORMS ?= cpu
 # Hundreds of processes of the tests import the same modules: they are compiled once, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install library native native-wheel run test tests lint types conformance soak transforms gradients emulated smoke survival gpu gpu-wheels gpu-data benchmarks docs notebooks site wheel matrix clean
+.PHONY: install library native native-wheel run test tests lint types conformance soak transforms gradients emulated smoke survival gpu gpu-wheels gpu-data benchmarks docs vectors notebooks site sdist wheel matrix release-check release clean
 
 install: $(VENV)/.installed
 
@@ -121,6 +121,16 @@ native-wheel: library
 	  clean/bin/python -c "import attnkit; print(attnkit.native_status())" && \
 	  clean/bin/python -m attnkit_conformance run numpy --profile quick --workers $(WORKERS) -k "$(NATIVE) and not float16" || exit 1; done
 
+# The source distribution, built into a wheel, installed, and judged where nothing of the checkout is.
+SOURCE := $(OUT)/sdist/clean/bin
+
+sdist: install
+	rm -rf $(OUT)/sdist
+	$(BIN)/python -m hatchling build -t sdist -d $(OUT)/sdist
+	$(PYTHON) -m venv $(OUT)/sdist/clean
+	$(SOURCE)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls $(OUT)/sdist/*.tar.gz)[conformance]"
+	cd $(OUT)/sdist && clean/bin/python -m attnkit_conformance run numpy --profile quick --workers $(WORKERS) -k "pointwise and float32"
+
 # Every recipe in miniature; translation needs sentence pairs, which ATTNKIT_DATA names.
 IMAGES := 000-fig1 000-fig2 000-fig3 000-fig4 000-learned 002-table1 002-table4 002-table5 002-fig3 002-fig4 002-kernel 002-sampling
 MEASURED := 002-table2 002-table3 002-fig1b 002-halving 003-decoding
@@ -205,6 +215,23 @@ wheel: install
 # the other, of about 6 GB each; ten minutes of a core each where goldens and what JAX compiled are kept, else an hour (estimated).
 matrix: library
 	$(BIN)/python -m tests.repository.matrix
+
+# What stands against a release of this tree: `make release-check VERSION=0.1.0`.
+release-check: install
+	$(BIN)/python -m tests.repository.release "$(VERSION)"
+
+# Wheel, source distribution, site and test vectors into $(OUT)/release, and a tag here. Nothing is pushed or uploaded.
+release: release-check
+	rm -rf $(OUT)/release $(OUT)/vectors
+	$(MAKE) native-wheel sdist site vectors
+	mkdir -p $(OUT)/release
+	cp $(OUT)/wheel/*.whl $(OUT)/sdist/*.tar.gz $(OUT)/release
+	tar -C $(OUT) -czf $(OUT)/release/attnkit-$(VERSION)-site.tar.gz site
+	tar -C $(OUT) -czf $(OUT)/release/attnkit-$(VERSION)-vectors.tar.gz vectors
+	cd $(OUT)/release && sha256sum * > SHA256SUMS
+	$(MAKE) release-check  # what was built has changed nothing
+	git tag -a v$(VERSION) -m "attnkit $(VERSION)"
+	@echo "tagged v$(VERSION) here; of the same commit are the files in $(CURDIR)/$(OUT)/release"
 
 # As many threads as cores, on a machine that does nothing else.
 benchmarks: library

@@ -45,3 +45,40 @@ def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
             return (yield)
         finally:
             del os.environ[GOLDENS]
+
+
+OPTIONAL = (
+    "array_api_strict", "cupy", "entmax", "flax", "jax", "jax_triton", "keras", "matplotlib", "ml_dtypes", "onnx",
+    "onnxscript", "PIL", "rich", "sacrebleu", "sklearn", "sphinx", "tokenizers", "transformers", "triton", "tyro",
+    "webdataset", "yaml",
+)  # fmt: skip
+"""What `pip install -e '.[torch,dev]'` lacks. Tests that import one of them are skipped where it is not installed."""
+
+
+def absent(error: BaseException | None) -> str | None:
+    """Why an error is none of the test's: it, or what it came from, is an optional library that is not installed."""
+    while error is not None and not isinstance(error, ModuleNotFoundError):
+        error = error.__cause__
+    library = str(error.name).partition(".")[0] if error is not None else ""
+    return f"{library} is not installed" if library in OPTIONAL and not importlib.util.find_spec(library) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[pytest.CollectReport]:
+    """A module that imports such a library is skipped as a whole."""
+    report = yield
+    reason = absent(report.call.excinfo.value) if report.failed and report.call.excinfo else None
+    if reason:
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: {reason}")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """And so is a test that imports one itself, or calls what does."""
+    try:
+        return (yield)
+    except Exception as error:
+        if reason := absent(error):
+            pytest.skip(reason)
+        raise

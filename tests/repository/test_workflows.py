@@ -1,0 +1,84 @@
+"""The workflows for GitHub and the hooks for commits: what they call exists, and versions are those of the pins."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TARGETS = {*re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)}
+WORKFLOWS = {path.stem: path.read_text() for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
+PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+
+
+def understand(command: str) -> None:
+    """AssertionError for a command that could not be given in a checkout."""
+    words = shlex.split(command)
+    if words[0] == "make":
+        assert [word for word in words[1:] if "=" not in word and word not in TARGETS] == [], command
+        return
+    assert words[:2] == ["python", "-m"], command
+    if words[2] == "pip":
+        extras = re.findall(r"\.\[(.*)\]", command)[0].split(",")
+        assert [name for name in extras if name not in PROJECT["optional-dependencies"]] == [], command
+        assert words[words.index("-c") + 1] == "constraints.txt", command
+    else:
+        assert words[2] == "pytest", command
+        assert [word for word in words[3:] if word[0] != "-" and not (ROOT / word).exists()] == [], command
+
+
+def check(text: str) -> None:
+    """AssertionError or KeyError for a workflow that could not run."""
+    assert "secrets." not in text
+    jobs: dict[str, Any] = yaml.safe_load(text)["jobs"]
+    for job in jobs.values():
+        assert job["timeout-minutes"] > 0
+        for step in job["steps"]:
+            if "run" in step:
+                understand(step["run"])
+            else:
+                assert re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"]), step["uses"]
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_workflow_calls_what_there_is(name: str) -> None:
+    check(WORKFLOWS[name])
+
+
+def test_there_is_a_workflow_for_each_concern_and_each_python() -> None:
+    assert {*WORKFLOWS} == {"lint", "tests", "wheels", "docs"}
+    pythons = yaml.safe_load(WORKFLOWS["tests"])["jobs"]["tests"]["strategy"]["matrix"]["python"]
+    assert pythons == ["3.11", "3.12", "3.13", "3.14"]
+    assert PROJECT["requires-python"] == f">={pythons[0]}"
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("lint", "make lint", "make linted"),
+        ("docs", "checkout@v4", "checkout@main"),
+        ("tests", "[torch,dev]", "[pytorch,dev]"),
+        ("tests", "tests/library", "tests/libraries"),
+        ("wheels", "vars.", "secrets."),
+    ],
+)
+def test_a_workflow_that_has_gone_stale_is_noticed(name: str, before: str, after: str) -> None:
+    text = WORKFLOWS[name].replace(before, after)
+    assert text != WORKFLOWS[name]
+    with pytest.raises((AssertionError, KeyError)):
+        check(text)
+
+
+def test_hooks_have_the_versions_of_the_pins() -> None:
+    """mypy is that of `make install`, which has them."""
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    hooks = {hook["id"]: hook for hook in repository["hooks"]}
+    assert {*hooks} == {"ruff-check", "ruff-format", "mypy"}
+    needs = [need for hook in hooks.values() for need in hook.get("additional_dependencies", [])]
+    assert needs == [f"ruff=={PINNED['ruff']}"] * 2
+    assert hooks["mypy"]["entry"] == ".venv/bin/mypy"
