@@ -45,7 +45,7 @@ class WrongAndStopped:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_stopped_has_shown_its_failures_and_reports_them(
-    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = [signal.getsignal(one) for one in stop.TEXTS]
     monkeypatch.setattr(program, "find", lambda names, terms: [WrongAndStopped(number)])
@@ -73,7 +73,7 @@ def three() -> Generator[core.CaseResult, None, None]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_a_verdict_is_shown_ends_after_it(number: int) -> None:
+def test_a_signal_while_a_verdict_is_shown_ends_after_it(number: signal.Signals) -> None:
     ended: list[str] = []
     shown = []
     for verdict in stop.until(three(), None, ended):

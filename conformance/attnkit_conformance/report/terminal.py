@@ -46,7 +46,8 @@ def show_progress(results: Iterable[CaseResult], total: Callable[[], int | None]
         from attnkit_conformance.report import terminal_rich
 
         return terminal_rich.show_progress(results, total)
-    collected, failed = [], 0
+    collected: list[CaseResult] = []
+    failed = 0
     for result in results:
         collected.append(result)
         if result.status == "fail":
