@@ -470,7 +470,7 @@ def test_claims_name_columns_of_measurements():
 
 SMALL = {
     "images": ("000-learned", ("image_size=8", "patch=4", "train_images=60", "test_images=30", "batch=12", "alphas=0",
-                               "kinds=alpha-head")),
+                               "kinds=alpha-head", "model=d32")),
     "translation": ("001-table1", (*TRANSLATED, "memories=softmax")),
     "language": ("000-lengths", ("tokens=64", "lengths=64", "exact_at=64", "tested=2", "alphas=1")),
     "sequences": ("003-sequences", ("train_samples=40", "valid_samples=20", "test_samples=20", "batch=8",
