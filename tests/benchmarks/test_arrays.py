@@ -13,6 +13,12 @@ from benchmarks.cells import BOTH, FORWARD, Cell
 SMALL = Cell("relu", 48, causal=True, d=16, heads=2)
 
 
+@pytest.fixture(autouse=True)
+def brief(monkeypatch):
+    """A timing is of a few calls."""
+    monkeypatch.setattr(arrays, "AT_LEAST", 1e-4)
+
+
 def test_both_libraries_are_measured_and_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(arrays, "cells", lambda profile: [SMALL])
     monkeypatch.setattr(arrays, "numpy_peak", lambda *arguments: 1.0)

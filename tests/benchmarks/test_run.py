@@ -26,6 +26,12 @@ def record(name: str, n: int, mode: str, seconds: dict[str, list[float]], skippe
     return about | compare.compared(cell, mode, seconds, ceiling)
 
 
+@pytest.fixture(autouse=True)
+def brief(monkeypatch):
+    """A timing is of a few calls: how many is decided in test_short_calls_are_repeated_until_they_take_long_enough."""
+    monkeypatch.setattr(compare, "AT_LEAST", 1e-4)
+
+
 @pytest.fixture
 def measured(tmp_path):
     """A file as `run` writes it, from made-up rounds."""

@@ -6,11 +6,13 @@ import json
 import re
 import xml.etree.ElementTree as xml
 from html.parser import HTMLParser
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 import attnkit
@@ -99,6 +101,25 @@ def test_what_this_machine_lacks_is_no_unknown_name(
     monkeypatch.setattr(families, "has_cuda", lambda: False)
     assert main(["run", "torch_cuda-triton"]) == 2
     assert "'torch_cuda-triton' is not on this machine: no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("driver", [False, True])
+def test_torch_is_asked_for_an_accelerator_where_a_driver_is(driver: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(families.sys, "platform", "linux")
+    monkeypatch.setattr(families, "has_driver", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(asked.append(True)))
+    assert families.device()
+    assert bool(asked) == driver
+
+
+def test_versions_are_of_what_installs_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked by the name of the library first, as reading what all distributions install takes half a second."""
+    monkeypatch.setattr(files, "distributions", lambda: {"sklearn": ["scikit-learn"]})
+    assert files.version("sklearn") == metadata.version("scikit-learn")
+    monkeypatch.setattr(files, "distributions", lambda: {})
+    assert files.version("numpy") == metadata.version("numpy")
+    assert files.version("no_such_library") == "?"
 
 
 def test_unknown_op_and_profile_are_named() -> None:

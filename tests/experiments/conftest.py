@@ -1,6 +1,7 @@
 """What the experiment tests share: a study of seconds, and image folders made on the spot."""
 
 import gzip
+import logging
 import zipfile
 from pathlib import Path
 
@@ -10,9 +11,15 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from attnkit_experiments.commands import runner
+from attnkit_experiments.images.model import SIZES
 from attnkit_experiments.recipes import RECIPES
 
+# What torch says of checkpoints to nobody takes a tenth of a training of seconds.
+logging.disable(logging.DEBUG)
+
+SIZES["d32"] = (32, 2, 64, 2)  # half of the layers of the smallest model, which no test of a whole training needs
 TINY = ("image_size=8", "patch=4", "train_images=60", "test_images=30", "steps=6", "batch=12")
+FEW = ("activations=relu", "alphas=1", "model=d32")
 
 
 def run_tiny(out: Path, *settings: str, recipe: str = "000-fig4", preset: str = "cpu", **options) -> Path:
@@ -20,7 +27,7 @@ def run_tiny(out: Path, *settings: str, recipe: str = "000-fig4", preset: str = 
 
     It saves at its end alone: saving takes longer than training.
     """
-    few = ("activations=relu", "alphas=1") if recipe != "000-fig1" else ()
+    few = FEW if recipe != "000-fig1" else ()
     options = {"seeds": (0,), "threads": 1, "device": "cpu", "data": "digits"} | options
     return runner.run(runner.Request(recipe, preset, out=out, settings=(*TINY, *few, *settings), **options))
 

@@ -9,10 +9,10 @@ from .translation_cases import TINY
 
 IMAGES = ("steps=1", "train_images=24", "test_images=12", "batch=4")
 SMALLEST = {
-    "images": IMAGES,
+    "images": (*IMAGES, "model=d32"),
     "soft images": (*IMAGES, "full_scale=false"),
     "translation": (*TINY, "steps=1"),
-    "language": ("steps=1", "tested=2"),
+    "language": ("steps=1", "tested=2", "model=d32"),
     "sequences": ("steps=1", "train_samples=8", "valid_samples=4", "test_samples=4"),
 }
 

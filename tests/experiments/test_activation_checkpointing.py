@@ -16,6 +16,7 @@ from attnkit_experiments.engine.world import World, blocks_of
 from attnkit_experiments.images.model import SIZES
 from attnkit_experiments.study.recipe import Source, expand
 
+from .conftest import FEW
 from .conftest import TINY as IMAGES
 from .translation_cases import TINY as TRANSLATION
 
@@ -26,7 +27,7 @@ SOFT = ("image_size=16", "stem_stride=1", "train_images=12", "test_images=4", "b
 @pytest.mark.parametrize(
     ("recipe", "cell", "settings"),
     [
-        ("000-fig4", "relu-alpha1-gate-seed0", (*IMAGES, "activations=relu", "alphas=1")),
+        ("000-fig4", "relu-alpha1-gate-seed0", (*IMAGES, *FEW)),
         ("001-table4", "reluformer-seed0", (*TRANSLATION, "methods=reluformer", "dropout=0.3", "steps=3")),
         ("002-table1", "soft-seed0", (*SOFT, "full_scale=false", "methods=soft", "drop_path=0.3", "measured_batch=0")),
     ],

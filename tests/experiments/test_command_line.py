@@ -19,7 +19,7 @@ from attnkit_experiments.images.domain import ImageStudy, judged_classes
 from attnkit_experiments.images.settings import image_source
 from attnkit_experiments.recipes import FILES, MEASUREMENTS, RECIPES
 
-from .conftest import TINY
+from .conftest import FEW, TINY
 
 OF_IMAGES = [name for name, recipe in RECIPES.items() if recipe.domain.name == "images"]
 
@@ -255,7 +255,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_whole_files(tiny, tmp_path, monk
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         flush(file)
 
-    words = [*WORDS, "--out", str(out), "--set", *TINY, "activations=relu", "alphas=1"]
+    words = [*WORDS, "--out", str(out), "--set", *TINY, *FEW]
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         assert main(words) == 2

@@ -25,13 +25,14 @@ def batch() -> Tokens:
     return tokens(((7, 1), (3, 1), (5, 1), (2, 1)))
 
 
-def next_logs(model, alone: Tokens, history: list[int], limit: int) -> torch.Tensor:
-    """log p (V,) of what follows a history, without caches."""
-    target = torch.tensor([[BOS, *history]])
-    logs = model(alone.source, alone.mask, target)[0, -1].log_softmax(-1)
-    logs[[PAD, BOS]] = -math.inf
-    if len(history) == limit:
-        logs[torch.arange(len(logs)) != EOS] = -math.inf
+def next_logs(model, alone: Tokens, histories: list[list[int]], limit: int) -> torch.Tensor:
+    """log p (len(histories), V) of what follows histories of one length, without caches."""
+    source, mask = (x.expand(len(histories), -1) for x in (alone.source, alone.mask))
+    target = torch.tensor([[BOS, *history] for history in histories])
+    logs = model(source, mask, target)[:, -1].log_softmax(-1)
+    logs[:, [PAD, BOS]] = -math.inf
+    if len(histories[0]) == limit:
+        logs[:, torch.arange(logs.shape[1]) != EOS] = -math.inf
     return logs
 
 
@@ -39,7 +40,7 @@ def next_logs(model, alone: Tokens, history: list[int], limit: int) -> torch.Ten
 def plain_greedy(model, alone: Tokens, limit: int) -> list[int]:
     history: list[int] = []
     while not history or history[-1] != EOS:
-        history.append(int(next_logs(model, alone, history, limit).argmax()))
+        history.append(int(next_logs(model, alone, [history], limit).argmax()))
     return history
 
 
@@ -48,10 +49,12 @@ def plain_beam_search(model, alone: Tokens, limit: int, beam: int, penalty: floa
     """One item, lists, no caches: (score, tokens with EOS)."""
     live, finished = [(0.0, [])], []
     while True:
-        candidates = []
-        for place, (total, history) in enumerate(live):
-            logs = next_logs(model, alone, history, limit).tolist()
-            candidates += [(total + log, place, word, [*history, word]) for word, log in enumerate(logs)]
+        logs = next_logs(model, alone, [history for _, history in live], limit).tolist()
+        candidates = [
+            (total + log, place, word, [*history, word])
+            for place, (total, history) in enumerate(live)
+            for word, log in enumerate(logs[place])
+        ]
         candidates.sort(key=lambda c: (-c[0], c[1], c[2]))
         candidates = [c for c in candidates[: 2 * beam] if c[0] > -math.inf]
         finished += [(c[0] / len(c[3]) ** penalty, c[3]) for c in candidates[:beam] if c[2] == EOS]

@@ -23,7 +23,7 @@ from .translation_cases import TINY as TRANSLATION
 
 SIZE, CPU = 3, torch.device("cpu")
 STUDIES = {
-    "000-fig1": ("digits", (*IMAGES, "points=d64/4", "fewshot=digits", "shots=1")),
+    "000-fig1": ("digits", (*IMAGES, "points=d32/4", "fewshot=digits", "shots=1")),
     "000-causal": ("pydoc", ("tokens=64", "length=16", "tested=20")),
     "001-table4": ("pairs", (*TRANSLATION, "methods=reluformer", "tokens=64")),
     "002-table1": ("digits", (*SOFT, "methods=soft", "full_scale=false", "measured_batch=0")),

@@ -20,7 +20,10 @@ from attnkit_experiments.language.task import LanguageTask
 
 from .test_killed import deterministic
 
-SETTINGS = ("length=16", "tokens=64", "steps=3", "tested=4", "methods=linear", "evaluate_every=0", "checkpoint_every=1")
+SETTINGS = (
+    *("length=16", "tokens=64", "steps=3", "tested=4", "methods=linear", "evaluate_every=0", "checkpoint_every=1"),
+    "model=d32",
+)
 CELL = Path("cells", "linear-seed0")
 CALLS = (
     (os, "fsync"), (os, "replace"), (Path, "write_text"), (Path, "mkdir"), (Metrics, "write"), (LanguageTask, "loss"),

@@ -17,6 +17,7 @@ from attnkit_experiments.data.text.symbols import generate
 from attnkit_experiments.engine.counting import by_formula
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.sampler import generator
+from attnkit_experiments.images.model import SIZES
 from attnkit_experiments.language import exact
 from attnkit_experiments.language.domain import LanguageStudy, load, source
 from attnkit_experiments.language.model import LanguageConfig, LanguageModel, forward_flops
@@ -174,8 +175,9 @@ def test_the_task_says_what_data_it_needs(tmp_path):
     assert load(Source(source(), LanguageStudy(task="copying", length=8), tmp_path)).name == "copying"
 
 
-def test_linear_attention_learns_to_copy():
-    config = LanguageConfig(size="d64", length=8, op="linear_attention")
+def test_linear_attention_learns_to_copy(monkeypatch):
+    monkeypatch.setitem(SIZES, "shallow", (64, 2, 128, 2))
+    config = LanguageConfig(size="shallow", length=8, op="linear_attention")
     task = task_of(generate(8), config, kind="copying", batch=32, tested=200)
     optimizer = torch.optim.AdamW(task.model.parameters(), lr=3e-3)
     for step in range(120):

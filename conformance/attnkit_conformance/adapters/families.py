@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 import importlib.util
 import platform
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -76,9 +79,20 @@ def default() -> list[str]:
 
 
 def has_cuda() -> bool:
+    """Whether torch sees an accelerator; without a driver on Linux it is not asked, as importing it takes a second."""
+    if sys.platform == "linux" and not has_driver():
+        return False
     import torch
 
     return torch.cuda.is_available()
+
+
+def has_driver() -> bool:
+    """Of NVIDIA, as torch loads it, or of AMD."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libcuda.so.1")
+        return True
+    return Path("/dev/kfd").exists()
 
 
 def device() -> str:

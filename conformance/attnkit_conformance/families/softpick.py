@@ -12,7 +12,7 @@ from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes import attention
 
 SINGLE = Scene("single", 1, 1, d=2, e=1, lead=((3, 4),) * 3, size=0.3)
-"""One key, a small score and a large eps: elsewhere dw and Σ w dw cancel, and bfloat16 has no digit of dq that tells it from 0."""
+"""One key, a small score and a large eps: elsewhere dw and Σ w dw cancel, and bfloat16 has no digit of dq."""
 
 
 def softpick_errors(op: Op) -> Iterator[ErrorSample]:

@@ -97,11 +97,11 @@ def distributions() -> Mapping[str, list[str]]:
 
 def version(library: str) -> str:
     """Version of the installed distribution that provides `library`, or that of a checkout which is not installed."""
-    names = distributions().get(library, [library])
     try:
-        return metadata.version(names[0])
+        return metadata.version(library)  # most are called as what they install
     except metadata.PackageNotFoundError:
-        return str(getattr(sys.modules.get(library), "__version__", "?"))
+        providers = distributions().get(library)
+    return metadata.version(providers[0]) if providers else str(getattr(sys.modules.get(library), "__version__", "?"))
 
 
 def finite(x: float | None) -> float | None:
