@@ -173,7 +173,7 @@ def trained() -> str:
     """The tables of the summaries of what was trained, each with its setting."""
     parts = []
     for name in TRAINED:
-        title, setting, table = (REPORTS / name / "summary.md").read_text().strip().split("\n\n")
+        title, setting, table, *_ = (REPORTS / name / "summary.md").read_text().split("\n\n")  # then its page in words
         parts.append(f"[{title.removeprefix('# ')}](reports/{name}/summary.md): {setting}\n\n{table}\n")
     return "\n".join(parts)
 

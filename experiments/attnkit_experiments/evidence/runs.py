@@ -177,13 +177,13 @@ def with_shared(run: Run, runs: Sequence[Run]) -> Run:
     and with the floor of one that has the same without attention.
     """
     shared = [
-        {"report": other.name} | cell | {"baseline": _baselines(run).get(cell["variant"], cell["baseline"])}
+        {"report": other.name, **cell, "baseline": _baselines(run).get(cell["variant"], cell["baseline"])}
         for other in _alike(run, runs, SAME_MODELS)
         for cell in other.cells
         if cell["variant"] not in run.variants
     ]
     floor = [
-        {"report": other.name} | cell | {"baseline": ""}
+        {"report": other.name, **cell, "baseline": ""}
         for other in _alike(run, runs, FLOORS)
         for cell in other.cells
         if cell["series"] == FLOOR and cell["variant"] not in run.variants

@@ -75,8 +75,10 @@ def steps(a: Tensor, share: float, halvings: int = 0) -> int | None:
     """Steps of Newton's iteration from α = share·2/‖A‖₁², halved at most so often, to a residual of 1 %; None if 20 are
     too few.
     """
-    options = {"init_scale": share, "halvings": halvings, "return_residuals": True}
-    below = (attnkit.newton_inverse(a, newton_steps=STEPS, **options)[1] <= CONVERGED).nonzero()
+    _, residuals = attnkit.newton_inverse(
+        a, newton_steps=STEPS, init_scale=share, halvings=halvings, return_residuals=True
+    )
+    below = (residuals <= CONVERGED).nonzero()
     return int(below[0]) if len(below) else None
 
 
