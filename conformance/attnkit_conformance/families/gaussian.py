@@ -84,6 +84,7 @@ OPS: tuple[Op, ...] = (
         outputs=o_only,
         samples=gaussian_samples,
         group="a",
+        forbidden=((("values", "integers"), ("scale", "-0.3")),),  # weights beyond float16, also of integers up to 1
         optional=tuple(name for name in OPTIONAL if name != "length"),
         differentiable=(*QKV, "bias", "scale"),
         errors=errors.attention_errors,
