@@ -134,7 +134,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "unsupported_device", lambda x: None)
     monkeypatch.setattr(cuda, "address", lambda x: x.ctypes.data)
     monkeypatch.setattr(check, "peculiar", lambda *x: None)  # else no subclass of NumPy's arrays is taken
-    monkeypatch.setattr(dispatch, "kernels", lambda op, x: cupy_kernels.get(op, ()))
+    monkeypatch.setattr(dispatch, "_table", lambda home: cupy_kernels)
 
 
 @pytest.mark.usefixtures("emulated")

@@ -33,8 +33,11 @@ OPS = (
         group="a",
         own=("eps",),
         variants=({}, {"eps": 0.1}),
-        levels={"eps": (None, 0.1)},
-        extra=((SINGLE, {"eps": 4.0}),),
+        levels={
+            "eps": (None, 0.1),
+            "values": ("normal", "tiny", "large", "equal_keys"),  # near 0 rows of integers are too steep for quotients
+        },
+        extra=((SINGLE, {"eps": 4.0}), (attention.KINKS, {})),  # in every profile: scores that are 0
         optional=tuple(name for name in OPTIONAL if name != "length"),
         differentiable=(*QKV, "bias", "scale"),
         errors=softpick_errors,

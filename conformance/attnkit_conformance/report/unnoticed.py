@@ -27,6 +27,7 @@ SATURATED = "Where a few keys have all the weight, or keys are equal, a gradient
 FIRST = "The first token of a sequence sees one key, whose weight is 1 but for eps: its gradient is that of eps."
 GATE = "The growth of the largest exponent in a gate holds for all entries of a case."
 DISTANCE = "The growth of the largest distance holds for all rows of a case."
+BESIDE = "Small weights beside large ones in a row, of whose probe they have a tenth."
 NORM = "The norm removes from a gradient what is along the output."
 TOTAL = "The total of normalised weights is 1: its gradient is 0 or that of eps."
 SIGNS = (
@@ -35,7 +36,8 @@ SIGNS = (
 )
 REASONS: tuple[tuple[str, float, str], ...] = (  # op, results and dtype; percent that may be zeroed; why
     ("*newton_* outputs *", 15.0, "Residuals of converged steps are rounding errors."),
-    ("*_weights outputs float32", 0.5, "Small weights beside large ones in a row, of whose probe they have a tenth."),
+    ("linformer_attention_weights outputs float32", 1.5, BESIDE),
+    ("*_weights outputs float32", 0.5, BESIDE),
     ("rela_attention outputs float32", 1.5, GATE),
     ("attention_with_statistics outputs float32", 0.5, GATE),
     ("gaussian_attention * float32", 0.1, DISTANCE),
@@ -52,6 +54,8 @@ REASONS: tuple[tuple[str, float, str], ...] = (  # op, results and dtype; percen
     ("softmax_attention gradients float32", 0.5, SATURATED),
     ("entmax_attention gradients float32", 0.5, SATURATED),
     ("entmax_attention gradients float16", 2.0, SATURATED),
+    ("softpick_attention gradients float32", 1.5, SATURATED),
+    ("softpick_attention gradients float16", 3.0, SATURATED),
     ("efficient_attention gradients float32", 0.5, SATURATED),
     ("efficient_attention gradients float16", 1.5, SATURATED),
     ("linear_attention gradients float32", 0.5, FIRST),

@@ -30,8 +30,8 @@ NUMBERS = 280_000  # of keys and values, or of queries and outputs, in a case
 PRODUCTS = 10_000_000  # of pairs of tokens with features: the reference of some ops has an array of these
 FEW_HEADS = 256  # tokens above which there is one head
 MANY: Mapping[str, Level] = {"shape": "1x2", "width": "8x1", "batch": "many"}
-"""More heads of items than the 65,535 blocks that a launch may have along all axes but the first; in fewer features some
-of so many pairs of keys are opposite to their query, where cosines have a kink."""
+"""More heads of items than the 65,535 blocks that a launch may have along all axes but the first; in fewer features
+some of so many pairs of keys are opposite to their query, where cosines have a kink."""
 COUNTS = ("shape", "width")  # factors whose levels are numbers of tokens and of features
 NOT_OPTIONS = (*COUNTS, "dtype", "features", "batch", "layout", "laid", "cotangents", "op", "values")
 OF_AN_OPTION = 2  # levels of an option that meet a size in the quick profile

@@ -1,0 +1,151 @@
+"""What pages and README say of the committed reports recomputes from their cells."""
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from attnkit_experiments.evidence import draw, overview, size
+from attnkit_experiments.evidence.checks import Compare
+from attnkit_experiments.evidence.claim import answers
+from attnkit_experiments.evidence.measures import headline, measure_of
+from attnkit_experiments.evidence.papers import PAPERS
+from attnkit_experiments.evidence.runs import FLOOR, read_runs
+from attnkit_experiments.evidence.verdict import Verdict
+from attnkit_experiments.recipes import RECIPES
+from attnkit_experiments.report.results import read_csv
+from attnkit_experiments.report.statistics import holm
+
+DOCS = Path(__file__).parents[2] / "docs"
+COMMITTED = read_runs(DOCS / "reports")
+YES = Verdict.SUPPORTED
+STUDENT = 4.302652729911275  # the 97.5 % quantile for three seeds
+
+
+# What the committed cells say, by the plain formula: difference and half of its interval in nats.
+SAID = {
+    ("001-table1-cpu", "softmax", "relu", "valid_loss"): (0.114, 0.023),
+    ("001-fig1-cpu", "softmax-slots4096", "relu-slots4096", "valid_loss"): (0.128, 0.057),
+    ("001-table1-cpu", "softmax_norm", "relu", "valid_loss"): (0.101, 0.025),
+    ("001-table4-cpu", "entmax15", "vanilla", "valid_loss"): (0.054, 0.024),
+    ("001-table4-cpu", "reluformer", "sparsemax", "valid_loss"): (-0.072, 0.018),
+    ("002-kernel-cpu", "kernel", "soft", "test_loss"): (0.038, 0.025),
+}
+
+
+@pytest.mark.parametrize(("place", "expected"), SAID.items(), ids=lambda x: "-".join(map(str, x))[:40])
+def test_the_losses_that_decide_recompute_from_the_cells(place, expected):
+    report, variant, other, key = place
+    cells = read_csv(DOCS / "reports" / report / "cells.csv")
+    losses = {(cell["variant"], cell["seed"]): float(cell[key]) for cell in cells}
+    gaps = [losses[variant, seed] - losses[other, seed] for seed in "012"]
+    mean, width = statistics.fmean(gaps), STUDENT * statistics.stdev(gaps) / 3**0.5
+    assert (round(mean, 3), round(width, 3)) == expected
+    check = Compare(variant, other)
+    (finding,) = check.on(next(run for run in COMMITTED if run.name == report))
+    assert f"{mean:+.3f} ± {width:.3f} nats" in finding.text
+
+
+def test_claims_on_memories_read_those_of_4096_slots():
+    found = {each.claim.name: each for each in answers(PAPERS[1].claims, COMMITTED)}
+    few = found["softmax uses few slots"].findings[0]
+    assert (few.run, few.text) == (
+        "001-fig1-cpu",
+        "softmax memory, 4096 slots: share of the top 0.2 % of slots 85.7 ± 0.6 %, n = 3",
+    )
+    assert few.verdict is YES
+    cells = read_csv(DOCS / "reports" / "001-fig1-cpu" / "cells.csv")
+    alike_by = {
+        name: round(statistics.fmean(float(c["slot_anisotropy"]) for c in cells if c["variant"] == name), 3)
+        for name in ("softmax-slots4096", "softmax_norm-slots4096", "relu-slots4096")
+    }
+    assert [*alike_by.values()] == [0.677, 0.231, 0.007]
+    assert found["values of softmax memories collapse"].verdict is YES
+
+
+def test_a_hundred_comparisons_of_metrics_alone():
+    """29 of 100 have p < 0.05 by the metrics of their tasks, 2 after Holm's correction for all; by losses 43 and none.
+
+    Some of the 100 are made twice, which `holm` counts once and this does not.
+    """
+    for key_of, counts in ((headline, (100, 29, 2)), (measure_of, (100, 43, 0))):
+        values = [
+            difference.p
+            for run in COMMITTED
+            if run.recipe in RECIPES
+            for variant in run.variants
+            if run.report(variant) == run.name
+            if (difference := draw.difference(run, variant, key_of(run.recipe).key)) and difference.n > 1
+        ]
+        order = sorted(values)
+        steps = [(len(order) - place) * p < 0.05 for place, p in enumerate(order)]
+        assert (len(values), sum(p < 0.05 for p in values), (*steps, False).index(False)) == counts
+
+
+def test_which_variant_is_corrected_for_its_comparisons():
+    rows = [
+        (run.label(variant), difference.p)
+        for run in COMMITTED
+        if run.recipe in {recipe for each in overview.TASKS.values() for recipe in each} and not size.too_small(run)
+        for variant, difference in overview.rows(run)
+    ]
+    corrected = holm([p for _, p in rows])
+    assert [label for (label, _), p in zip(rows, corrected, strict=True) if p < 0.05] == [
+        "relu, α = 0", "sparsemax", "ReLA", "ReLUFormer"
+    ]  # fmt: skip
+    assert f"correction for {len(rows)} comparisons" in (DOCS / "results" / "index.md").read_text()
+
+
+def sentence(report, variant, *, digits=1):
+    """A difference to its baseline as the README has it: the loss that decides, and the metric without a sign."""
+    run = next(run for run in COMMITTED if run.name == report)
+    measure, metric = measure_of(run.recipe), headline(run.recipe)
+    loss, other = (draw.difference(run, variant, each.key) for each in (measure, metric))
+    return loss.shown(measure).replace("-", "−"), f"{metric.factor * abs(other.mean):.{digits}f}", loss
+
+
+def test_the_readme_says_what_the_cells_say():
+    """Every number and word of its results, from the cells; `tests/repository/test_numbers.py` finds strangers too."""
+    text = " ".join((DOCS.parent / "README.md").read_text().split())
+    corrected = overview.family(COMMITTED)
+    said = {
+        "worse": [
+            ("000-fig2-cpu", "relu-alpha0"),
+            *(("001-table4-cpu", x) for x in ("sparsemax", "rela", "reluformer")),
+        ],
+        "better, uncorrected": [("000-fig2-cpu", "relu-alpha1")],
+        "worse, uncorrected": [("001-table4-cpu", "entmax15"), ("000-causal-cpu", "relu-alpha2")],
+        "undecided": [("000-causal-cpu", "relu-alpha1")],
+    }
+    for word, places in said.items():
+        assert [overview.word(sentence(*place)[2], corrected) for place in places] == [word] * len(places)
+    loss, points, _ = sentence("000-fig2-cpu", "relu-alpha0")
+    assert f"relu without its factor is worse than softmax, {loss} nats ({points} points)" in text
+    loss, points, _ = sentence("000-fig2-cpu", "relu-alpha1")
+    assert f"relu at α = 1 is better, uncorrected, {loss} ({points})" in text
+    losses, bleu, _ = zip(
+        *(sentence("001-table4-cpu", x, digits=0) for x in ("rela", "reluformer", "sparsemax")), strict=True
+    )
+    span = f"{float(losses[0].split(' ')[0]):.2f} to {float(losses[2].split(' ')[0]):.2f} nats"
+    assert f"sparsemax, ReLA and ReLUFormer are worse, by {span} and {min(bleu)} to {max(bleu)} BLEU" in text
+    assert f"1.5-entmax is, uncorrected, by {sentence('001-table4-cpu', 'entmax15')[0].removeprefix('+')}" in text
+    loss, _, gap = sentence("000-causal-cpu", "relu-alpha1")
+    assert (
+        f"relu at α = 1 is undecided, {loss} bits per byte: the study {gap.would_see(measure_of('000-causal'))}" in text
+    )
+    assert f"α = 2 is worse, uncorrected: {sentence('000-causal-cpu', 'relu-alpha2')[0]}" in text
+    count = f"{len(corrected)} comparisons"
+    assert count in text
+    assert (DOCS / "which-variant.md").read_text().count(count) == 2
+    small = {run.recipe for run in COMMITTED if run.cells and size.too_small(run)}
+    assert {"000-fig1", "002-table1", "002-table6", "003-sequences"} <= small
+    assert not any(FLOOR in run.variants for run in COMMITTED)
+
+
+@pytest.mark.parametrize("line", read_csv(DOCS / "reports" / "repeated.csv"), ids=lambda line: line["report"])
+def test_a_repeated_cell_was_compared_with_the_committed_report(line):
+    cells = read_csv(DOCS / "reports" / line["report"] / "cells.csv")
+    cell = next(cell for cell in cells if f"{cell['variant']}-seed{cell['seed']}" == line["cell"])
+    assert cell[line["measure"]] == line["published"]
+    if line["equal"] == line["numbers"]:
+        assert line["repeated"] == line["published"]
