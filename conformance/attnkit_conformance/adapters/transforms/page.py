@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from attnkit_conformance.adapters.transforms import EITHER, ELSEWHERE, LIBRARIES, REFUSED, RIGHT, Row, Verdict, runner
+from attnkit_conformance.adapters.transforms import (
+    EITHER,
+    ELSEWHERE,
+    LIBRARIES,
+    REFUSED,
+    RIGHT,
+    Row,
+    Verdict,
+    rows,
+    runner,
+)
 from attnkit_conformance.report.table import split
 
 BEGIN, END = "<!-- transforms: begin -->", "<!-- transforms: end -->"
@@ -60,6 +70,14 @@ def key(row: Row, transform: str) -> tuple[str, str, str, str]:
 
 
 def write(path: Path, verdicts: Iterable[Verdict]) -> None:
-    """Replace the tables in a file."""
+    """Replace the tables in a file. Rows of which there are no verdicts keep what the file says."""
+    words = cells(path) | {key(verdict.row, verdict.transform): verdict.word for verdict in verdicts}
+    every = [
+        Verdict(row, transform, words[key(row, transform)])
+        for library in LIBRARIES
+        for row in rows(library)
+        for transform in runner(library)[1]
+        if key(row, transform) in words
+    ]
     before, _, after = split(path, BEGIN, END)
-    path.write_text(before + markdown(verdicts) + after)
+    path.write_text(before + markdown(every) + after)
