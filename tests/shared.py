@@ -1,9 +1,12 @@
-"""What the workers of a session share: the first to need it makes it, the others wait."""
+"""What tests share: folders that the first worker to need them makes, and watching the functions that a call enters."""
 
+import contextlib
 import fcntl
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,3 +22,14 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
             make(folder)
             (folder / ".made").touch()
     return folder
+
+
+@contextlib.contextmanager
+def watched(note: Callable[[Any, str, Any], None]) -> Iterator[None]:
+    """`note` hears (frame, event, argument) of every call meanwhile, as of `sys.setprofile`."""
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)

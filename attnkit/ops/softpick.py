@@ -72,24 +72,11 @@ def softpick_attention(
     so that no token has to take the attention that a query has no use for.
 
     Args:
-        q: (..., L, d). Leading axes broadcast; heads are axis -3.
-        k: (..., S, d).
-        v: (..., S, e).
+        q, k, v, impl, **common: as in `softmax_attention`, but bias is finite.
         eps: a number above 0 beside the sum, relative to exp(m). It matters where all scores are near 0 or below, where
             it decides between 0/0 and 0. The authors' code has 1e-8, which is lost beside most float32 sums.
-        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
-            `attnkit.explain`).
-        **common: `mask`, `bias` (finite), `causal`, `window`, `key_lengths`, `query_mask`, `scale` (None = 1/√d),
-            `enable_gqa`, `dropout_mask`, `dropout`; see docs/semantics.md. A
-            scale that is an array, () or (H,) with a number for each head, is differentiable.
 
-    Returns:
-        o (..., L, e) in the dtype of q, computed in float32 (float64 for float64). A row that sees no key is 0.
-
-    Raises:
-        ValueError: shapes or values that do not fit; an argument that this op does not take.
-        TypeError: dtypes, libraries or devices that do not fit.
-        NotImplementedError: `impl` names a kernel that cannot serve this call.
+    Returns, raises: as `softmax_attention`, without lse; a row that sees no key, or no score above 0, is 0.
     """
 
 

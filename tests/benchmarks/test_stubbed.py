@@ -1,6 +1,5 @@
 """What a call costs until its launches are with the driver: no path to one asks for much more than the plain one."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 # What imports triton stands behind the skip.
 from benchmarks import stubbed
+from tests.shared import watched
 
 MOST = 1.3  # times the calls of functions of the plain path
 MISSED = {"relu, packed": 1.4}
@@ -30,12 +30,8 @@ def count(call: Callable[[], Any]) -> int:
         nonlocal calls
         calls += event in ("call", "c_call")
 
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
+    with watched(note):
         call()
-    finally:
-        sys.setprofile(before)
     return calls
 
 

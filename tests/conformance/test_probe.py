@@ -8,6 +8,7 @@ import pytest
 
 from attnkit_conformance.families.entmax.samples import near_threshold
 from attnkit_conformance.model import tolerance
+from attnkit_conformance.model.case import NoDraw
 from attnkit_conformance.model.golden import Golden, draw_case, golden
 from attnkit_conformance.model.op import has_kinks
 from attnkit_conformance.model.probe import FLOOR, STEP, explicit, floored, may_be_on_kinks, probes, shaken
@@ -136,3 +137,15 @@ def test_what_underflows_may_be_multiplied_by_scores() -> None:
     for growth in (1.0, 8.0):
         allowed = tolerance.limit(np.zeros(1), "float32", growth=growth).allowed
         assert allowed == tolerance.BOUND["float32"] * growth * growth * smallest
+
+
+def test_a_case_with_results_beyond_its_dtype_is_not_judged() -> None:
+    """Whoever is judged on it would be wrong: numbers that halve to weights of exp(20) leave none in float16."""
+    sample = scene_sample(BY_NAME["gaussian_attention"], Scene("plain", 3, 4, params={"scale": -1.0}), {}, "float16")
+    case = sample.draw(0)
+    apart = {"q": np.full_like(case.arrays["q"], 0.9), "k": np.full_like(case.arrays["k"], -0.9)}
+    beyond = replace(case, arrays={**case.arrays, **apart})
+    assert not golden(beyond).fits()
+    with pytest.raises(NoDraw, match="plain: no draw in 8 has results that float16 has"):
+        draw_case(replace(sample, draw=lambda *_: beyond))
+    assert golden(draw_case(sample)).fits()

@@ -51,6 +51,16 @@ def test_the_table_has_every_cell() -> None:
     assert there == expected or attnkit.native_status().reason, "run `make transforms`"
 
 
+def test_rows_that_were_not_judged_keep_what_the_page_says(tmp_path: Path) -> None:
+    copy = tmp_path / "differentiation.md"
+    copy.write_text(TABLE.read_text())
+    before = page.cells(copy)
+    row = next(row for row in transforms.rows("torch") if (row.op, row.impl) == ("softmax_attention", "generic"))
+    page.write(copy, [Verdict(row, transform, REFUSED) for transform in transforms.runner("torch")[1]])
+    changed = {key for key, word in page.cells(copy).items() if word != before[key]}
+    assert changed == {key for key in before if key[:3] == ("torch", "softmax_attention", "generic")}
+
+
 def cheap(row: Row) -> tuple[str, ...]:
     """make_fx takes seconds to record a generic body, whose operations are torch's own."""
     own = row.impl in ("generic", "auto")

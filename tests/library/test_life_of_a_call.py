@@ -1,7 +1,6 @@
 """docs/life-of-a-call.md says through which functions a call goes: it is compared with calls that are made."""
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 import attnkit
 from attnkit._core import dispatch
 from attnkit.backends.native import lower, native_status
+from tests.shared import watched
 
 ROOT = Path(attnkit.__file__).parents[1]
 PAGE = ROOT / "docs" / "life-of-a-call.md"
@@ -28,12 +28,8 @@ def trace(call: Callable[[], Any]) -> list[tuple[str, str]]:
         if event == "call" and code.co_filename.startswith(f"{ROOT}/attnkit/") and not name.startswith("<"):
             entered.append((str(Path(code.co_filename).relative_to(ROOT)), name))
 
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
+    with watched(note):
         call()
-    finally:
-        sys.setprofile(before)
     return entered
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import attnkit_reference
 from attnkit_conformance.model import scoring, tolerance
-from attnkit_conformance.model.case import Case, Sample, compute_dtype, numpy_dtype
+from attnkit_conformance.model.case import Case, NoDraw, Sample, compute_dtype, numpy_dtype
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.probe import explicit, probes
 from attnkit_conformance.model.store import kept
@@ -48,6 +48,10 @@ class Golden:
         fits &= all(np.all(in_dtype(x) < np.inf) and representable(x) for x in self.outputs.values())
         total = np.abs(self.outputs["total"].golden) if "total" in self.outputs else np.ones(1)
         return fits and not np.any((total > 0) & (total < TINY)) and not self.blind_spots
+
+    def fits(self) -> bool:
+        """Whether what is finite stays finite in the dtype under judgement."""
+        return all(map(representable, (*self.outputs.values(), *self.gradients.values())))
 
     def blurred(self) -> set[str]:
         """The outputs and the gradients, such as "dq", of which inputs that move by their last digits leave less than
@@ -88,14 +92,18 @@ def of_content(content: Content) -> Golden:
 
 
 def draw_case(sample: Sample) -> Case:
-    """The case of a sample, halved until its bounds are meaningful; the last one if they never are."""
+    """The case of a sample, halved until its bounds are meaningful; the last one if they never are. NoDraw where its
+    results are beyond its dtype even then: whoever is judged on it would be wrong.
+    """
     for halvings in range(HALVINGS):
         case = without_near_tie(sample, halvings)
         op = BY_NAME[case.op]
         growth = op.subject(case.params).growth
         small = growth is None or growth(case) <= tolerance.LARGEST_GROWTH.get(case.dtype, np.finfo(np.float64).max)
         if small and golden(case).tells() and not has_near_tie(op, case):
-            break
+            return case
+    if not is_bounded(op, case) or not golden(case).fits():
+        raise NoDraw(f"{case.id}: no draw in {HALVINGS} has results that {case.dtype} has")
     return case
 
 
