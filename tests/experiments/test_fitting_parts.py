@@ -1,5 +1,6 @@
 """How many parts of a step fit into a device: from counted memory, and the same run whatever their number."""
 
+import gc
 import json
 
 import pytest
@@ -71,6 +72,27 @@ def test_a_sample_needs_what_a_batch_needs_by_sample(recomputed, tmp_path):
     each = bytes_per_sample(passes, 8, CPU)
     peaks = [peak_bytes(lambda count=count: passes(count), CPU) for count in (16, 64)]
     assert peaks[1] == pytest.approx(peaks[0] + 48 * each, rel=0.1)
+
+
+def test_what_earlier_work_left_is_no_release_of_this_one():
+    """Garbage of an earlier recording, collected within a later one, was taken off its peak."""
+
+    def leave():
+        circle = [torch.zeros(3000)]
+        circle.append(circle)
+
+    def work():
+        held = torch.zeros(1000)
+        gc.collect()  # wherever Python happens to
+        return held + 1
+
+    alone = peak_bytes(work, CPU)
+    gc.disable()
+    try:
+        peak_bytes(leave, CPU)
+        assert peak_bytes(work, CPU) == alone
+    finally:
+        gc.enable()
 
 
 def test_a_cpu_has_one_part_and_a_small_device_more(tmp_path, monkeypatch):

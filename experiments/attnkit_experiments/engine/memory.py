@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import partial
 
@@ -21,6 +22,8 @@ def peak_bytes(compute: Callable[[], object], device: torch.device) -> int:
     largest running sum over every allocation and release of torch's allocator, as its profiler records them: tensors
     and kernel buffers from torch, but not memory that a math library allocates itself.
     """
+    # Graphs in circles, as checkpointing leaves them, would be released at some moment of `compute` and hide its peak.
+    gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
