@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from attnkit_conformance.model import errors
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import wrong
-from attnkit_conformance.model.op import OPTIONAL, QKV, Op, always, o_only
+from attnkit_conformance.model.op import OPTIONAL, QKV, Op, Params, always, o_only
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes import attention
 
@@ -21,6 +22,12 @@ def softpick_errors(op: Op) -> Iterator[ErrorSample]:
     for name, eps in (("zero", 0.0), ("negative", -1e-6), ("nan", float("nan"))):
         yield wrong(op, f"eps-{name}", ValueError, "eps", {"eps": eps})
     yield wrong(op, "length-not-taken", ValueError, "unexpected argument 'length'", {"length": "all"})
+
+
+def exact_ties(scene: Scene, params: Params) -> Scene:
+    """A scene of equal keys with scores that are exact, or a library's rounding decides which of them is the first
+    maximum: products of columns beyond a block are summed in another order."""
+    return replace(scene, d=16, options=(*scene.options, "grid")) if "equal_keys" in scene.options else scene
 
 
 OPS = (
@@ -45,6 +52,7 @@ OPS = (
         exponent=always,
         kinks=lambda params: (0.0,),
         steep=always,
+        adapt=exact_ties,
         weights=True,
         statistics=True,
     ),
