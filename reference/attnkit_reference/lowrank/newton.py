@@ -54,28 +54,31 @@ def halved(a: Array, init_scale: Array, most: int) -> Array:
 
 def newton_pullback(
     a: Array, iterates: list[Array], init_scale: Array, dx: Array, inverse_grad: str
-) -> tuple[Array, Array, Array]:
-    """dA for a cotangent of X_T, the absolute value of its summands, and that of init_scale (..., 1, 1).
+) -> tuple[Array, Array, Array, Array]:
+    """dA for a cotangent of X_T, the absolute values of its last summands and of those of the product before, and the
+    gradient of init_scale (..., 1, 1).
 
     implicit: dA = -X^T dX X^T as for an exact inverse, X the last iterate. unrolled: back through every step, where
     X_k gives dA -= X_k^T G X_k^T and G <- 2 G - G (A X_k)^T - (X_k A)^T G, and through X_0 and the column sum.
     """
-    da, size = np.zeros(a.shape), np.zeros(a.shape)
+    da, size, before = np.zeros(a.shape), np.zeros(a.shape), np.zeros(a.shape)
     used = iterates[-1:] if inverse_grad == "implicit" else iterates[-2::-1]
     g = dx
     for x in used:
         xt = np.swapaxes(x, -1, -2)
         da, size = da - xt @ g @ xt, size + np.abs(xt) @ np.abs(g @ xt)
+        before = before + np.abs(xt) @ np.abs(g) @ np.abs(xt)
         g = 2.0 * g - g @ np.swapaxes(a @ x, -1, -2) - np.swapaxes(x @ a, -1, -2) @ g
     if inverse_grad == "implicit":
-        return da, size, np.zeros(init_scale.shape)
+        return da, size, before, np.zeros(init_scale.shape)
     norm, first = column_sums(a)
     safe = np.where(norm > 0, norm, 1.0)
     factor = np.where(norm > 0, 2.0 / safe**2, 0.0)
     inner = np.sum(g * a, axis=(-2, -1), keepdims=True)
     through_start = init_scale * factor * g
     through_norm = -2.0 * init_scale * factor / safe * inner * first * np.sign(a)
-    return da + through_start + through_norm, size + np.abs(through_start) + np.abs(through_norm), factor * inner
+    through = np.abs(through_start) + np.abs(through_norm)
+    return da + through_start + through_norm, size + through, before + through, factor * inner
 
 
 def start_factor(op: str, init_scale: Any, leading: tuple[int, ...]) -> Array:
@@ -133,7 +136,7 @@ def _newton(
 def _pull(n: _Newton, dx: Array, absolute: bool = False) -> dict[str, Array]:
     """`newton_pullback`; with `absolute` its sizes, and |A| and |X_k| in the last products of x and the residuals."""
     dx = cotangent(n.op, "dx", dx, n.a.shape)
-    da, da_size, dfactor = newton_pullback(n.a, n.iterates, n.init_scale, dx, n.inverse_grad)
+    da, da_size, da_before, dfactor = newton_pullback(n.a, n.iterates, n.init_scale, dx, n.inverse_grad)
     of_scale = {} if n.scale_shape is None else {"init_scale": reduce_to((dfactor * n.share)[..., 0, 0], n.scale_shape)}
     if not absolute:
         return {"a": da, **of_scale}
@@ -142,7 +145,7 @@ def _pull(n: _Newton, dx: Array, absolute: bool = False) -> dict[str, Array]:
     before = n.iterates[max(len(n.iterates) - 2, 0)]
     last = 2.0 * np.abs(before) + np.abs(before) @ np.abs(n.a @ before)
     sizes = {name: np.abs(gradient) for name, gradient in of_scale.items()}
-    return {"x": last, "residuals": products / np.where(norm > 0, norm, 1.0), "a": da_size, **sizes}
+    return {"x": last, "residuals": products / np.where(norm > 0, norm, 1.0), "a": da_size, "a_before": da_before, **sizes}
 
 
 def _residuals(a: Array, iterates: list[Array]) -> Array:
@@ -188,8 +191,8 @@ newton_inverse_vjp, newton_inverse_magnitudes = derived_gradients(
     "implicit": da = -X^T dx X^T with X the last iterate and no gradient of init_scale; "unrolled": the exact
     derivative of the T steps, of X_0 and of ‖A‖₁, whose maximum passes its gradient to the first column.
     """,
-    """What rounding errors are measured against: "x" and "residuals" with |A| and |X_k| in their last products, and
-    the gradients with the absolute values of their summands.
+    """What rounding errors are measured against: "x" and "residuals" with |A| and |X_k| in their last products, the
+    gradients with the absolute values of their summands, and "a_before" with those of dX X^T too, which cancel.
     """,
     pull=_pull,
 )

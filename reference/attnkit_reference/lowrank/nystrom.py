@@ -251,10 +251,12 @@ nystrom_attention_weights = derived_weights(
 
 @keywords_of(_nystrom)
 def nystrom_attention_weights_magnitudes(q: Array, k: Array, **params: Any) -> dict[str, Array]:
-    """What rounding errors of the weights are measured against: |K1 Z| K3, and (K1 |Z|) K3 before it."""
+    """What rounding errors of the weights are measured against: |K1 Z| K3, and (K1 |Z|) K3 before it, in which an entry
+    of Z has the size from which its last step brought it down: that is a difference.
+    """
     a = _nystrom("nystrom_attention_weights", q, k, None, **params)
     z = a.inverses[-1]
-    sizes = {"w": np.abs(a.k1 @ z) @ a.k3, "w_before": a.k1 @ np.abs(z) @ a.k3}
+    sizes = {"w": np.abs(a.k1 @ z) @ a.k3, "w_before": a.k1 @ np.abs(a.inverses[-2:]).max(axis=0) @ a.k3}
     return {name: np.where(a.exact, _exact_rows(a).w, size) for name, size in sizes.items()}
 
 

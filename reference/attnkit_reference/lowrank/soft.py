@@ -146,22 +146,29 @@ def _pull(s: Soft, do: Array, absolute: bool = False) -> dict[str, Array]:
     u = s.p @ v
     y, dy = s.x @ u, s.p @ do
     du = transposed(s.x) @ dy
-    da, da_size, dfactor = newton_pullback(s.a, s.iterates, s.init_scale, dy @ transposed(u), s.inverse_grad)
+    da, da_size, da_before, dfactor = newton_pullback(s.a, s.iterates, s.init_scale, dy @ transposed(u), s.inverse_grad)
     size = np.abs if absolute else np.asarray
     dp = size(y) @ size(transposed(do)) + size(du) @ size(vt)
     gp = dp * s.p * size(-0.5 * s.scale)
-    ga = (da_size if absolute else da) * s.kernel * size(-0.5 * s.scale)
     to_tokens = 2.0 * size(differences(s.landmarks, s.q))
     between = 2.0 * size(differences(s.landmarks, s.landmarks))
+
+    def of_landmarks(da: Array) -> Array:
+        ga = da * s.kernel * size(-0.5 * s.scale)
+        return np.einsum("...ij,...ijd->...id", gp, to_tokens) + np.einsum(
+            "...ij,...ijd->...id", ga + transposed(ga), between
+        )
+
     full = {
         "q": size(-1.0) * np.einsum("...ij,...ijd->...jd", gp, to_tokens),
         "v": size(pt) @ size(du),
-        "landmarks": np.einsum("...ij,...ijd->...id", gp, to_tokens)
-        + np.einsum("...ij,...ijd->...id", ga + transposed(ga), between),
+        "landmarks": of_landmarks(da_size if absolute else da),
         "init_scale": size((dfactor * s.share)[..., 0, 0]),
     }
     grads = {name: reduce_to(full[name], shape) for name, shape in s.shapes.items()}
-    return {"o": pt @ np.abs(y), **grads} if absolute else grads
+    if not absolute:
+        return grads
+    return {"o": pt @ np.abs(y), "landmarks_before": reduce_to(of_landmarks(da_before), s.shapes["landmarks"]), **grads}
 
 
 def _weights(s: Soft) -> Array:

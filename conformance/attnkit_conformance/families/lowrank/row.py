@@ -112,7 +112,8 @@ def newton_backward(
     if suffix == "_magnitudes":
         size, inner = abs(a), abs(x @ a)
         sides = abs(w) @ inner.mT + abs(a @ x).mT @ abs(w)
-        return {"axa": size @ inner, "residuals": grads["residuals"], **grads, "a": grads["a"] + sides}
+        before = {"a_before": grads["a_before"] + sides}
+        return {"axa": size @ inner, "residuals": grads["residuals"], **grads, "a": grads["a"] + sides, **before}
     return {**grads, "a": grads["a"] + w @ (x @ a).mT + (a @ x).mT @ w}
 
 
