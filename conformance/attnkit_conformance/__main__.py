@@ -18,19 +18,10 @@ from typing import Any
 
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
-from attnkit_conformance.adapters import device, families, transforms
+from attnkit_conformance.adapters import device, families
 from attnkit_conformance.adapters.base import Absent
 from attnkit_conformance.adapters.isolated import LIMIT
-from attnkit_conformance.adapters.like import KINDS, path_of
-from attnkit_conformance.adapters.mutation import report as mutation_report
-from attnkit_conformance.adapters.mutation.areas import AREAS
-from attnkit_conformance.adapters.mutation.copies import Copies
-from attnkit_conformance.adapters.mutation.trials import Trials
-from attnkit_conformance.adapters.planted import BUGS
-from attnkit_conformance.adapters.planted import page as planted_page
 from attnkit_conformance.adapters.serving import collect_rarely
-from attnkit_conformance.adapters.surroundings import page as surroundings_page
-from attnkit_conformance.adapters.transforms import page
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import PROCESS, declared, in_order, judge, matcher, planned, stop
 from attnkit_conformance.judge.processes import judge_in_processes
@@ -40,8 +31,18 @@ from attnkit_conformance.model import grades
 from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
+from attnkit_conformance.peers.like import KINDS, path_of
 from attnkit_conformance.report import badge, files, saved, scoreboard, summary, table, terminal, trust, unnoticed
+from attnkit_conformance.report import surroundings as surroundings_page
 from attnkit_conformance.selection import Terms, find
+from attnkit_conformance.studies import transforms
+from attnkit_conformance.studies.mutation import report as mutation_report
+from attnkit_conformance.studies.mutation.areas import AREAS
+from attnkit_conformance.studies.mutation.copies import Copies
+from attnkit_conformance.studies.mutation.trials import Trials
+from attnkit_conformance.studies.planted import BUGS
+from attnkit_conformance.studies.planted import page as planted_page
+from attnkit_conformance.studies.transforms import page
 
 FINDINGS = Path("out") / "found"  # failing cases of a search
 COMPILED = ("keras-jax",)  # compiles every shape: peers judges it on the small profile only

@@ -11,12 +11,12 @@ import numpy as np
 
 import attnkit_reference
 from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy, cut
+from attnkit_conformance.golden import Golden, draw_case, golden
+from attnkit_conformance.golden.rest import sizes_at_rest
 from attnkit_conformance.model import grades, policies, tolerance
 from attnkit_conformance.model.case import BRIEF, DTYPES, PROFILES, Case, Sample, is_dtype
-from attnkit_conformance.model.golden import Golden, draw_case, golden
 from attnkit_conformance.model.layout import DENSE
 from attnkit_conformance.model.op import Op
-from attnkit_conformance.model.rest import sizes_at_rest
 from attnkit_conformance.model.tolerance import Limit, Measured
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes.rows import row_samples

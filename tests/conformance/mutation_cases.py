@@ -12,10 +12,10 @@ import pytest
 
 from attnkit._core import quadratic
 from attnkit.ops import softmax
-from attnkit_conformance.adapters.mutation import areas, copies, live, operators, report, texts, trials, units
-from attnkit_conformance.adapters.mutation.operators import Mutant
+from attnkit_conformance import golden
 from attnkit_conformance.judge import matcher
-from attnkit_conformance.model import golden
+from attnkit_conformance.studies.mutation import areas, copies, live, operators, report, texts, trials, units
+from attnkit_conformance.studies.mutation.operators import Mutant
 
 SOURCE = '''
 """Text."""

@@ -16,8 +16,8 @@ from attnkit_conformance.adapters.isolated import ENVIRONMENT, Isolated
 from attnkit_conformance.adapters.serving import Served, load, traits_of
 from attnkit_conformance.adapters.watch import REFERENCE, Watch
 from attnkit_conformance.adapters.worker import Worker
+from attnkit_conformance.golden import draw_case
 from attnkit_conformance.judge import judge, repeats
-from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes import rows
 from attnkit_conformance.search import screen

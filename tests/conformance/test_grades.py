@@ -16,12 +16,12 @@ from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters import families, serving
 from attnkit_conformance.adapters.base import Absent
 from attnkit_conformance.adapters.strict import Strict
+from attnkit_conformance.golden import draw_case
+from attnkit_conformance.golden.derivatives import Problem
+from attnkit_conformance.golden.rest import sizes_at_rest
 from attnkit_conformance.judge import derivatives, properties, verdicts
 from attnkit_conformance.model import grades, policies, tolerance
 from attnkit_conformance.model.case import Case
-from attnkit_conformance.model.derivatives import Problem
-from attnkit_conformance.model.golden import draw_case
-from attnkit_conformance.model.rest import sizes_at_rest
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.report import files
 from attnkit_conformance.scenes import rows

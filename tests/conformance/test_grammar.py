@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit_conformance import core
-from attnkit_conformance.model import golden, probe, tolerance
+from attnkit_conformance import core, golden
+from attnkit_conformance.model import probe, tolerance
 from attnkit_conformance.model.case import Case
 from attnkit_conformance.model.grammar import Grammar, Row
 from attnkit_conformance.model.op import Op

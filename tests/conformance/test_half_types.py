@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from attnkit_conformance import core
+from attnkit_conformance.golden import draw_case
 from attnkit_conformance.model.case import Case, rounded
-from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes.attention import HALF_TYPES, Scene, scene_sample
 

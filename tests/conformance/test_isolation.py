@@ -10,8 +10,8 @@ from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapters import isolated
 from attnkit_conformance.adapters.isolated import Isolated
 from attnkit_conformance.adapters.surroundings import surrounded
+from attnkit_conformance.golden import draw_case
 from attnkit_conformance.judge import surroundings
-from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.report import files
 from attnkit_conformance.scenes import rows

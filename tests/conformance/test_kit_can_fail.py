@@ -9,10 +9,10 @@ import pytest
 from scipy.special import expit
 
 import attnkit_reference
-from attnkit_conformance import core
+from attnkit_conformance import core, golden
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.judge import properties
-from attnkit_conformance.model import golden, tolerance
+from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import DTYPES, numpy_dtype, rounded
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes import attention

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from attnkit_conformance import core
+from attnkit_conformance.golden import draw_case
 from attnkit_conformance.judge import declared
 from attnkit_conformance.model.case import DTYPES, Case, numpy_dtype
-from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.grammar import Grammar
 from attnkit_conformance.model.layout import DENSE, MAKERS, TIED, WHOLE, aligned, laid_out, suits, tied
 from attnkit_conformance.model.memory import memory_of

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from attnkit_conformance import core
-from attnkit_conformance.model.golden import draw_case
-from attnkit_conformance.peers.base import visible_pairs
+from attnkit_conformance.adapters.bases.arguments import visible_pairs
+from attnkit_conformance.golden import draw_case
 from attnkit_conformance.peers.heads import Call, Function, Takes
 from attnkit_conformance.peers.numpy_base import NumpyHeads
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from attnkit_conformance import core, judge
+from attnkit_conformance.adapters.bases.arguments import of_keys, visible_pairs
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.model.golden import draw_case
-from attnkit_conformance.peers.base import of_keys, visible_pairs
+from attnkit_conformance.golden import draw_case
 from attnkit_conformance.peers.traits import traits
 from attnkit_reference import softmax_attention_weights
 

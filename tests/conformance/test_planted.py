@@ -12,11 +12,11 @@ import attnkit_reference
 from attnkit._core import activations
 from attnkit_conformance import judge, selection
 from attnkit_conformance.__main__ import main
-from attnkit_conformance.adapters import planted as room
-from attnkit_conformance.adapters.planted import BUGS, BY_NAME, HONEST, page, planted, rules
-from attnkit_conformance.adapters.planted.bugs import text_with
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.report.table import split
+from attnkit_conformance.studies import planted as room
+from attnkit_conformance.studies.planted import BUGS, BY_NAME, HONEST, page, planted, rules
+from attnkit_conformance.studies.planted.bugs import text_with
 
 from .planting import plant
 from .test_kit_can_fail import Correct, widened

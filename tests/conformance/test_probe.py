@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from attnkit_conformance.families.entmax.samples import near_threshold
+from attnkit_conformance.golden import Golden, draw_case, golden
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import NoDraw
-from attnkit_conformance.model.golden import Golden, draw_case, golden
 from attnkit_conformance.model.op import has_kinks
 from attnkit_conformance.model.probe import FLOOR, STEP, explicit, floored, may_be_on_kinks, probes, shaken
 from attnkit_conformance.opdb import BY_NAME, OPDB

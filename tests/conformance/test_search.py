@@ -15,8 +15,8 @@ import attnkit_reference
 from attnkit.backends.native import lower
 from attnkit_conformance import core
 from attnkit_conformance.__main__ import main
+from attnkit_conformance.golden import golden
 from attnkit_conformance.model.case import NoDraw, numpy_dtype
-from attnkit_conformance.model.golden import golden
 from attnkit_conformance.model.layout import DENSE, MAKERS
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes import rows

@@ -15,9 +15,9 @@ from attnkit_conformance.model.layout import MAKERS
 from attnkit_conformance.model.memory import memory_of
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers import heads
-from attnkit_conformance.peers.disagreements import same, seen
-from attnkit_conformance.report.snippet import literal, snippet
+from attnkit_conformance.report.disagreements import same, seen
 from attnkit_conformance.search.shrink import shrink
+from attnkit_conformance.search.snippet import literal, snippet
 from tests.conformance.test_layouts import drawn, plain_case
 
 Arrays = Mapping[str, Any]

@@ -9,10 +9,10 @@ import pytest
 
 from attnkit_conformance import core, judge
 from attnkit_conformance.adapters.base import AttnkitAdapter
+from attnkit_conformance.golden import draw_case, golden, has_near_tie
 from attnkit_conformance.judge import declared
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import DTYPES, Sample
-from attnkit_conformance.model.golden import draw_case, golden, has_near_tie
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes import rows, sizes

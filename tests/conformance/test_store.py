@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnkit_conformance.model import golden, store
+from attnkit_conformance import golden
+from attnkit_conformance.model import store
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes.attention import scene_sample

@@ -20,13 +20,14 @@ import torch
 from attnkit_conformance import core, selection
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapter import IllFormed, Unsupported
-from attnkit_conformance.adapters.surroundings import page, surrounded, surroundings_of
+from attnkit_conformance.adapters.surroundings import surrounded, surroundings_of
 from attnkit_conformance.core import CaseResult
+from attnkit_conformance.golden import draw_case
 from attnkit_conformance.judge import judge, surroundings
 from attnkit_conformance.model.case import Case
-from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.report import files
+from attnkit_conformance.report import surroundings as page
 
 PAGE = Path(__file__).parents[2] / "docs" / "judging-yours.md"
 SWIFT = (

@@ -10,8 +10,8 @@ from attnkit.backends import torch as torch_backend
 from attnkit.backends.torch import blocked, recomputed, watchers
 from attnkit.ops import entmax
 from attnkit.ops.lowrank import newton
-from attnkit_conformance.adapters import transforms
-from attnkit_conformance.adapters.transforms import EITHER, REFUSED, RIGHT, Row, Verdict, page
+from attnkit_conformance.studies import transforms
+from attnkit_conformance.studies.transforms import EITHER, REFUSED, RIGHT, Row, Verdict, page
 
 TABLE = Path(__file__).parents[2] / "docs" / "differentiation.md"
 COMPILED = (  # by XLA, of all ops

@@ -20,8 +20,8 @@ from attnkit_conformance.adapter import Adapter, Unsupported
 from attnkit_conformance.adapters.base import AttnkitAdapter, dispatches, implementations
 from attnkit_conformance.adapters.torch import Autograd, Explicit
 from attnkit_conformance.core import cases, typed_arrays, typed_cotangents
+from attnkit_conformance.golden import growth_of
 from attnkit_conformance.model.case import DTYPES, Case
-from attnkit_conformance.model.golden import growth_of
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME, OPDB
 

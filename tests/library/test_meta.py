@@ -33,8 +33,8 @@ from attnkit_conformance.adapters.base import implementations
 from attnkit_conformance.adapters.bases.torch import pulled_back
 from attnkit_conformance.adapters.torch import Autograd, Explicit
 from attnkit_conformance.core import samples, typed_arrays, typed_cotangents
+from attnkit_conformance.golden import draw_case
 from attnkit_conformance.model.case import Case
-from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes.attention import scene_case

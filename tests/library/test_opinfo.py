@@ -16,9 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import attnkit
+from attnkit_conformance.golden import golden
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case
-from attnkit_conformance.model.golden import golden
 
 NAME = "nn.functional.scaled_dot_product_attention"
 WITH_DROPOUT = 12  # of torch's 25 samples

@@ -6,7 +6,7 @@ The quick profile has no window on lengths that cross tiles.
 import pytest
 
 from attnkit_conformance import core, selection
-from attnkit_conformance.model.golden import draw_case
+from attnkit_conformance.golden import draw_case
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes import rows
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.repository.test_imports import EXPERIMENTS, FLOORS, ROOT, RULES
+from tests.repository.test_imports import EXPERIMENTS, FLOORS, KIT, ROOT, RULES
 
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
-LIBRARY, STUDIES = re.findall(r"\| rooms \|.*?\n\|---\|---\|\n((?:\|.*\n)+)", PAGE)
+LIBRARY, STUDIES, REFEREE = re.findall(r"\| rooms \|.*?\n\|---\|---\|\n((?:\|.*\n)+)", PAGE)
 
 
 def floors(table: str) -> dict[str, int]:
@@ -45,8 +45,9 @@ def upward(drawn: dict[str, int], arrows: dict[str, set[str]]) -> list[str]:
     [
         (LIBRARY, {room: lower(room) for room in FLOORS}),
         (STUDIES, {room: {*names.split()} for room, names in EXPERIMENTS.items()}),
+        (REFEREE, {room: {name + ".py" * (f"{name}.py" in KIT) for name in KIT[room].split()} for room in KIT}),
     ],
-    ids=["attnkit", "experiments"],
+    ids=["attnkit", "experiments", "kit"],
 )
 def test_the_rooms_are_those_that_there_are_and_import_downwards(table: str, arrows: dict[str, set[str]]) -> None:
     drawn = floors(table)

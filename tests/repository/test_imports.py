@@ -54,6 +54,27 @@ EXPERIMENTS = {
     "evidence": "engine study report images language soft translation recipes",
     "__main__.py": "engine data recipes commands evidence",
 }
+# Room of the kit -> the rooms that it imports.
+KIT = {
+    "model": "",
+    "scenes": "model",
+    "families": "model scenes",
+    "opdb.py": "model families",
+    "golden": "model opdb",
+    "adapter.py": "",
+    "core.py": "model scenes opdb golden adapter",
+    "adapters": "model scenes families opdb adapter",
+    "peers": "model opdb adapter adapters",
+    "judge": "model scenes opdb golden adapter core adapters peers",
+    "search": "model scenes opdb golden adapter core adapters peers judge",
+    "report": "model scenes opdb golden adapter core adapters peers judge search",
+    "exchange": "model scenes opdb golden core judge report",
+    "selection.py": "model opdb adapter adapters peers judge",
+    "studies": "model scenes families opdb golden adapter core adapters judge report selection",
+    "pytest.py": "model opdb adapter core peers judge search selection",
+    "__main__.py": "model opdb adapter core adapters peers judge search report exchange selection studies",
+}
+ROOMS = {"experiments/attnkit_experiments": EXPERIMENTS, "conformance/attnkit_conformance": KIT}
 # Other folders -> what their modules import. adapters and peers import what they judge.
 RULES = {
     "reference/attnkit_reference": "numpy scipy attnkit_reference",
@@ -73,7 +94,7 @@ RULES = {
         " sklearn tokenizers webdataset nvidia"
     ),
 }
-EXEMPT = [ROOT / "conformance/attnkit_conformance" / room for room in ("adapters", "peers", "pytest.py")]
+EXEMPT = [ROOT / "conformance/attnkit_conformance" / room for room in ("adapters", "peers", "pytest.py", "studies")]
 PACKAGES = {
     "attnkit": ".",
     "attnkit_reference": "reference",
@@ -137,22 +158,26 @@ def test_every_module_of_attnkit_is_on_a_floor():
     assert {path.relative_to(ROOT / "attnkit").as_posix() for path in homeless} == {"kernels/__init__.py"}
 
 
-@pytest.mark.parametrize("room", EXPERIMENTS)
-def test_a_room_of_experiments_imports_its_own_and_lower_floors(room):
+@pytest.mark.parametrize(("package", "room"), [(package, room) for package in ROOMS for room in ROOMS[package]])
+def test_a_room_of_the_kit_or_of_experiments_imports_its_own_and_lower_floors(package, room):
     """Lazy imports and imports of types too."""
-    rule = {f"attnkit_experiments.{name}" for name in (room, *EXPERIMENTS[room].split())}
-    files = modules(ROOT / "experiments/attnkit_experiments" / room)
+    name, files = Path(package).name, modules(ROOT / package / room)
+    rule = {f"{name}.{each.removesuffix('.py')}" for each in (room, *ROOMS[package][room].split())}
     assert files, f"no module below {room}"
     for path in files:
-        for name in imported(ast.parse(path.read_text())):
-            own = name.partition(".")[0] == "attnkit_experiments"
-            assert not own or allowed(name, rule), f"{path.relative_to(ROOT)} must not import {name}"
+        for found in imported(ast.parse(path.read_text())):
+            own = found.startswith(f"{name}.")
+            assert not own or allowed(found, rule), f"{path.relative_to(ROOT)} must not import {found}"
 
 
-def test_every_room_of_experiments_is_on_a_floor():
-    base = ROOT / "experiments/attnkit_experiments"
-    assert {path.relative_to(base).parts[0] for path in modules(base)} == {"__init__.py", *EXPERIMENTS}
-    assert circle({room: {*lower.split()} for room, lower in EXPERIMENTS.items()}) == set()
+@pytest.mark.parametrize("package", ROOMS)
+def test_every_room_of_the_kit_and_of_experiments_is_on_a_floor(package):
+    rooms = {room.removesuffix(".py"): {*lower.split()} for room, lower in ROOMS[package].items()}
+    assert {path.relative_to(ROOT / package).parts[0] for path in modules(ROOT / package)} == {
+        "__init__.py",
+        *ROOMS[package],
+    }
+    assert circle(rooms) == set()
 
 
 def modules(place: Path) -> list[Path]:
@@ -236,13 +261,13 @@ def test_the_kit_imports_without_other_libraries():
     """In a process that has none of them; what is of one of them says so, which shows that it has none."""
     code = (
         f"import importlib, sys\nfor name in {WITHOUT!r}: sys.modules[name] = None\n"
-        "for module in ('__main__', 'adapters.like.c', 'adapters.bases.torch', 'adapters.bases.jax', 'pytest'):\n"
+        "for module in ('__main__', 'peers.like.c', 'adapters.bases.torch', 'adapters.bases.jax', 'pytest'):\n"
         "    try: importlib.import_module(f'attnkit_conformance.{module}')\n"
         "    except ImportError as error: print(error)\n"
         "    else: print(module)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        "__main__", "adapters.like.c",
+        "__main__", "peers.like.c",
         *(f"import of {name} halted; None in sys.modules" for name in ("torch", "jax", "pytest")),
     ]  # fmt: skip

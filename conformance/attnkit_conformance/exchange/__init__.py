@@ -23,10 +23,10 @@ from safetensors.numpy import save_file
 
 from attnkit_conformance import core
 from attnkit_conformance.core import CaseResult
+from attnkit_conformance.golden import draw_case, golden
 from attnkit_conformance.judge import matcher
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import DTYPES, INTEGER, Case, compute_dtype, is_dtype, numpy_dtype
-from attnkit_conformance.model.golden import draw_case, golden
 from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.report.files import SEMANTICS, version

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attnkit_conformance import core, exchange
+from attnkit_conformance.golden import draw_case
 from attnkit_conformance.model.case import Case
-from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.op import Op, Params
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.opdb import OPDB

@@ -16,9 +16,9 @@ from pathlib import Path
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult
+from attnkit_conformance.golden import draw_case
 from attnkit_conformance.judge import declared, derivatives, probing, properties, repeats, surroundings
 from attnkit_conformance.model.case import DTYPES, NoDraw, Sample
-from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers.traits import ANY, TRAITS, traits

@@ -18,8 +18,8 @@ from typing import Any
 from attnkit_conformance import core
 from attnkit_conformance.adapter import DERIVATIVES, Adapter, Unsupported
 from attnkit_conformance.core import CaseResult
+from attnkit_conformance.golden import draw_case
 from attnkit_conformance.model.case import Sample
-from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.grammar import Choice, Grammar, Level, Row
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME

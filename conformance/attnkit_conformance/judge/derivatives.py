@@ -17,10 +17,10 @@ import numpy as np
 from attnkit_conformance import core
 from attnkit_conformance.adapter import DERIVATIVES, Adapter, IllFormed, Unsupported, answered
 from attnkit_conformance.core import CaseResult, Findings
+from attnkit_conformance.golden import draw_case
+from attnkit_conformance.golden.derivatives import Problem, off_kinks
 from attnkit_conformance.judge import declared
 from attnkit_conformance.model.case import BRIEF, Case, Sample, numpy_dtype
-from attnkit_conformance.model.derivatives import Problem, off_kinks
-from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.grammar import Grammar, Row
 from attnkit_conformance.model.layout import aligned
 from attnkit_conformance.model.op import Op

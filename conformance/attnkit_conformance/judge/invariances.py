@@ -15,9 +15,9 @@ import numpy as np
 
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter, Unsupported
+from attnkit_conformance.golden import golden
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, compute_dtype, rounded
-from attnkit_conformance.model.golden import golden
 from attnkit_conformance.model.op import STATEFUL, Tokens
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.tolerance import Limit, Measured

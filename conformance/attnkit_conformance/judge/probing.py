@@ -13,8 +13,8 @@ from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter, Unsupported
 from attnkit_conformance.adapters.base import Absent
 from attnkit_conformance.core import CaseResult
+from attnkit_conformance.golden import draw_case
 from attnkit_conformance.judge import declared
-from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.grammar import Level, Row
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.scenes import rows

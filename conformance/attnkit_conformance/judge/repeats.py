@@ -21,9 +21,9 @@ from attnkit_conformance import core
 from attnkit_conformance.adapter import IllFormed, Unsupported
 from attnkit_conformance.adapters.isolated import Isolated, Refused
 from attnkit_conformance.core import CaseResult, Findings
+from attnkit_conformance.golden import HALVINGS, Golden, compute, draw_case, golden, has_near_tie
 from attnkit_conformance.judge import properties
 from attnkit_conformance.model.case import BRIEF, Case, Sample, generator
-from attnkit_conformance.model.golden import HALVINGS, Golden, compute, draw_case, golden, has_near_tie
 from attnkit_conformance.model.grammar import Row
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.policies import asked_by

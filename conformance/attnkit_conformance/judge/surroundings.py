@@ -16,8 +16,8 @@ from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.surroundings import Surrounding, library_of, surroundings_of, within
 from attnkit_conformance.core import CaseResult
+from attnkit_conformance.golden import draw_case
 from attnkit_conformance.model.case import BRIEF, Sample
-from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.grammar import Row
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB

@@ -13,9 +13,9 @@ from itertools import islice, zip_longest
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult
+from attnkit_conformance.golden import draw_case
 from attnkit_conformance.judge import matcher, selected
 from attnkit_conformance.model.case import HAS_BFLOAT16, Sample
-from attnkit_conformance.model.golden import draw_case
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB
 

@@ -24,7 +24,7 @@ import attnkit_reference
 FOLDER = "ATTNKIT_GOLDENS"
 FASTEST = 1  # level of compression: zeros and equal bounds take no place, random digits do
 KIT = Path(__file__).parents[1]
-SOURCES = (Path(attnkit_reference.__file__).parent, *(KIT / name for name in ("model", "families", "scenes")))
+SOURCES = (Path(attnkit_reference.__file__).parent, *(KIT / name for name in ("model", "scenes", "families", "golden")))
 T = TypeVar("T")
 
 

@@ -20,7 +20,8 @@ from typing import Any
 import einops
 import torch
 
-from attnkit_conformance.peers.base import Source, refusal
+from attnkit_conformance.adapters.bases.arguments import refusal
+from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 
 Arrays = Mapping[str, Any]

@@ -18,7 +18,8 @@ from typing import Any
 import entmax
 import torch
 
-from attnkit_conformance.peers.base import Source, refusal
+from attnkit_conformance.adapters.bases.arguments import refusal
+from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 
 Arrays = Mapping[str, Any]

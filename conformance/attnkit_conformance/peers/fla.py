@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
+from attnkit_conformance.adapters.bases.arguments import refusal
 from attnkit_conformance.model.case import DTYPES
-from attnkit_conformance.peers.base import Source, refusal
+from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
 Arrays = Mapping[str, Any]

@@ -15,7 +15,8 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.peers.base import Source, refusal
+from attnkit_conformance.adapters.bases.arguments import refusal
+from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 
 Arrays = Mapping[str, Any]

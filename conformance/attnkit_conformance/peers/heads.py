@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.peers.base import Source, of_keys, refusal, visible_pairs
+from attnkit_conformance.adapters.bases.arguments import of_keys, refusal, visible_pairs
+from attnkit_conformance.peers.base import Source
 
 Arrays = Mapping[str, Any]
 HIDING = ("mask", "key_lengths", "query_mask", "window")

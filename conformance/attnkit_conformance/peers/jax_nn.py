@@ -15,9 +15,10 @@ import jax
 import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.adapters.bases.arguments import refusal, visible_pairs
 from attnkit_conformance.adapters.bases.jax import JaxAdapter
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.peers.base import Source, refusal, visible_pairs
+from attnkit_conformance.peers.base import Source
 
 Arrays = Mapping[str, Any]
 TAKEN = (

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from attnkit_conformance.adapters.bases.arguments import visible_pairs
 from attnkit_conformance.adapters.worker import WorkerAdapter
-from attnkit_conformance.peers.base import Source, visible_pairs
+from attnkit_conformance.peers.base import Source
 
 Arrays = Mapping[str, Any]
 BACKENDS = ("torch", "jax", "numpy")

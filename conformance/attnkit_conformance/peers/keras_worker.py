@@ -9,8 +9,8 @@ import keras
 import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.adapters.bases.arguments import refusal, visible_pairs
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.peers.base import refusal, visible_pairs
 
 Arrays = Mapping[str, Any]
 SCORES = ("q", "k", "mask", "bias", "key_lengths", "query_mask", "causal", "window", "scale", "enable_gqa")

@@ -18,7 +18,8 @@ import torch
 from linear_attention_transformer.linear_attention_transformer import causal_linear_attn, linear_attn
 from torch.nn.functional import pad
 
-from attnkit_conformance.peers.base import Source, equal_heads, of_keys, refusal
+from attnkit_conformance.adapters.bases.arguments import equal_heads, of_keys, refusal
+from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.heads import is_of_keys
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 

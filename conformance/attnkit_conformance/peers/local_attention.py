@@ -13,7 +13,8 @@ from typing import Any
 
 from local_attention import LocalAttention
 
-from attnkit_conformance.peers.base import Source, of_keys, refusal
+from attnkit_conformance.adapters.bases.arguments import of_keys, refusal
+from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.heads import is_of_keys
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.peers.base import refusal, visible_pairs
+from attnkit_conformance.adapters.bases.arguments import refusal, visible_pairs
 
 Arrays = Mapping[str, Any]
 Array = np.ndarray

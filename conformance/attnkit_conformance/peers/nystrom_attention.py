@@ -14,7 +14,8 @@ import torch
 from nystrom_attention import NystromAttention
 from torch.nn.functional import pad
 
-from attnkit_conformance.peers.base import Source, equal_tokens, of_keys, refusal
+from attnkit_conformance.adapters.bases.arguments import equal_tokens, of_keys, refusal
+from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
 Arrays = Mapping[str, Any]

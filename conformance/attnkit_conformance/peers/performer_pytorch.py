@@ -20,7 +20,8 @@ from performer_pytorch.performer_pytorch import (
     softmax_kernel,
 )
 
-from attnkit_conformance.peers.base import Source, equal_heads, refusal
+from attnkit_conformance.adapters.bases.arguments import equal_heads, refusal
+from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer
 
 Arrays = Mapping[str, Any]

@@ -16,7 +16,8 @@ import torch
 from reformer_pytorch.reformer_pytorch import LSHAttention
 from torch.nn.functional import pad
 
-from attnkit_conformance.peers.base import Source, equal_tokens, refusal
+from attnkit_conformance.adapters.bases.arguments import equal_tokens, refusal
+from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer
 
 Arrays = Mapping[str, Any]

@@ -10,8 +10,9 @@ import torch
 from torch.nn.functional import pad
 
 from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.adapters.bases.arguments import of_keys, visible_pairs
 from attnkit_conformance.adapters.bases.torch import TorchAdapter
-from attnkit_conformance.peers.base import Source, of_keys, visible_pairs
+from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.heads import Function
 
 Arrays = Mapping[str, Any]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from attnkit_conformance.adapters.bases.arguments import visible_pairs
 from attnkit_conformance.model.case import Case
-from attnkit_conformance.peers.base import visible_pairs
 
 ANY = "any"  # of every case
 NULL, POISON, BIAS = "null", "poison", "bias"

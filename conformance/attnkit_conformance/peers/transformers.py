@@ -17,9 +17,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.bert.modeling_bert import eager_attention_forward as bert_eager
 from transformers.models.llama.modeling_llama import eager_attention_forward as llama_eager
 
+from attnkit_conformance.adapters.bases.arguments import refusal
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.peers import transformers_modules
-from attnkit_conformance.peers.base import Source, refusal
+from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 from attnkit_conformance.peers.transformers_modules import hiding
 

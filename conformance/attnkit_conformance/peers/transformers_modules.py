@@ -17,7 +17,8 @@ from torch.nn.functional import pad
 from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
-from attnkit_conformance.peers.base import Source, equal_tokens, refusal
+from attnkit_conformance.adapters.bases.arguments import equal_tokens, refusal
+from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
 Arrays = Mapping[str, Any]

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from attnkit_conformance import core
+from attnkit_conformance.golden import golden
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import INTEGER, compute_dtype
-from attnkit_conformance.model.golden import golden
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import OPDB

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from attnkit_conformance.golden import counts_faint_weights, has_near_tie, is_bounded
 from attnkit_conformance.model.case import Case, NoDraw, Sample, generator
-from attnkit_conformance.model.golden import counts_faint_weights, has_near_tie, is_bounded
 from attnkit_conformance.model.grammar import Grammar, Level
 from attnkit_conformance.model.layout import DENSE, MAKERS, TIED, WHOLE
 from attnkit_conformance.model.op import Op

@@ -16,12 +16,12 @@ from functools import cached_property
 
 import numpy as np
 
-from attnkit_conformance import core
+from attnkit_conformance import core, golden
 from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy
 from attnkit_conformance.core import CaseResult, Findings
-from attnkit_conformance.model import golden, probe, tolerance
+from attnkit_conformance.golden.rest import sizes_at_rest
+from attnkit_conformance.model import probe, tolerance
 from attnkit_conformance.model.case import Case, compute_dtype
-from attnkit_conformance.model.rest import sizes_at_rest
 from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME
 

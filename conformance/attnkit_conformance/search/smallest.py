@@ -15,14 +15,14 @@ from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.worker import HANGS
 from attnkit_conformance.core import CaseResult
+from attnkit_conformance.golden import draw_case, golden
+from attnkit_conformance.golden.derivatives import Problem
 from attnkit_conformance.judge import derivatives
 from attnkit_conformance.model.case import Case
-from attnkit_conformance.model.derivatives import Problem
-from attnkit_conformance.model.golden import draw_case, golden
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.report.snippet import numbers, shape
 from attnkit_conformance.scenes import rows
 from attnkit_conformance.search.shrink import shrink
+from attnkit_conformance.search.snippet import numbers, shape
 
 MOST = 8  # failures that are shrunk
 SECONDS = 5.0  # for each

@@ -24,10 +24,10 @@ import numpy as np
 
 from attnkit_conformance.adapter import IllFormed, Unsupported
 from attnkit_conformance.adapters.bases import HIDING, NUMBERS, declaration_of
+from attnkit_conformance.adapters.bases.arguments import refusal, visible_pairs
 from attnkit_conformance.adapters.bases.numpy import NumpyAdapter
 from attnkit_conformance.families import softmax
 from attnkit_conformance.model.case import DTYPES
-from attnkit_conformance.peers.base import refusal, visible_pairs
 
 Arrays = Mapping[str, Any]
 TAKEN = ("q", "k", "v", "mask", "key_lengths", "query_mask", "causal", "window", "scale", "enable_gqa")

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from attnkit_conformance.adapters.transforms import (
+from attnkit_conformance.report.table import split
+from attnkit_conformance.studies.transforms import (
     EITHER,
     ELSEWHERE,
     LIBRARIES,
@@ -17,7 +18,6 @@ from attnkit_conformance.adapters.transforms import (
     rows,
     runner,
 )
-from attnkit_conformance.report.table import split
 
 BEGIN, END = "<!-- transforms: begin -->", "<!-- transforms: end -->"
 MARKS = {RIGHT: "right", REFUSED: "refused", EITHER: "right or refused", ELSEWHERE: "needs a GPU"}

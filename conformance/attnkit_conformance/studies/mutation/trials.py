@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnkit_conformance.adapters.mutation import live
-from attnkit_conformance.adapters.mutation.operators import Mutant, compiled, mutants
-from attnkit_conformance.adapters.mutation.units import Unit
-from attnkit_conformance.model import golden, store
+from attnkit_conformance import golden
+from attnkit_conformance.model import store
+from attnkit_conformance.studies.mutation import live
+from attnkit_conformance.studies.mutation.operators import Mutant, compiled, mutants
+from attnkit_conformance.studies.mutation.units import Unit
 
 SECONDS, TIMES = 120.0, 3.0  # a mutant never ends that takes so much longer than what judges it takes without a change
 UNPLACED = "no function can take its code"

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from attnkit_conformance.golden.derivatives import Problem
 from attnkit_conformance.model import tolerance
-from attnkit_conformance.model.derivatives import Problem
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.tolerance import Limit

@@ -15,14 +15,14 @@ import numpy as np
 
 from attnkit_conformance import core
 from attnkit_conformance.core import CaseResult
+from attnkit_conformance.golden import draw_case, golden
 from attnkit_conformance.judge import invariances, pattern_of, properties, read_xfails
 from attnkit_conformance.model.case import DTYPES, INTEGER, Case, Sample
-from attnkit_conformance.model.golden import draw_case, golden
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.traits import traits
-from attnkit_conformance.report.snippet import snippet
 from attnkit_conformance.scenes.attention import scene_case
 from attnkit_conformance.search.shrink import Fails, fewer_leading, shrink, size
+from attnkit_conformance.search.snippet import snippet
 
 PLAIN_SIGHT = 1e-2  # a relative error this large is preserved while a case is shrunk
 SINGLES = ("float64", "float32")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnkit_conformance.adapters.like.files import module_at
-from attnkit_conformance.adapters.like.sdpa import Like
+from attnkit_conformance.peers.like.files import module_at
+from attnkit_conformance.peers.like.sdpa import Like
 
 
 def adapter(target: str, device: str = "cpu", op: str = "") -> Like:

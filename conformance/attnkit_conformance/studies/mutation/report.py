@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnkit_conformance.adapters.mutation.areas import AREAS
-from attnkit_conformance.adapters.mutation.copies import Copies
-from attnkit_conformance.adapters.mutation.trials import Trials, Verdict
+from attnkit_conformance.studies.mutation.areas import AREAS
+from attnkit_conformance.studies.mutation.copies import Copies
+from attnkit_conformance.studies.mutation.trials import Trials, Verdict
 
 SURVIVORS = Path(__file__).with_name("survivors.txt")
 KINDS = ("equivalent", "elsewhere", "open")

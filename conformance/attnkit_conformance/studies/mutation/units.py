@@ -6,10 +6,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from attnkit_conformance import core
+from attnkit_conformance import core, golden
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.judge import Matcher, properties, selected
-from attnkit_conformance.model import golden
 from attnkit_conformance.model.case import Case, judged_dtypes
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB

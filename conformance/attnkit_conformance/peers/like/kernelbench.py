@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from attnkit_conformance.adapters.like.files import module_at
-from attnkit_conformance.adapters.like.sdpa import Like
+from attnkit_conformance.peers.like.files import module_at
+from attnkit_conformance.peers.like.sdpa import Like
 
 CLASSES = ("ModelNew", "Model")
 ALIASES: Mapping[str, str] = {

@@ -20,8 +20,8 @@ import attnkit
 from attnkit_conformance.adapters.base import dispatches
 from attnkit_conformance.adapters.derivatives import torch as derivatives
 from attnkit_conformance.adapters.derivatives.torch import product
-from attnkit_conformance.adapters.transforms.problem import missed, missed_tangents
-from attnkit_conformance.model.derivatives import Problem
+from attnkit_conformance.golden.derivatives import Problem
+from attnkit_conformance.studies.transforms.problem import missed, missed_tangents
 
 Tensors = dict[str, torch.Tensor]
 

@@ -1,7 +1,7 @@
 """Mutants of sources that a compiler or an interpreter reads: each is one change in a copy of attnkit, which is built
 and judged in a process of its own.
 
-    python -m attnkit_conformance.adapters.mutation.copies ADAPTER EXPRESSION
+    python -m attnkit_conformance.studies.mutation.copies ADAPTER EXPRESSION
 
 judges an adapter on the quick profile until a verdict fails, and prints its id.
 """
@@ -23,13 +23,13 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
-from attnkit_conformance.adapters.mutation import operators, texts
-from attnkit_conformance.adapters.mutation.operators import Mutant
-from attnkit_conformance.adapters.mutation.trials import Verdict
 from attnkit_conformance.judge import judge
 from attnkit_conformance.model import store
 from attnkit_conformance.model.case import judged_dtypes
 from attnkit_conformance.selection import find
+from attnkit_conformance.studies.mutation import operators, texts
+from attnkit_conformance.studies.mutation.operators import Mutant
+from attnkit_conformance.studies.mutation.trials import Verdict
 
 SECONDS = 1800.0  # a mutant that is not through with its cases then never ends
 PASSED, FAILED, ENDLESS = "nothing failed", "failed: ", "does not end"

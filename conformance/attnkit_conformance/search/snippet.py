@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from attnkit_conformance.adapters.bases.arguments import visible_pairs
 from attnkit_conformance.core import held, typed_arrays
+from attnkit_conformance.golden import golden
 from attnkit_conformance.model.case import Case
-from attnkit_conformance.model.golden import golden
 from attnkit_conformance.model.memory import memory_of
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.peers.base import Source, visible_pairs
+from attnkit_conformance.peers.base import Source
 
 MASKS = ("mask", "key_lengths", "query_mask")
 WITH_STRIDES = ("torch", "numpy")  # the others copy what they are given

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from attnkit_conformance.adapters.planted import BY_NAME, rules
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.report.table import split
+from attnkit_conformance.studies.planted import BY_NAME, rules
 
 BEGIN, END = "<!-- planted: begin -->", "<!-- planted: end -->"
 LIVES = "**lives**"

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import attnkit
 import attnkit_reference
-from attnkit_conformance.adapters.mutation import units
-from attnkit_conformance.adapters.mutation.copies import Copies, Judge
-from attnkit_conformance.adapters.mutation.trials import Trials
 from attnkit_conformance.judge import matcher
+from attnkit_conformance.studies.mutation import units
+from attnkit_conformance.studies.mutation.copies import Copies, Judge
+from attnkit_conformance.studies.mutation.trials import Trials
 
 T = TypeVar("T")
 ATTNKIT, REFERENCE = (Path(package.__file__ or "").parent for package in (attnkit, attnkit_reference))

@@ -11,9 +11,9 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from attnkit_conformance.golden import KEPT, Content, golden
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, generator
-from attnkit_conformance.model.golden import KEPT, Content, golden
 from attnkit_conformance.model.layout import TIED
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.probe import AT_ENDS, EXACT, explicit, may_be_on_kinks

@@ -7,10 +7,10 @@ from functools import cache, partial
 from typing import Any
 
 from attnkit_conformance import judge
-from attnkit_conformance.adapters.planted import BY_NAME, HONEST, planted
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.families import softmax
 from attnkit_conformance.model.case import DTYPES
+from attnkit_conformance.studies.planted import BY_NAME, HONEST, planted
 
 OP = softmax.OPS[0].name
 TOLERANCES = {"float32": 1e-4, "float16": 1e-2}

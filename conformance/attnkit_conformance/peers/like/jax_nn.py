@@ -11,13 +11,13 @@ import numpy as np
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.base import refusing
 from attnkit_conformance.adapters.bases import HIDING, NUMBERS, declaration_of
+from attnkit_conformance.adapters.bases.arguments import visible_pairs
 from attnkit_conformance.adapters.bases.jax import JaxAdapter
 from attnkit_conformance.adapters.jax import light
-from attnkit_conformance.adapters.like import described, function_at, keywords_of
-from attnkit_conformance.adapters.like.axes import FourAxes
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.peers.base import visible_pairs
 from attnkit_conformance.peers.jax_nn import FLOATS, JaxNn, broadcast, pairs_of
+from attnkit_conformance.peers.like import described, function_at, keywords_of
+from attnkit_conformance.peers.like.axes import FourAxes
 
 Arrays = Mapping[str, Any]
 KEYWORDS = ("bias", "mask", "scale", "is_causal", "key_value_seq_lengths", "local_window_size")

@@ -19,8 +19,8 @@ from attnkit_conformance.adapters.base import dispatches
 from attnkit_conformance.adapters.derivatives import jax as derivatives
 from attnkit_conformance.adapters.derivatives.jax import product
 from attnkit_conformance.adapters.jax import light
-from attnkit_conformance.adapters.transforms.problem import missed, missed_tangents
-from attnkit_conformance.model.derivatives import Problem
+from attnkit_conformance.golden.derivatives import Problem
+from attnkit_conformance.studies.transforms.problem import missed, missed_tangents
 
 Arrays = dict[str, jax.Array]
 

@@ -11,8 +11,8 @@ from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.base import refusing
 from attnkit_conformance.adapters.bases import HIDING, NUMBERS, declaration_of
 from attnkit_conformance.adapters.bases.torch import TorchAdapter
-from attnkit_conformance.adapters.like import described, function_at, keywords_of
-from attnkit_conformance.adapters.like.axes import FourAxes
+from attnkit_conformance.peers.like import described, function_at, keywords_of
+from attnkit_conformance.peers.like.axes import FourAxes
 from attnkit_conformance.peers.torch_sdpa import KEYWORDS, Sdpa
 
 Arrays = Mapping[str, Any]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from attnkit_conformance.adapters.mutation.operators import Mutant
+from attnkit_conformance.studies.mutation.operators import Mutant
 
 OPERATORS = {
     **{" + ": " - ", " - ": " + ", " * ": " / ", " / ": " * ", " % ": " / ", " += ": " -= ", " -= ": " += "},

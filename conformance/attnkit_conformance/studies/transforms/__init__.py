@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from attnkit_conformance.adapters.base import explain, is_by_name, kernels
-from attnkit_conformance.adapters.transforms.problem import differentiable, long_problem
 from attnkit_conformance.families.linear.row import STEP
+from attnkit_conformance.golden.derivatives import Problem
 from attnkit_conformance.judge.derivatives import of_everyone, problem_of
 from attnkit_conformance.model.binding import STATISTICS
-from attnkit_conformance.model.derivatives import Problem
 from attnkit_conformance.model.op import QKV, Op
+from attnkit_conformance.studies.transforms.problem import differentiable, long_problem
 
 LIBRARIES = ("torch", "jax")
 LENGTHS = (512, 1024, 1536, 2048)  # where auto may choose another implementation than for a few tokens
@@ -60,7 +60,7 @@ class Verdict:
 
 def runner(library: str) -> tuple[Any, dict[str, Any]]:
     """The class that runs a library's transformations, and the transformations by name."""
-    module = importlib.import_module(f"attnkit_conformance.adapters.transforms.{library}")
+    module = importlib.import_module(f"attnkit_conformance.studies.transforms.{library}")
     return getattr(module, library.capitalize()), module.TRANSFORMS
 
 
@@ -185,7 +185,7 @@ def state_first(call: Callable[..., Any]) -> Callable[..., Any]:
 def refused_elsewhere(row: Row, transform: str, problem: Problem) -> list[tuple[str, str]]:
     """Whether a kernel of another device refuses second derivatives, checked without running it; None if that does not
     apply, or if it calls another kernel by name, which answers for itself."""
-    library = importlib.import_module(f"attnkit_conformance.adapters.transforms.{row.library}")
+    library = importlib.import_module(f"attnkit_conformance.studies.transforms.{row.library}")
     if transform != library.SECOND_WITHOUT_RUNNING or problem.op.binding is STATISTICS:
         return []
     backend = importlib.import_module(f"attnkit.backends.{row.library}")

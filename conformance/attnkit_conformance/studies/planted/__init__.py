@@ -1,6 +1,6 @@
 """Bugs planted in one honest adapter of softmax attention, and which rules notice them.
 
-`python -m attnkit_conformance run attnkit_conformance.adapters.planted:head_gt_64` judges the adapter with the bug of
+`python -m attnkit_conformance run attnkit_conformance.studies.planted:head_gt_64` judges the adapter with the bug of
 that name, `...planted:honest` the adapter itself.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attnkit_conformance.adapters.planted.bugs import BUGS, text_with
+from attnkit_conformance.studies.planted.bugs import BUGS, text_with
 
 HONEST = "honest"
 BY_NAME = {bug.name: bug for bug in BUGS}

@@ -1,0 +1,1 @@
+"""What the kit and attnkit are put to: bugs planted in an adapter, mutants of attnkit, ops under transformations."""
