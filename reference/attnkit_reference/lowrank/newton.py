@@ -145,7 +145,13 @@ def _pull(n: _Newton, dx: Array, absolute: bool = False) -> dict[str, Array]:
     before = n.iterates[max(len(n.iterates) - 2, 0)]
     last = 2.0 * np.abs(before) + np.abs(before) @ np.abs(n.a @ before)
     sizes = {name: np.abs(gradient) for name, gradient in of_scale.items()}
-    return {"x": last, "residuals": products / np.where(norm > 0, norm, 1.0), "a": da_size, "a_before": da_before, **sizes}
+    return {
+        "x": last,
+        "residuals": products / np.where(norm > 0, norm, 1.0),
+        "a": da_size,
+        "a_before": da_before,
+        **sizes,
+    }
 
 
 def _residuals(a: Array, iterates: list[Array]) -> Array:
