@@ -25,6 +25,7 @@ from attnkit_conformance.adapters.serving import collect_rarely
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import PROCESS, declared, in_order, judge, matcher, planned, stop
 from attnkit_conformance.judge.processes import judge_in_processes
+from attnkit_conformance.judge.selection import Terms, find
 from attnkit_conformance.judge.verdicts import deciding, grade_counts
 from attnkit_conformance.judge.verify import by_kernel, judge_for
 from attnkit_conformance.model import grades
@@ -34,7 +35,6 @@ from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
 from attnkit_conformance.peers.like import KINDS, path_of
 from attnkit_conformance.report import badge, files, saved, scoreboard, summary, table, terminal, trust, unnoticed
 from attnkit_conformance.report import surroundings as surroundings_page
-from attnkit_conformance.selection import Terms, find
 from attnkit_conformance.studies import transforms
 from attnkit_conformance.studies.mutation import report as mutation_report
 from attnkit_conformance.studies.mutation.areas import AREAS
@@ -317,7 +317,7 @@ def require(purpose: str, *packages: str) -> None:
 def exchange_of_files() -> ModuleType:
     """The module that reads and writes golden vectors; ValueError without its requirements."""
     require("writing or reading golden vectors", "safetensors", "ml_dtypes")
-    from attnkit_conformance import exchange
+    from attnkit_conformance.report import exchange
 
     return exchange
 
@@ -497,7 +497,7 @@ def export(args: argparse.Namespace) -> int:
 def write_vectors(args: argparse.Namespace) -> int:
     """Write the test vectors of a release."""
     exchange = exchange_of_files()
-    from attnkit_conformance.exchange import vectors
+    from attnkit_conformance.report.exchange import vectors
 
     count = vectors.write(args.folder)
     print(f"{count} cases written to {args.folder}")

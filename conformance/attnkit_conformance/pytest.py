@@ -13,10 +13,10 @@ import pytest
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult, covers
 from attnkit_conformance.judge import Matcher, judge_lane, repeats
+from attnkit_conformance.judge.selection import find
 from attnkit_conformance.model.case import DTYPES, PROFILES, judged_dtypes
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.peers.like import KINDS, path_of
-from attnkit_conformance.selection import find
 
 ADAPTERS = pytest.StashKey[list[Adapter]]()
 

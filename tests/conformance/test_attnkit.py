@@ -17,11 +17,10 @@ from typing import Any
 
 import pytest
 
-from attnkit_conformance import selection
 from attnkit_conformance.adapters.base import implementations
 from attnkit_conformance.adapters.families import DEFAULT, IN_DOUBLE, adapters_of, in_double, is_installed
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import judge
+from attnkit_conformance.judge import judge, selection
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.opdb import BY_NAME, OPDB
 

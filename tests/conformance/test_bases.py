@@ -15,7 +15,7 @@ from attnkit_conformance.adapters.bases.c import Guarded, SharedLibrary
 from attnkit_conformance.adapters.bases.jax import JaxAdapter
 from attnkit_conformance.adapters.bases.numpy import NumpyAdapter
 from attnkit_conformance.adapters.bases.torch import TorchAdapter, TorchDerivatives
-from attnkit_conformance.selection import what_is_wrong
+from attnkit_conformance.judge.selection import what_is_wrong
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "c" / "attention.c"
 OP = "softmax_attention"

@@ -18,10 +18,10 @@ from attnkit_conformance.adapters.watch import REFERENCE, Watch
 from attnkit_conformance.adapters.worker import Worker
 from attnkit_conformance.golden import draw_case
 from attnkit_conformance.judge import judge, repeats
+from attnkit_conformance.judge.selection import Terms, find
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes import rows
 from attnkit_conformance.search import screen
-from attnkit_conformance.selection import Terms, find
 from tests.conformance import cheats
 
 CHEATS = "tests.conformance.cheats"

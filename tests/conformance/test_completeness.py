@@ -11,9 +11,9 @@ import pytest
 import attnkit
 import attnkit_reference
 from attnkit._core.family import RECORDS
-from attnkit_conformance import core, golden, selection
+from attnkit_conformance import core, golden
 from attnkit_conformance.adapters.base import AttnkitAdapter, kernels
-from attnkit_conformance.judge import XFAILS, ids_of, properties, read_xfails, refuse_unmatched
+from attnkit_conformance.judge import XFAILS, ids_of, properties, read_xfails, refuse_unmatched, selection
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.model.layout import ALIGNMENT

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from attnkit_conformance import judge, selection
+from attnkit_conformance import judge
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import declared
+from attnkit_conformance.judge import declared, selection
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.search import Search
 from attnkit_conformance.search.recipe import grammar_of, of_op

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from attnkit.ops import entmax
-from attnkit_conformance import judge, selection
+from attnkit_conformance import judge
 from attnkit_conformance.adapter import DERIVATIVES, Unsupported
 from attnkit_conformance.adapters.torch import Autograd
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import declared, derivatives
+from attnkit_conformance.judge import declared, derivatives, selection
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.tolerance import Limit

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.judge.selection import find
 from attnkit_conformance.model.case import judged_dtypes
 from attnkit_conformance.search import Search, recipe, replayed
-from attnkit_conformance.selection import find
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.json"))
 SEEDS, CASES = range(4), 250  # about four seconds each

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit_conformance import core, judge, selection
+from attnkit_conformance import core, judge
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters import families, serving
@@ -19,7 +19,7 @@ from attnkit_conformance.adapters.strict import Strict
 from attnkit_conformance.golden import draw_case
 from attnkit_conformance.golden.derivatives import Problem
 from attnkit_conformance.golden.rest import sizes_at_rest
-from attnkit_conformance.judge import derivatives, properties, verdicts
+from attnkit_conformance.judge import derivatives, properties, selection, verdicts
 from attnkit_conformance.model import grades, policies, tolerance
 from attnkit_conformance.model.case import Case
 from attnkit_conformance.opdb import BY_NAME

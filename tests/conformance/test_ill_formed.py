@@ -16,8 +16,8 @@ from attnkit_conformance.adapters.serving import Served
 from attnkit_conformance.adapters.wire import Question
 from attnkit_conformance.adapters.worker import WorkerAdapter
 from attnkit_conformance.judge import processes, properties
+from attnkit_conformance.judge.selection import Terms, find
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.selection import Terms, find
 
 MODULE = """
 class Base:

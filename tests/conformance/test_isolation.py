@@ -12,11 +12,11 @@ from attnkit_conformance.adapters.isolated import Isolated
 from attnkit_conformance.adapters.surroundings import surrounded
 from attnkit_conformance.golden import draw_case
 from attnkit_conformance.judge import surroundings
+from attnkit_conformance.judge.selection import find
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.report import files
 from attnkit_conformance.scenes import rows
 from attnkit_conformance.search import smallest
-from attnkit_conformance.selection import find
 
 HOSTILE = """
 import os, signal, sys, time

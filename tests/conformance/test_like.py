@@ -11,11 +11,11 @@ import torch
 from attnkit_conformance import core, judge
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapter import IllFormed
+from attnkit_conformance.judge.selection import Terms, find
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers import like
 from attnkit_conformance.peers.like.axes import FourAxes
 from attnkit_conformance.peers.like.sdpa import Like
-from attnkit_conformance.selection import Terms, find
 
 HERE = Terms(here=True)
 FUNCTIONS = """

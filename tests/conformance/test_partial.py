@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit_conformance import core, judge, selection
+from attnkit_conformance import core, judge
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.judge import declared, probing
+from attnkit_conformance.judge import declared, probing, selection
 from attnkit_conformance.judge.verdicts import share, too_few
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.report import files, terminal

@@ -13,9 +13,9 @@ from attnkit_conformance import core, peers
 from attnkit_conformance.adapters import families
 from attnkit_conformance.adapters.base import Absent
 from attnkit_conformance.judge import judge
+from attnkit_conformance.judge.selection import find
 from attnkit_conformance.peers.further import FURTHER, Further
 from attnkit_conformance.report.peers_page import VISIBLE
-from attnkit_conformance.selection import find
 
 PROFILES = dict.fromkeys(  # the quick profile has little that they serve
     ("fla", "numpy_pinv", "nystrom_attention", "performer_pytorch", "linear_attention_transformer"), "scenes"

@@ -10,9 +10,10 @@ import pytest
 
 import attnkit_reference
 from attnkit._core import activations
-from attnkit_conformance import judge, selection
+from attnkit_conformance import judge
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.core import CaseResult
+from attnkit_conformance.judge import selection
 from attnkit_conformance.report.table import split
 from attnkit_conformance.studies import planted as room
 from attnkit_conformance.studies.planted import BUGS, BY_NAME, HONEST, page, planted, rules

@@ -9,7 +9,7 @@ import pytest
 
 from attnkit_conformance import judge
 from attnkit_conformance import pytest as kit
-from attnkit_conformance.selection import Terms, find
+from attnkit_conformance.judge.selection import Terms, find
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "ci"
 MINE = "import sys\nfrom mine import Mine, attention\n\n\nclass Wrong(Mine):\n    name = 'wrong'\n\n" + (

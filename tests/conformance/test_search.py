@@ -16,13 +16,13 @@ from attnkit.backends.native import lower
 from attnkit_conformance import core
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.golden import golden
+from attnkit_conformance.judge.selection import find
 from attnkit_conformance.model.case import NoDraw, numpy_dtype
 from attnkit_conformance.model.layout import DENSE, MAKERS
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes import rows
 from attnkit_conformance.search import Search, recipe, replayed, screen, several_threads
 from attnkit_conformance.search.recipe import Recipe, drawn, smaller
-from attnkit_conformance.selection import find
 
 Arrays = Mapping[str, Any]
 DTYPES = ("float64", "float32")

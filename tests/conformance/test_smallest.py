@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit_conformance import core, selection
+from attnkit_conformance import core
 from attnkit_conformance.golden import draw_case
+from attnkit_conformance.judge import selection
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.report import terminal
 from attnkit_conformance.scenes import rows

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 import torch
 
-from attnkit_conformance import core, selection
+from attnkit_conformance import core
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapter import IllFormed, Unsupported
 from attnkit_conformance.adapters.surroundings import surrounded, surroundings_of
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.golden import draw_case
-from attnkit_conformance.judge import judge, surroundings
+from attnkit_conformance.judge import judge, selection, surroundings
 from attnkit_conformance.model.case import Case
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.report import files

@@ -17,14 +17,14 @@ from safetensors.numpy import load_file, save_file
 
 import attnkit
 from attnkit_conformance import __main__ as program
-from attnkit_conformance import core, exchange, golden, judge
+from attnkit_conformance import core, golden, judge
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapters import families
 from attnkit_conformance.adapters.base import AttnkitAdapter
 from attnkit_conformance.adapters.numpy import adapters
 from attnkit_conformance.model.case import NoDraw
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.report import files, table, terminal
+from attnkit_conformance.report import exchange, files, table, terminal
 from attnkit_conformance.scenes import attention, rows
 
 MINE = """

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from attnkit_conformance import exchange
 from attnkit_conformance.__main__ import main
-from attnkit_conformance.exchange import vectors
 from attnkit_conformance.golden import draw_case, golden
 from attnkit_conformance.opdb import BY_NAME, OPDB
+from attnkit_conformance.report import exchange
+from attnkit_conformance.report.exchange import vectors
 from attnkit_conformance.scenes import rows
 from tests.shared import made_once
 

@@ -16,7 +16,7 @@ import attnkit
 from attnkit.backends.jax import blocked
 from attnkit_conformance.adapters.jax import light
 from attnkit_conformance.judge import judge
-from attnkit_conformance.selection import find
+from attnkit_conformance.judge.selection import find
 
 from .arrays import OPTIONS, assert_close, qkv
 

@@ -10,7 +10,7 @@ import attnkit
 from attnkit._core import blocks
 from attnkit.backends.numpy import blocked
 from attnkit_conformance.judge import judge
-from attnkit_conformance.selection import find
+from attnkit_conformance.judge.selection import find
 
 from .arrays import normal
 

@@ -5,8 +5,9 @@ The quick profile has no window on lengths that cross tiles.
 
 import pytest
 
-from attnkit_conformance import core, selection
+from attnkit_conformance import core
 from attnkit_conformance.golden import draw_case
+from attnkit_conformance.judge import selection
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes import rows
 

@@ -25,7 +25,8 @@ ADAPTERS = ["numpy-generic", "torch-blocked", "numpy-native"]
 JUDGE = """
 import collections, json
 
-from attnkit_conformance import core, selection
+from attnkit_conformance import core
+from attnkit_conformance.judge import selection
 
 seen = collections.defaultdict(collections.Counter)
 for adapter in selection.find(JUDGED):

@@ -68,11 +68,9 @@ KIT = {
     "judge": "model scenes opdb golden adapter core adapters peers",
     "search": "model scenes opdb golden adapter core adapters peers judge",
     "report": "model scenes opdb golden adapter core adapters peers judge search",
-    "exchange": "model scenes opdb golden core judge report",
-    "selection.py": "model opdb adapter adapters peers judge",
-    "studies": "model scenes families opdb golden adapter core adapters judge report selection",
-    "pytest.py": "model opdb adapter core peers judge search selection",
-    "__main__.py": "model opdb adapter core adapters peers judge search report exchange selection studies",
+    "studies": "model scenes families opdb golden adapter core adapters judge report",
+    "pytest.py": "model opdb adapter core peers judge search",
+    "__main__.py": "model opdb adapter core adapters peers judge search report studies",
 }
 ROOMS = {"experiments/attnkit_experiments": EXPERIMENTS, "conformance/attnkit_conformance": KIT}
 # Other folders -> what their modules import. adapters and peers import what they judge.

@@ -145,10 +145,11 @@ struct Softmax {
 // one 2^f, unless exp(s) could overflow, where m leaves no more of the excess than of rounding errors of 1.
 template <class T>
 struct Excess {
-  T top, base;
+  T top;
+  Vec<T> base;  // exp(-m) as lanes compute it: a score of 0, as hidden keys have, leaves exactly 0
   bool from_zero;
 
-  explicit Excess(T m) : top(m), base(std::exp(-m)), from_zero(m <= (sizeof(T) == 8 ? 600 : 64)) {}
+  explicit Excess(T m) : top(m), base(exp_below<T>(splat(-m))), from_zero(m <= (sizeof(T) == 8 ? 600 : 64)) {}
 
   ATTNKIT_INLINE void operator()(Vec<T> s, Vec<T> &p, Vec<T> &excess) const {
     if (from_zero) {

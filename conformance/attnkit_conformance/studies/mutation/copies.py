@@ -24,9 +24,9 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from attnkit_conformance.judge import judge
+from attnkit_conformance.judge.selection import find
 from attnkit_conformance.model import store
 from attnkit_conformance.model.case import judged_dtypes
-from attnkit_conformance.selection import find
 from attnkit_conformance.studies.mutation import operators, texts
 from attnkit_conformance.studies.mutation.operators import Mutant
 from attnkit_conformance.studies.mutation.trials import Verdict

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 from attnkit_conformance import core, golden
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.judge import Matcher, properties, selected
+from attnkit_conformance.judge.selection import find
 from attnkit_conformance.model.case import Case, judged_dtypes
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB
-from attnkit_conformance.selection import find
 
 T = TypeVar("T")
 
