@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from attnkit.integrations._ops import Op, resolve, taken_by
 from attnkit.integrations.torch.heads import NAME, Masks, Parts, attend
 from attnkit.nn.attention import Observer
+from attnkit.nn.record import Attention, attention, keep
 
 _FROM_THE_CALL = frozenset(
     ("mask", "bias", "causal", "window", "key_lengths", "query_mask", "enable_gqa", "dropout", "dropout_mask")
@@ -56,6 +57,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         self.op, self.options = function, options
         self.observers: list[Observer] = []
+        keep(self, fits_others=True)
+
+    @property
+    def attends_with(self) -> Attention:
+        return attention(self.op.__name__, self.options)
 
     @classmethod
     def replacing(cls, module: nn.MultiheadAttention, op: str | Op, **options: Any) -> "MultiheadAttention":
