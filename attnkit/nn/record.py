@@ -3,7 +3,7 @@
 The record has the op, its options and the version of docs/semantics.md, not the implementation. It is in the metadata
 of the state dict, which `torch.save` keeps and safetensors does not. A module whose weights fit another one, such as a
 swapped one of timm or torch, also has an entry of bytes among its weights, which every file keeps and which a model
-that was not swapped refuses as an unexpected key. Softmax with its defaults, which is what such a model computes, has none.
+that was not swapped refuses as an unexpected key. Softmax with its defaults, as such a model computes it, has none.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import attnkit
 
 SEMANTICS = 1  # the version that docs/semantics.md names
-METADATA = "attnkit"
+METADATA = "attnkit_attention"
 """The key of the record in the metadata of a state dict, and in a config or a file that has one for a whole model."""
 # torch.distributed.checkpoint lets only this ending stand for what is neither a parameter nor a buffer
 _PREFIX, _ENDING, _BYTES = "attnkit_", "._extra_state", 512

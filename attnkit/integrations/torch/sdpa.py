@@ -21,6 +21,8 @@ from attnkit.integrations.torch.heads import Masks, Parts, attend
 from attnkit.integrations.torch.masks import bias_option, refuse_unless_bool_or_float, split
 from attnkit.nn.attention import SEEDS
 from attnkit.nn.autocast import in_dtype_of_autocast
+from attnkit.nn.describe import replacements
+from attnkit.nn.record import Attention, attention
 
 NAME = "scaled_dot_product_attention"
 FROM_THE_CALL = frozenset(
@@ -329,6 +331,15 @@ def _in_event_loop() -> bool:
 
 
 _PLACE = _Place()
+
+
+def _computed_instead() -> Attention | None:
+    """What computes torch's function in the current context, for `attnkit.nn.describe`."""
+    applying = _PLACE.applying()
+    return None if applying is None else attention(applying.op.__name__, applying.options)
+
+
+replacements.append(_computed_instead)
 
 
 @contextmanager
