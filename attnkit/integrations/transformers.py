@@ -21,6 +21,7 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 import attnkit
 from attnkit._core.family import RECORDS
 from attnkit.integrations._ops import Op, needs_only_heads, resolve, scale_of, taken_by
+from attnkit.integrations.peft import watch
 from attnkit.integrations.torch.masks import split
 from attnkit.nn.attention import SEEDS
 from attnkit.nn.autocast import in_dtype_of_autocast
@@ -78,6 +79,7 @@ def register_variant(name: str, op: str | Op, **options: Any) -> None:
     if name not in variants and (name == "eager" or name in AttentionInterface()):
         raise ValueError(f"register_variant: name must not be that of another implementation; got {name!r}")
     variants[name] = attention(function.__name__, options)
+    watch()
     PreTrainedConfig.to_dict = _with_variant
     setattr(PreTrainedConfig, METADATA, property(_meanings, _refuse_other_meanings))
     AttentionInterface.register(name, attention_function(name, function, **options))

@@ -56,29 +56,37 @@ class Description(tuple[Attending, ...]):
     __repr__ = __str__
 
     def metadata(self) -> dict[str, str]:
-        """What attends, for the metadata of a file of safetensors: `save_file(weights, path, metadata=...)`."""
-        records = {name: x.record() for name, _, x, _ in self if x is not None and x[:2] != SOFTMAX[:2]}
-        return {METADATA: json.dumps(records, default=str)}
+        """What attends, for the metadata of a file of safetensors: `save_file(weights, path, metadata=...)`.
 
-    def check(self, metadata: Mapping[str, str]) -> None:
+        {"attnkit_attention": JSON}, a list of ops with options, version of the semantics, and names of modules; what
+        attends with softmax is not in it, whoever computes it.
+        """
+        names: dict[str, list[str]] = {}
+        for module in self:
+            if module.attention is not None and module.attention[:2] != SOFTMAX[:2]:
+                key = json.dumps(module.attention.record(), default=str)
+                names.setdefault(key, []).append(module.name)
+        return {METADATA: json.dumps([json.loads(key) | {"modules": names[key]} for key in names])}
+
+    def check(self, metadata: Mapping[str, str], caller: str = "describe") -> None:
         """Compare with the `metadata` of a file; metadata without a record says nothing and is not refused.
 
         Raises:
-            ValueError: other modules attend, or with another op, other options or another version of the semantics.
+            ValueError: other modules attend, or with another op, other options or another version of the semantics;
+                begins with `caller`.
         """
         if METADATA not in metadata:
             return
-        saved: dict[str, Any] = json.loads(metadata[METADATA])
-        own = {name: x for name, _, x, _ in self if x is not None}
-        plain = SOFTMAX.record()
+        saved = {name: record for record in json.loads(metadata[METADATA]) for name in record["modules"]}
+        own = {module.name: module.attention for module in self if module.attention is not None}
         wrong: dict[str, list[str]] = {}
         for name in dict.fromkeys((*saved, *own)):
-            different = difference(saved.get(name, plain), own.get(name, SOFTMAX))
+            different = difference(saved.get(name, SOFTMAX.record()), own.get(name, SOFTMAX))
             if different is not None:
                 wrong.setdefault(different, []).append(name or "the model")
         if wrong:
             texts = (f"{text}: {', '.join(names)}" for text, names in wrong.items())
-            raise ValueError(f"describe: attention {'; '.join(texts)}")
+            raise ValueError(f"{caller}: attention {'; '.join(texts)}")
 
 
 def describe(model: nn.Module) -> Description:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from attnkit.integrations._ops import Op, resolve, taken_by
+from attnkit.integrations.peft import watch
 from attnkit.integrations.torch.heads import NAME, Masks, Parts, attend
 from attnkit.nn.attention import Observer
 from attnkit.nn.record import Attention, attention, keep
@@ -56,6 +57,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
         self.op, self.options = function, options
+        watch()
         self.observers: list[Observer] = []
         keep(self, fits_others=True)
 

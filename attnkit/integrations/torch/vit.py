@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import attnkit
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
+from attnkit.integrations.peft import watch
 from attnkit.integrations.torch.sdpa import scaled_dot_product_attention
 from attnkit.nn.attention import SEEDS, Observer
 from attnkit.nn.autocast import in_dtype_of_autocast
@@ -117,6 +118,7 @@ def is_timm_style(module: nn.Module) -> bool:
 
 def replacement(name: str, module: nn.Module, op: Op, options: dict[str, Any]) -> nn.Module:
     """The replacement of a module; raises the errors of `swap_attention`."""
+    watch()
     if _dropout_of(module) and "dropout" not in taken_by(op):
         raise NotImplementedError(f"swap_attention: {op.__name__} takes no dropout; {name} has {_dropout_of(module)}")
     if calls_sdpa(module) and _beyond_the_interface(module):
