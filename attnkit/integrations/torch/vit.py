@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 import attnkit
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 from attnkit.integrations.peft import watch
+from attnkit.integrations.torch.masks import options_of_mask
 from attnkit.integrations.torch.sdpa import scaled_dot_product_attention
 from attnkit.nn.attention import SEEDS, Observer
 from attnkit.nn.autocast import in_dtype_of_autocast
@@ -59,15 +60,12 @@ class SwappedAttention(nn.Module):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """x (B, N, C) -> (B, N, C).
 
-        attn_mask: boolean, broadcast to (B, num_heads, N, N), True = may attend.
+        attn_mask: boolean, True = may attend, or float, which is added, and hides where it is -inf or below half its
+            dtype's minimum; broadcast to (B, num_heads, N, N).
         """
-        if attn_mask is not None and attn_mask.dtype != torch.bool:
-            raise NotImplementedError(f"SwappedAttention: attn_mask has dtype {attn_mask.dtype}; expected torch.bool")
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         q, k, v = in_dtype_of_autocast(self.q_norm(q), self.k_norm(k), v)
-        options = dict(self.options)
-        if attn_mask is not None:
-            options["mask"] = attn_mask
+        options = self.options | options_of_mask("SwappedAttention", self.op, attn_mask)
         if is_causal:
             options["causal"] = True
         for observe in self.observers:
