@@ -38,7 +38,7 @@ class _Finder(MetaPathFinder):
         finally:
             self.asks_others = False
         if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = _then_changed(spec.loader.exec_module)  # type: ignore[method-assign]
+            spec.loader.exec_module = _then_changed(spec.loader.exec_module)  # type: ignore[method-assign, assignment]
         return spec
 
 

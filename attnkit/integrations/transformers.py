@@ -78,7 +78,7 @@ def register_variant(name: str, op: str | Op, **options: Any) -> None:
     function, options = resolve("register_variant", op, options, _FROM_THE_MODEL)
     if name not in variants and (name == "eager" or name in AttentionInterface()):
         raise ValueError(f"register_variant: name must not be that of another implementation; got {name!r}")
-    variants[name] = attention(function.__name__, options)
+    variants[name] = attention(function, options)
     watch()
     PreTrainedConfig.to_dict = _with_variant
     setattr(PreTrainedConfig, METADATA, property(_meanings, _refuse_other_meanings))

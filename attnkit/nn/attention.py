@@ -214,7 +214,7 @@ class MultiHeadAttention(nn.Module):
     def attends_with(self) -> Attention:
         """The op, its options and the implementation: what `attnkit.nn.describe` says and the state dict keeps."""
         learned = {} if self.learned is None else dict(self.learned)
-        return attention(self.op.__name__, self.options | learned, self.impl)
+        return attention(self.op, self.options | learned, self.impl)
 
     def _own_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The op's own options; masks, causality, dropout and heads are arguments of the module or of `forward`."""

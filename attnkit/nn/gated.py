@@ -67,7 +67,7 @@ class GatedAttentionUnit(nn.Module):
     @property
     def attends_with(self) -> Attention:
         options = {"activation": "relu_squared", "alpha": self.alpha, "length": self.length, "scale": 1.0}
-        return attention("pointwise_attention", options, self.impl)
+        return attention(attnkit.pointwise_attention, options, self.impl)
 
     def extra_repr(self) -> str:
         return f"alpha={self.alpha}, length={self.length!r}" + (", causal=True" if self.causal else "")

@@ -66,7 +66,7 @@ class KeyValueMemory(nn.Module):
 
     @property
     def attends_with(self) -> Attention:
-        return attention("key_value_memory", {"activation": self.activation, "eps": self.eps}, self.impl)
+        return attention(attnkit.key_value_memory, {"activation": self.activation, "eps": self.eps}, self.impl)
 
     def reset_parameters(self) -> None:
         slots, dim = self.keys.shape

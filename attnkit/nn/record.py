@@ -43,18 +43,18 @@ class Attention(NamedTuple):
         return {"semantics": SEMANTICS, "op": self.op, "options": dict(self.options)}
 
 
-def attention(op: str, options: Mapping[str, Any], impl: Any = "auto") -> Attention:
+def attention(op: Callable[..., Any], options: Mapping[str, Any], impl: Any = "auto") -> Attention:
     """With the defaults of the options that are not given, so that a default that is written out is the same."""
     given = {name: value for name, value in options.items() if name != "impl" and value is not None}
     defaults = {}
-    for name, p in inspect.signature(getattr(attnkit, op)).parameters.items():
+    for name, p in inspect.signature(op).parameters.items():
         if name not in _NOT_OPTIONS and p.default is not p.empty and p.default is not None:
             defaults[name] = p.default
     written = {name: _written(value) for name, value in sorted((defaults | given).items())}
-    return Attention(op, written, options.get("impl", impl))
+    return Attention(op.__name__, written, options.get("impl", impl))
 
 
-SOFTMAX = attention("softmax_attention", {})
+SOFTMAX = attention(attnkit.softmax_attention, {})
 
 
 def _written(value: Any) -> Any:
@@ -63,22 +63,26 @@ def _written(value: Any) -> Any:
         return "learned"
     if hasattr(value, "__array__"):
         x = torch.as_tensor(value).detach()
-        if x.ndim == 0 and not x.is_meta:
-            return x.item()
-        digest = (
-            "" if x.is_meta else hashlib.sha256(x.cpu().contiguous().flatten().view(torch.uint8).numpy()).hexdigest()
-        )
-        return f"{x.dtype} {tuple(x.shape)} {digest[:16]}"
+        return x.item() if x.ndim == 0 and not x.is_meta else f"{x.dtype} {tuple(x.shape)} {_digest(x)}"
     if isinstance(value, tuple | list):
         return [_written(item) for item in value]
-    return f"{value.__module__}.{value.__qualname__}" if callable(value) else value
+    if not callable(value):
+        return value
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _digest(x: Tensor) -> str:
+    if x.is_meta:
+        return "without numbers"
+    numbers = x.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(numbers).hexdigest()[:16]
 
 
 def difference(saved: Mapping[str, Any], own: Attention) -> str | None:
     """How a record differs from what a module attends with, naming both; None where they are the same."""
     op, options = saved["op"], saved["options"]
-    known = hasattr(attnkit, op)
-    theirs = attention(op, options) if known else Attention(op, options)
+    theirs = attention(getattr(attnkit, op), options) if op in attnkit.__all__ else Attention(op, options)
     if saved["semantics"] == SEMANTICS and theirs[:2] == own[:2]:
         return None
     versions = "" if saved["semantics"] == SEMANTICS else f" of semantics {saved['semantics']}, not {SEMANTICS},"
@@ -120,7 +124,8 @@ def _compare(module: Any, state: dict[str, Any], prefix: str, metadata: Mapping[
     errors: list[str] = rest[-1]
     text = metadata.get(METADATA)
     for name in [n for n in state if n.startswith(f"{prefix}{_PREFIX}") and n.endswith(_ENDING)]:
-        text = bytes(state.pop(name).cpu().numpy()).decode()
+        # exact in every dtype that weights are stored in, and rounded where files were averaged
+        text = bytes(state.pop(name).cpu().double().round().to(torch.uint8).numpy()).decode()
     if text is None:
         return
     different = difference(json.loads(text), module.attends_with)

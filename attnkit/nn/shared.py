@@ -108,7 +108,7 @@ class LSHAttention(SharedQueryKeyAttention):
 
     @property
     def attends_with(self) -> Attention:
-        return attention("lsh_attention", {"chunk_size": self.chunk_size}, self.impl)
+        return attention(attnkit.lsh_attention, {"chunk_size": self.chunk_size}, self.impl)
 
     def _drawn(self, seed: int) -> Tensor:
         rounds = self.num_heads * self.num_hashes
@@ -182,7 +182,7 @@ class SoftAttention1d(SharedQueryKeyAttention):
 
     @property
     def attends_with(self) -> Attention:
-        return attention("soft_attention", self.options, self.impl)
+        return attention(attnkit.soft_attention, self.options, self.impl)
 
     def extra_repr(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())

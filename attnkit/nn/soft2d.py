@@ -115,7 +115,7 @@ class SoftAttention2d(nn.Module):
     @property
     def attends_with(self) -> Attention:
         # not how many landmarks or which, as they may be others for pictures of another size
-        return attention("soft_attention", self.options | {"sampling": self.sampling}, self.impl)
+        return attention(attnkit.soft_attention, self.options | {"sampling": self.sampling}, self.impl)
 
     def extra_repr(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())

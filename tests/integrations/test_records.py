@@ -104,6 +104,13 @@ def test_a_whole_model_that_is_pickled_or_swapped_again_keeps_one_record(tmp_pat
         load_model(Model(), tmp_path / "model.safetensors")
 
 
+def test_records_are_read_from_weights_that_were_cast_or_averaged():
+    state = swapped(Model(), "relu", alpha=0.5).state_dict()
+    for given in ({n: x.bfloat16() for n, x in state.items()}, {n: 0.1 * x + 0.9 * x for n, x in state.items()}):
+        with pytest.raises(RuntimeError, match=ONE):
+            swapped(Model(), "relu").load_state_dict(given)
+
+
 def test_arrays_among_the_options_are_compared():
     def performer(seed: int) -> nn.Module:
         projection = torch.from_numpy(attnkit.orthogonal_features(16, 8, seed))

@@ -63,7 +63,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     @property
     def attends_with(self) -> Attention:
-        return attention(self.op.__name__, self.options)
+        return attention(self.op, self.options)
 
     @classmethod
     def replacing(cls, module: nn.MultiheadAttention, op: str | Op, **options: Any) -> "MultiheadAttention":

@@ -323,7 +323,7 @@ _PLACE = _Place()
 def _computed_instead() -> Attention | None:
     """What computes torch's function in the current context, for `attnkit.nn.describe`."""
     applying = _PLACE.applying()
-    return None if applying is None else attention(applying.op.__name__, applying.options)
+    return None if applying is None else attention(applying.op, applying.options)
 
 
 replacements.append(_computed_instead)

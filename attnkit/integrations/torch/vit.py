@@ -47,7 +47,7 @@ class SwappedAttention(nn.Module):
         self.scale: float | None = getattr(replaced, "scale", None)
         head_dim = self.qkv.out_features // (3 * self.num_heads)
         self.options = options | scale_of("swap_attention", op, self.scale, head_dim)
-        self.attends_with = attention(op.__name__, options)  # without the scale, which the model has and not the swap
+        self.attends_with = attention(op, options)  # without the scale, which the model has and not the swap
         self.observers: list[Observer] = []
         self._of_weights = taken_by(getattr(attnkit, f"{op.__name__}_weights")) - {"impl"}
         self.train(replaced.training)
@@ -140,7 +140,7 @@ def with_own_forward(module: nn.Module, op: Op, options: dict[str, Any]) -> nn.M
     swapped.__dict__ |= {name: getattr(module, name).copy() for name in ("_parameters", "_buffers", "_modules")}
     swapped.fused_attn = True  # type: ignore[assignment]
     swapped.forward = functools.partial(_own_forward, swapped, op, options)
-    swapped.attends_with = attention(op.__name__, options)  # type: ignore[assignment]
+    swapped.attends_with = attention(op, options)  # type: ignore[assignment]
     with_hooks_of_its_own(swapped)
     keep(swapped, fits_others=True)
     return swapped
