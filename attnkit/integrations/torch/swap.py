@@ -33,8 +33,9 @@ def swap(model: nn.Module, op: str | Op, **options: Any) -> Swapped:
 
     `torch.nn.MultiheadAttention` is replaced by `MultiheadAttention`, and modules with timm's interface as in
     `attnkit.integrations.timm.swap_attention`; a module that was swapped before gets the new op. The parameters stay
-    the same objects under the same names, so optimizers and checkpoints remain valid. A warning names attention modules
-    that were not replaced; they are recognised by the word attention, or attn, in their class name.
+    the same objects under the same names, so optimizers remain valid and weights of softmax load. What is saved from
+    then on says the op, and only a model that was swapped alike takes it (`attnkit.nn.record`). A warning names
+    attention modules that were not replaced; they are recognised by the word attention, or attn, in their class name.
 
     Args:
         model: contains the modules; not one itself.

@@ -31,8 +31,8 @@ FROM_THE_MODEL = frozenset(
 class SwappedAttention(nn.Module):
     """out = proj(norm(concat_h(op(q_norm(q_h), k_norm(k_h), v_h)))) with q, k, v = qkv(x): made by `swap_attention`.
 
-    It has the parts of the module it replaces, with the same names, so checkpoints of either load into the other.
-    `attnkit.nn.capture` can observe it.
+    It has the parts of the module it replaces, with the same names, so that weights of softmax load; its own state dict
+    says which op computes (`attnkit.nn.record`). `attnkit.nn.capture` can observe it.
     """
 
     def __init__(self, replaced: Any, op: Op, options: dict[str, Any]) -> None:
