@@ -26,8 +26,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@# lowers Triton kernels for GPUs that are not here; what it depends on would bring CUDA
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt jax-cuda13-plugin
-	@# for tests alone, where nothing else sees them: transformers does not import beside torchvision and a torch for CPUs
+	@# for tests alone, where nothing else sees them: transformers does not import beside torchvision and a torch for CPUs,
+	@# and imports peft where it is there
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/timm timm==1.0.31 torchvision==0.28.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/peft peft==0.21.2
 	@touch $@
 
 run: library
@@ -193,8 +195,8 @@ $(VENV)/.more-peers: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[more-peers]'
 	@touch $@
 
-# Who agrees with which definition, and the smallest input where one does not; attnkit in models of timm and in the
-# Trainer of transformers.
+# Who agrees with which definition, and the smallest input where one does not; attnkit in models of timm, in the
+# Trainer of transformers and in adapters of peft.
 peers: $(VENV)/.more-peers
 	$(BIN)/python -m attnkit_conformance peers --profile scenes --html $(OUT)/peers.html --json $(OUT)/peers-page.json
 	$(BIN)/python -m pytest -q -m peers tests/conformance tests/integrations tests/repository/test_wheel.py

@@ -6,7 +6,7 @@ Layouts, masks, lengths, dropout and null rows mean the same in every op: see do
 
 from attnkit import analysis, backends, landmarks
 from attnkit._core.activations import NAMES as ACTIVATIONS
-from attnkit._core.dispatch import explain, hand_judgement, hand_tables, implementations
+from attnkit._core.dispatch import explain, hand_judgement, hand_tables, implementations, using
 from attnkit.backends.native import NativeStatus, native_status
 from attnkit.kernels import verdicts
 from attnkit.ops.entmax import (
@@ -192,6 +192,7 @@ __all__ = [
     "sparsemax_attention",
     "sparsemax_attention_vjp",
     "sparsemax_attention_weights",
+    "using",
 ]
 
 

@@ -6,6 +6,7 @@ device, dtype, shapes and options.
 """
 
 import inspect
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 from attnkit._core import check
 from attnkit._core.autograd import keep_autocast_out, with_exact_gradients
-from attnkit._core.library import is_traced, library
+from attnkit._core.library import call_outside_graphs, is_in_graph, is_traced, library
 from attnkit._core.library import namespace as namespace
 from attnkit._core.special import promoting, refusing_symbols, without_autocast
 from attnkit._core.typing import DEFAULTS, Array
@@ -210,6 +211,74 @@ def implementations() -> Iterator[dict[str, set[str]]]:
         yield ran
     finally:
         _ran.reset(token)
+
+
+class _Block:
+    """A block of `using`. A task that was created in it holds on to it after it has ended."""
+
+    def __init__(self, impl: Any) -> None:
+        self.impl, self.lasts = impl, True
+
+
+_blocks: ContextVar[tuple[_Block, ...]] = ContextVar("blocks", default=())
+_entered: list[_Block] = []
+_entering = threading.Lock()
+_is_using = False  # in any context: what a call looks at, and torch.compile guards, which knows no ContextVar
+
+
+@contextmanager
+def using(impl: Any) -> Iterator[None]:
+    """Calls made inside run `impl` where they name no implementation: `with using(impl="generic"):`.
+
+    A call names none if its impl is "auto", the default of ops and modules, so that a model that is already built is
+    exported from its generic bodies. Holds in the thread or asynchronous task that enters it and in tasks created
+    inside, until it ends; blocks nest, and the innermost holds. What was named stays: `impl="native"` in a call, or in
+    `attnkit.nn.MultiHeadAttention`. torch.compile leaves calls out of its graph while a block is entered, so that they
+    follow it, and refuses them under `fullgraph=True`. What JAX has compiled keeps the implementations that it was
+    traced with.
+
+    Args:
+        impl: as `impl` of the ops: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order.
+            An op that has no implementation of that name refuses it as if its call had named it.
+
+    Raises:
+        TypeError, ValueError: not a name or names.
+
+    >>> import numpy as np, attnkit
+    >>> q = np.zeros((2, 8, 4))
+    >>> with attnkit.implementations() as ran, attnkit.using(impl="generic"):
+    ...     o = attnkit.softmax_attention(q, q, q)
+    >>> ran
+    {'softmax_attention': {'generic'}}
+    """
+    block = _Block(_named("using", impl))
+    token = _blocks.set((*_blocks.get(), block))
+    _enter(block)
+    try:
+        yield
+    finally:
+        _leave(block)
+        _blocks.reset(token)
+
+
+def _enter(block: _Block) -> None:
+    global _is_using
+    with _entering:
+        _entered.append(block)
+        _is_using = True
+
+
+def _leave(block: _Block) -> None:
+    global _is_using
+    with _entering:
+        block.lasts = False
+        _entered.remove(block)
+        _is_using = bool(_entered)
+
+
+def _used() -> Any:
+    """The implementation of calls of this context that name none."""
+    return next((block.impl for block in reversed(_blocks.get()) if block.lasts), "auto")
 
 
 def _note(op: str, kernel: Kernel, arrays: tuple[Any, ...]) -> None:
@@ -434,6 +503,10 @@ def _wrap(
             if type(impl) is _Ahead:  # the special case that asks has checked what it passes on
                 return resolve(op, impl, kernels_of(op, arrays[0]), arrays, options).prepared(arrays, options)
             impl = _named(op, impl)
+        elif _is_using and impl == "auto":
+            if is_in_graph(arrays):
+                return call_outside_graphs(call, *arrays, impl=impl, **options)
+            impl = _used()
         if len(arrays) != len(names):
             arrays = _bind(op, names, arrays, options)
         key = _signature(op, impl, arrays, options)

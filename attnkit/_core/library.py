@@ -6,6 +6,7 @@ method before `sys.modules` is asked, which the compiler would go through as a w
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from attnkit._core.typing import Array, Namespace
@@ -100,6 +101,38 @@ def is_traced(arrays: tuple[Any, ...]) -> bool:
     import torch
 
     return torch.compiler.is_compiling()
+
+
+def is_in_graph(arrays: tuple[Any, ...]) -> bool:
+    """Whether torch.compile, or torch.export with strict=True, traces the Python of a call on these arrays."""
+    if not is_traced(arrays):
+        return False
+    import torch
+
+    return torch.compiler.is_dynamo_compiling()
+
+
+def _call(function: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
+    return function(*arrays, **options)
+
+
+def _load_compiler() -> None:
+    """Make `_call` one that torch.compile leaves out of its graph, with a reason if the graph must be whole."""
+    import torch
+
+    global _call
+    if not hasattr(_call, "_torchdynamo_disable"):
+        reason = "what attnkit.using(impl=...) holds for is not known to a compiled program; pass impl= to the call"
+        _call = torch.compiler.disable(_call, reason=reason)
+
+
+_load_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined]  # runs while torch.compile traces
+
+
+def call_outside_graphs(function: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
+    """function(*arrays, **options), called when a compiled program runs."""
+    _load_compiler()
+    return _call(function, *arrays, **options)
 
 
 def namespace(x: Array) -> Namespace:

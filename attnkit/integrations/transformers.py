@@ -9,7 +9,7 @@ A name is registered in two tables of transformers: in `AttentionInterface`, whi
 is boolean, so a length n counts the keys that a query sees, without padding, and a row that sees nothing gives 0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -21,9 +21,12 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 import attnkit
 from attnkit._core.family import RECORDS
 from attnkit.integrations._ops import Op, needs_only_heads, resolve, scale_of, taken_by
+from attnkit.integrations.peft import watch
 from attnkit.integrations.torch.masks import split
 from attnkit.nn.attention import SEEDS
 from attnkit.nn.autocast import in_dtype_of_autocast
+from attnkit.nn.describe import variants
+from attnkit.nn.record import METADATA, attention, difference
 from attnkit.ops.names import PRESETS
 
 _PRESET = {op for op, _ in PRESETS.values()}
@@ -43,7 +46,6 @@ _FROM_THE_MODEL = frozenset(
 _POSITIONS = frozenset(("position_ids", "cache_position", "seq_idx", "max_length_q", "max_length_k"))
 _OUTPUTS = frozenset(("output_hidden_states", "output_router_logits", "num_items_in_batch", "return_dict", "use_cache"))
 _HARMLESS = _POSITIONS | _OUTPUTS | {"deterministic"}
-_registered: set[str] = set()
 _to_dict = PreTrainedConfig.to_dict
 
 
@@ -51,8 +53,10 @@ def register() -> None:
     """Register all of `VARIANTS`. Calling it again changes nothing.
 
     From then on a config writes the name of its variant into its dict and file, which transformers itself does for no
-    implementation. A model saved with a variant is loaded with it once `register` has been called; without attnkit
-    transformers refuses to load it, and `from_pretrained(..., attn_implementation="sdpa")` loads it with softmax.
+    implementation, and beside it what the name means: op, options and the version of the semantics. A model saved with
+    a variant is loaded with it once `register` has been called, and refused where the name means something else.
+    Without attnkit transformers refuses to load it, and `from_pretrained(..., attn_implementation="sdpa")` loads it
+    with softmax. The same is written into adapters of peft, which are refused by a model that attends otherwise.
     """
     for name, (op, options) in VARIANTS.items():
         register_variant(name, op, **options)
@@ -72,10 +76,12 @@ def register_variant(name: str, op: str | Op, **options: Any) -> None:
             implementation of transformers.
     """
     function, options = resolve("register_variant", op, options, _FROM_THE_MODEL)
-    if name not in _registered and (name == "eager" or name in AttentionInterface()):
+    if name not in variants and (name == "eager" or name in AttentionInterface()):
         raise ValueError(f"register_variant: name must not be that of another implementation; got {name!r}")
-    _registered.add(name)
+    variants[name] = attention(function, options)
+    watch()
     PreTrainedConfig.to_dict = _with_variant
+    setattr(PreTrainedConfig, METADATA, property(_meanings, _refuse_other_meanings))
     AttentionInterface.register(name, attention_function(name, function, **options))
     AttentionMaskInterface.register(name, visible_pairs)
 
@@ -83,19 +89,45 @@ def register_variant(name: str, op: str | Op, **options: Any) -> None:
 def _with_variant(config: PreTrainedConfig) -> dict[str, Any]:
     """`to_dict` of a config, with the variants of the model and its parts as `attn_implementation` takes them."""
     out: dict[str, Any] = _to_dict(config)
-    if variants := _variants_of(config):
-        out["attn_implementation"] = variants
+    if named := _variants_of(config):
+        out["attn_implementation"] = named
+        out[METADATA] = _meanings(config)
+    for part in config.sub_configs:  # which may be given another implementation while the whole is loaded
+        if isinstance(out.get(part), dict):
+            out[part].pop(METADATA, None)
     return out
 
 
 def _variants_of(config: PreTrainedConfig) -> str | dict[str, Any] | None:
     """The registered variants of a config: a name, or {part: name} for a config with parts, "" being its own."""
-    own = config._attn_implementation if config._attn_implementation in _registered else None
+    own = config._attn_implementation if config._attn_implementation in variants else None
     parts = {name: part for name in config.sub_configs if (part := getattr(config, name, None)) is not None}
     if not parts:
         return own
-    variants = {"": own} | {name: _variants_of(part) for name, part in parts.items()}
-    return {name: variant for name, variant in variants.items() if variant}
+    named = {"": own} | {name: _variants_of(part) for name, part in parts.items()}
+    return {name: variant for name, variant in named.items() if variant}
+
+
+def _names_of(named: str | dict[str, Any] | None) -> list[str]:
+    if isinstance(named, dict):
+        return [name for part in named.values() for name in _names_of(part)]
+    return [] if named is None else [named]
+
+
+def _meanings(config: PreTrainedConfig) -> dict[str, Any]:
+    """{name: op, options and version} of the variants of a config and its parts."""
+    return {name: variants[name].record() for name in _names_of(_variants_of(config))}
+
+
+def _refuse_other_meanings(config: PreTrainedConfig, saved: Mapping[str, Any]) -> None:
+    """Called when a config is made of what a file says; a model that is loaded with another implementation passes."""
+    for name in _names_of(_variants_of(config)):
+        different = difference(saved[name], variants[name]) if name in saved else None
+        if different is not None:
+            raise ValueError(
+                f"register_variant: attn_implementation={name!r} was {different}; register it as it was under this "
+                "name, or choose another one: from_pretrained(..., attn_implementation=...)"
+            )
 
 
 def visible_pairs(

@@ -4,12 +4,17 @@ from attnkit.nn.attention import KeyValueCache, MultiHeadAttention
 from attnkit.nn.capture import LayerAnalysis, Record, capture
 from attnkit.nn.context_parallel import Traffic, context_parallel, count_traffic
 from attnkit.nn.context_parallel.modules import parallelize
+from attnkit.nn.describe import Attending, Description, describe
 from attnkit.nn.gated import GatedAttentionUnit
 from attnkit.nn.memory import KeyValueMemory
+from attnkit.nn.record import Attention
 from attnkit.nn.shared import LSHAttention, SoftAttention1d
 from attnkit.nn.soft2d import SoftAttention2d
 
 __all__ = [
+    "Attending",
+    "Attention",
+    "Description",
     "GatedAttentionUnit",
     "KeyValueCache",
     "KeyValueMemory",
@@ -23,5 +28,6 @@ __all__ = [
     "capture",
     "context_parallel",
     "count_traffic",
+    "describe",
     "parallelize",
 ]

@@ -11,6 +11,7 @@ import attnkit
 from attnkit._core.family import joins_heads
 from attnkit.nn.autocast import in_dtype_of_autocast
 from attnkit.nn.operands import BUILDERS, NAMES, Heads, Operands, settings_of
+from attnkit.nn.record import Attention, attention, keep
 from attnkit.ops.names import with_preset
 
 SEEDS = 2**63 - 1
@@ -207,6 +208,13 @@ class MultiHeadAttention(nn.Module):
         heads = Heads(num_heads, self.num_kv_heads, self.head_dim, new)
         self.operands = Operands(self.op, heads, all_options) if self.op in BUILDERS else None
         self.value_conv = None if value_conv is None else self._convolution(value_conv, new)
+        keep(self)
+
+    @property
+    def attends_with(self) -> Attention:
+        """The op, its options and the implementation: what `attnkit.nn.describe` says and the state dict keeps."""
+        learned = {} if self.learned is None else dict(self.learned)
+        return attention(self.op, self.options | learned, self.impl)
 
     def _own_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The op's own options; masks, causality, dropout and heads are arguments of the module or of `forward`."""

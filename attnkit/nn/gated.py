@@ -8,6 +8,7 @@ from torch.nn.functional import silu
 
 import attnkit
 from attnkit.nn.attention import SEEDS, Observer, op_masks
+from attnkit.nn.record import Attention, attention, keep
 
 
 class GatedAttentionUnit(nn.Module):
@@ -61,6 +62,12 @@ class GatedAttentionUnit(nn.Module):
         self.beta_q = nn.Parameter(torch.zeros(qk_dim, **new))
         self.gamma_k = nn.Parameter(torch.empty(qk_dim, **new).normal_(std=0.02))
         self.beta_k = nn.Parameter(torch.zeros(qk_dim, **new))
+        keep(self)
+
+    @property
+    def attends_with(self) -> Attention:
+        options = {"activation": "relu_squared", "alpha": self.alpha, "length": self.length, "scale": 1.0}
+        return attention(attnkit.pointwise_attention, options, self.impl)
 
     def extra_repr(self) -> str:
         return f"alpha={self.alpha}, length={self.length!r}" + (", causal=True" if self.causal else "")

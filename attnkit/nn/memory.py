@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 import attnkit
 from attnkit.nn.autocast import in_dtype_of_autocast
+from attnkit.nn.record import Attention, attention, keep
 
 
 class KeyValueMemory(nn.Module):
@@ -61,6 +62,11 @@ class KeyValueMemory(nn.Module):
         self.norm_weight = nn.Parameter(torch.empty(out_dim, **new)) if norm else None
         self.norm_bias = nn.Parameter(torch.empty(out_dim, **new)) if norm else None
         self.reset_parameters()
+        keep(self)
+
+    @property
+    def attends_with(self) -> Attention:
+        return attention(attnkit.key_value_memory, {"activation": self.activation, "eps": self.eps}, self.impl)
 
     def reset_parameters(self) -> None:
         slots, dim = self.keys.shape

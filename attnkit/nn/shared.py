@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 import attnkit
+from attnkit.nn.record import Attention, attention, keep
 
 
 class SharedQueryKeyAttention(nn.Module):
@@ -103,6 +104,11 @@ class LSHAttention(SharedQueryKeyAttention):
         self.causal, self.impl = causal, impl
         rotations = self._drawn(seed)
         self.register_buffer("rotations", torch.empty(rotations.shape, device=device, dtype=dtype).copy_(rotations))
+        keep(self)
+
+    @property
+    def attends_with(self) -> Attention:
+        return attention(attnkit.lsh_attention, {"chunk_size": self.chunk_size}, self.impl)
 
     def _drawn(self, seed: int) -> Tensor:
         rounds = self.num_heads * self.num_hashes
@@ -172,6 +178,11 @@ class SoftAttention1d(SharedQueryKeyAttention):
             "ridge": ridge,
             "inverse_grad": inverse_grad,
         }
+        keep(self)
+
+    @property
+    def attends_with(self) -> Attention:
+        return attention(attnkit.soft_attention, self.options, self.impl)
 
     def extra_repr(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())

@@ -10,6 +10,7 @@ from torch.nn.functional import conv2d, gelu
 import attnkit
 from attnkit._core.autograd import keep_autocast_out
 from attnkit._core.special import without_autocast
+from attnkit.nn.record import Attention, attention, keep
 
 SAMPLINGS = ("average_pool", "convolution", "random", "biased")
 
@@ -109,6 +110,12 @@ class SoftAttention2d(nn.Module):
         h, side = num_heads, value_conv
         conv = None if side is None else nn.Conv2d(h, h, side, padding=side // 2, groups=h, bias=False, **new)
         self.value_conv = conv
+        keep(self)
+
+    @property
+    def attends_with(self) -> Attention:
+        # not how many landmarks or which, as they may be others for pictures of another size
+        return attention(attnkit.soft_attention, self.options | {"sampling": self.sampling}, self.impl)
 
     def extra_repr(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())

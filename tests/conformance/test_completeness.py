@@ -20,7 +20,7 @@ from attnkit_conformance.model.layout import ALIGNMENT
 from attnkit_conformance.opdb import BY_NAME, OPDB, PUBLIC
 from attnkit_conformance.report import table
 
-ONLY_IN_ATTNKIT = {"explain", "implementations", "native_status", "NativeStatus"}
+ONLY_IN_ATTNKIT = {"explain", "implementations", "native_status", "NativeStatus", "using"}
 WITHOUT_RECORD = {
     "sima_attention": "q and k are normalised over their tokens",
     "soft_attention": "weights are a product of three matrices",

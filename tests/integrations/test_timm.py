@@ -174,8 +174,28 @@ def test_errors():
     with pytest.raises(NotImplementedError, match=r"swap_attention: linear_attention has no scores .* got 1.0"):
         swap_attention(model, attnkit.linear_attention)
     swap_attention(model, attnkit.softmax_attention)
-    with pytest.raises(NotImplementedError, match=r"attn_mask has dtype torch.float64; expected torch.bool"):
-        model(tokens(), attn_mask=torch.zeros(5, 5, dtype=torch.float64))
+    with pytest.raises(TypeError, match=r"SwappedAttention: attn_mask has dtype torch.int64; expected torch.bool or"):
+        model(tokens(), attn_mask=torch.zeros(5, 5, dtype=torch.int64))
+    model = Model()
+    swap_attention(model, "linear")
+    with pytest.raises(NotImplementedError, match=r"SwappedAttention: linear_attention takes no bias.* other than 0"):
+        model(tokens(), attn_mask=torch.ones(1, 5, dtype=torch.float64))
+
+
+def test_float_masks_are_added_and_hide():
+    """As torch's function takes them; a hidden key counts in no length."""
+    softmax, relu, x = Model(), Model(), tokens()
+    swap_attention(softmax, "softmax")
+    swap_attention(relu, "relu")
+    seen = torch.ones(5, 5, dtype=torch.bool).tril()
+    added = torch.randn(2, 1, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    layer, attention = Model().blocks[0]["attn"], softmax.blocks[0]["attn"]
+    q, k, v = layer.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4).unbind(0)
+    for mask in (added, added.masked_fill(~seen, -torch.inf)):
+        heads = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        assert_close(attention(x, attn_mask=mask), layer.proj(heads.transpose(1, 2).flatten(2)), LAYER)
+    hides = torch.zeros(5, 5, dtype=torch.float64).masked_fill(~seen, torch.finfo(torch.float64).min)
+    assert_close(relu(x, attn_mask=hides), relu(x, attn_mask=seen), BLOCKS * LAYER)
 
 
 class WideNorm(nn.LayerNorm):

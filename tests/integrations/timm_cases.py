@@ -78,6 +78,49 @@ def test_softmax_is_what_stood_there_and_relu_is_not(name, monkeypatch):
     assert float((relu - golden).abs().max().detach()) > 1e-3
 
 
+def test_padded_batches_of_pictures_of_any_size():
+    """NaFlexViT hides padding, as keys and as queries, by masks of floats: what is there is as without padding."""
+    net = model("naflexvit_base_patch16_gap", {"embed_dim": 24, "depth": 2, "num_heads": 2})
+    patches = torch.randn(2, 6, 16 * 16 * 3, dtype=torch.float64)
+    coord = torch.stack(torch.meshgrid(torch.arange(2), torch.arange(3), indexing="ij"), -1).reshape(1, 6, 2)
+    there = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
+    coords = torch.where(there[..., None], coord, 0)
+    padded = {"patches": patches, "patch_coord": coords, "patch_valid": there}
+    alone = {"patches": patches[1:, :3], "patch_coord": coord[:, :3], "patch_valid": there[1:, :3]}
+    golden = net(padded)
+    assert swap(net, "softmax") == (("blocks.0.attn", "blocks.1.attn"), {})
+    assert_close(net(padded), golden, 2 * LAYER)
+    swap(net, "relu")
+    assert_close(net(padded)[1:], net(alone), 2 * LAYER)
+    assert float((net(padded) - golden).abs().max().detach()) > 1e-3
+
+
+def test_what_attends_is_said_and_kept(tmp_path):
+    """By modules that keep their own forward pass too; weights of one are refused by the other, and in a file."""
+    from safetensors.torch import load_model, save_model
+
+    from attnkit.nn import describe
+
+    plain = model("eva02_tiny_patch14_224", SERVED["eva02_tiny_patch14_224"][0])
+    assert {(row.attention.op, row.attention.impl) for row in describe(plain)} == {("softmax_attention", "sdpa")}
+    swapped = copy.deepcopy(plain)
+    swap(swapped, "relu", alpha=0.5)
+    assert str(describe(swapped)).startswith(
+        "blocks.0.attn: EvaAttention, pointwise_attention(activation='relu', alpha=0.5,"
+    )
+    save_model(swapped, tmp_path / "swapped.safetensors")
+    with pytest.raises(RuntimeError, match=r"blocks.0.attn.attnkit_pointwise_attention"):
+        load_model(plain, tmp_path / "swapped.safetensors")
+    other = copy.deepcopy(plain)
+    swap(other, "relu")
+    for target in (other, copy.deepcopy(other)):
+        with pytest.raises(RuntimeError, match=r"alpha=0.5.* but loaded into .*alpha=1.0.*: blocks.0.attn, blocks.1.a"):
+            load_model(target, tmp_path / "swapped.safetensors")
+    swap(other, "relu", alpha=0.5)
+    load_model(other, tmp_path / "swapped.safetensors")
+    plain.load_state_dict(plain.state_dict())
+
+
 @pytest.mark.parametrize(
     ("name", "reason"), [("volo_d1_224", "cannot be called with tokens"), ("cait_xxs24_224", "proj_l")]
 )

@@ -193,6 +193,8 @@ def register(
         return at_once if "dropout" in _options(text) else runner
 
     def like_outputs(op: str, arrays: list[Tensor], names: str, text: str) -> list[Tensor]:
+        if watchers.exports_to_onnx():  # a program of torch.export, whose operations are chosen
+            raise NotImplementedError(f"{op}: impl={name!r} has no form in ONNX: {watchers.TRACES}")
         arguments = decoded(arrays, names, text)
         specs, q = [*outputs(op, arguments).values()], like_o(op, arguments)
         made = [arrays[0].new_empty(shape, dtype=dtype) for shape, dtype in specs]

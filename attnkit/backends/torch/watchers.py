@@ -6,6 +6,7 @@ derivatives of any kind but `backward`, are refused (`unsupported`, `opaque`): t
 asked in the forward pass and again in the backward pass, for what watches one need not watch the other.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -27,7 +28,10 @@ from attnkit._core.dispatch import Kernel
 DERIVATIVES = "derivatives by torch.func or in forward mode are served by the generic implementation"
 MAPS = "torch.func.vmap is served by the generic implementation"
 BATCHES = "batches of is_grads_batched or vectorize are served by the generic implementation"
-TRACES = "torch.jit.trace and the exporter to ONNX follow torch's own operations, those of the generic implementation"
+TRACES = (
+    "torch.jit.trace and the exporter to ONNX follow torch's own operations, those of impl='generic', which "
+    "attnkit.using(impl='generic') chooses for a model that is already built"
+)
 PLAIN = frozenset((Tensor, Parameter))
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -66,8 +70,14 @@ def _other_than_devices() -> bool:
 
 
 def traces() -> bool:
-    """Whether the current call is recorded by torch.jit.trace, as for torch.onnx.export(dynamo=False)."""
-    return _state_of_trace() is not None
+    """Whether the current call is recorded by torch.jit.trace or torch.onnx.export."""
+    return _state_of_trace() is not None or exports_to_onnx()
+
+
+def exports_to_onnx() -> bool:
+    """Whether torch.onnx.export runs, which is not loaded to find out."""
+    flags = sys.modules.get("torch.onnx._internal.exporter._flags")
+    return flags is not None and bool(flags._is_onnx_exporting)
 
 
 def differentiates() -> bool:

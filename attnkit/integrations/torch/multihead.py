@@ -6,8 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from attnkit.integrations._ops import Op, resolve, taken_by
+from attnkit.integrations.peft import watch
 from attnkit.integrations.torch.heads import NAME, Masks, Parts, attend
 from attnkit.nn.attention import Observer
+from attnkit.nn.record import Attention, attention, keep
 
 _FROM_THE_CALL = frozenset(
     ("mask", "bias", "causal", "window", "key_lengths", "query_mask", "enable_gqa", "dropout", "dropout_mask")
@@ -24,8 +26,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype: as in
             torch. Seeds of dropout come from torch's generator.
         op: an attention op of attnkit over q, k, v that keeps heads apart, or its name, long or short.
-        options: the op's own, such as alpha=0.5, scale (1/√head_dim), impl="generic", or arrays that it needs; they
-            are not part of the state dict.
+        options: the op's own, such as alpha=0.5, scale (1/√head_dim), impl="generic", or arrays that it needs. The
+            state dict says op and options where they are not those of softmax, and is compared on loading, but has not
+            the arrays (`attnkit.nn.record`).
 
     Raises:
         ValueError: no such op or option, sizes that torch refuses. NotImplementedError: dropout with an op without it.
@@ -55,7 +58,13 @@ class MultiheadAttention(nn.MultiheadAttention):
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
         self.op, self.options = function, options
+        watch()
         self.observers: list[Observer] = []
+        keep(self, fits_others=True)
+
+    @property
+    def attends_with(self) -> Attention:
+        return attention(self.op, self.options)
 
     @classmethod
     def replacing(cls, module: nn.MultiheadAttention, op: str | Op, **options: Any) -> "MultiheadAttention":

@@ -13,14 +13,15 @@ from torch import Tensor
 from torch._dynamo import trace_rules
 from torch.backends import mha
 from torch.nn import functional
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 import attnkit.backends.torch  # noqa: F401  calls torch's own function: it must get hold of it before it is replaced
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 from attnkit.integrations.torch.heads import Masks, Parts, attend
-from attnkit.integrations.torch.masks import bias_option, refuse_unless_bool_or_float, split
+from attnkit.integrations.torch.masks import options_of_mask
 from attnkit.nn.attention import SEEDS
 from attnkit.nn.autocast import in_dtype_of_autocast
+from attnkit.nn.describe import replacements
+from attnkit.nn.record import Attention, attention
 
 NAME = "scaled_dot_product_attention"
 FROM_THE_CALL = frozenset(
@@ -86,7 +87,7 @@ def _attend(
         raise NotImplementedError(f"{NAME}: attnkit does not serve nested tensors; pad them and pass attn_mask")
     if attn_mask is not None and is_causal:
         raise ValueError(f"{NAME}: is_causal=True goes without attn_mask; got both")
-    call = scale_of(NAME, op, scale, query.shape[-1]) | _masked(op, attn_mask)
+    call = scale_of(NAME, op, scale, query.shape[-1]) | options_of_mask(NAME, op, attn_mask)
     if is_causal:
         call["causal"] = "upper_left"
     if dropout_p:
@@ -99,18 +100,6 @@ def _attend(
     query, key, value = in_dtype_of_autocast(query, key, value)
     out: Tensor = op(query, key, value, **options, **call)
     return out
-
-
-def _masked(op: Op, attn_mask: Tensor | None) -> dict[str, Any]:
-    if attn_mask is None:
-        return {}
-    if isinstance(attn_mask, CausalBias):  # its values are not the mask
-        return {"causal": "upper_left" if attn_mask.variant == CausalVariant.UPPER_LEFT else True}
-    refuse_unless_bool_or_float(NAME, "attn_mask", attn_mask)
-    if attn_mask.dtype == torch.bool:
-        return {"mask": attn_mask}
-    visible, bias = split(attn_mask)
-    return {"mask": visible} | bias_option(NAME, op, bias)
 
 
 # torch lists its functions once, by what stands in their places: torch.compile would take a replacement for torch's own
@@ -329,6 +318,15 @@ def _in_event_loop() -> bool:
 
 
 _PLACE = _Place()
+
+
+def _computed_instead() -> Attention | None:
+    """What computes torch's function in the current context, for `attnkit.nn.describe`."""
+    applying = _PLACE.applying()
+    return None if applying is None else attention(applying.op, applying.options)
+
+
+replacements.append(_computed_instead)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Replace every attention module of a model that attnkit recognises by one with the same parameters and another op."""
 
-import re
 import warnings
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ from torch import nn
 from attnkit.integrations._ops import Op, resolve
 from attnkit.integrations.torch.multihead import MultiheadAttention
 from attnkit.integrations.torch.vit import FROM_THE_MODEL, is_timm_style, replacement
+from attnkit.nn.describe import unknown_attention
 
 _ADVICE = (
     "{} is neither torch.nn.MultiheadAttention nor of timm's interface (qkv, proj, num_heads); replace_sdpa serves it "
@@ -33,8 +33,9 @@ def swap(model: nn.Module, op: str | Op, **options: Any) -> Swapped:
 
     `torch.nn.MultiheadAttention` is replaced by `MultiheadAttention`, and modules with timm's interface as in
     `attnkit.integrations.timm.swap_attention`; a module that was swapped before gets the new op. The parameters stay
-    the same objects under the same names, so optimizers and checkpoints remain valid. A warning names attention modules
-    that were not replaced; they are recognised by the word attention, or attn, in their class name.
+    the same objects under the same names, so optimizers remain valid and weights of softmax load. What is saved from
+    then on says the op, and only a model that was swapped alike takes it (`attnkit.nn.record`). A warning names
+    attention modules that were not replaced; they are recognised by the word attention, or attn, in their class name.
 
     Args:
         model: contains the modules; not one itself.
@@ -91,13 +92,5 @@ def _replaced(name: str, module: nn.Module, op: Op, options: dict[str, Any]) -> 
 
 
 def _unknown(modules: dict[str, nn.Module], known: set[str]) -> dict[str, str]:
-    """The innermost modules with attention in the name of their class, apart from the known ones."""
-    candidates = {name for name, x in modules.items() if {"attention", "attn"} & {*_words(type(x).__name__)}}
-    others = {name for name in candidates - {""} if not any(f"{name}.".startswith(f"{outer}.") for outer in known)}
-    innermost = [name for name in others if not any(x.startswith(f"{name}.") for x in others | known)]
-    return {name: _ADVICE.format(type(modules[name]).__name__) for name in sorted(innermost)}
-
-
-def _words(name: str) -> list[str]:
-    """The words of a class name: of "LlamaSdpaAttention" llama, sdpa, attention."""
-    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+    """Why modules with attention in the name of their class, apart from the known ones, are left alone."""
+    return {name: _ADVICE.format(type(modules[name]).__name__) for name in unknown_attention(modules, known)}

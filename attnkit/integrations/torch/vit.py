@@ -12,9 +12,12 @@ from torch.overrides import TorchFunctionMode
 
 import attnkit
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
+from attnkit.integrations.peft import watch
+from attnkit.integrations.torch.masks import options_of_mask
 from attnkit.integrations.torch.sdpa import scaled_dot_product_attention
 from attnkit.nn.attention import SEEDS, Observer
 from attnkit.nn.autocast import in_dtype_of_autocast
+from attnkit.nn.record import attention, keep, with_hooks_of_its_own
 
 SDPA = torch._C._nn.scaled_dot_product_attention
 _ATTRIBUTES = ("qkv", "proj", "num_heads")
@@ -28,8 +31,8 @@ FROM_THE_MODEL = frozenset(
 class SwappedAttention(nn.Module):
     """out = proj(norm(concat_h(op(q_norm(q_h), k_norm(k_h), v_h)))) with q, k, v = qkv(x): made by `swap_attention`.
 
-    It has the parts of the module it replaces, with the same names, so checkpoints of either load into the other.
-    `attnkit.nn.capture` can observe it.
+    It has the parts of the module it replaces, with the same names, so that weights of softmax load; its own state dict
+    says which op computes (`attnkit.nn.record`). `attnkit.nn.capture` can observe it.
     """
 
     def __init__(self, replaced: Any, op: Op, options: dict[str, Any]) -> None:
@@ -44,9 +47,11 @@ class SwappedAttention(nn.Module):
         self.scale: float | None = getattr(replaced, "scale", None)
         head_dim = self.qkv.out_features // (3 * self.num_heads)
         self.options = options | scale_of("swap_attention", op, self.scale, head_dim)
+        self.attends_with = attention(op, options)  # without the scale, which the model has and not the swap
         self.observers: list[Observer] = []
         self._of_weights = taken_by(getattr(attnkit, f"{op.__name__}_weights")) - {"impl"}
         self.train(replaced.training)
+        keep(self, fits_others=True)
 
     def extra_repr(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -55,15 +60,12 @@ class SwappedAttention(nn.Module):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """x (B, N, C) -> (B, N, C).
 
-        attn_mask: boolean, broadcast to (B, num_heads, N, N), True = may attend.
+        attn_mask: boolean, True = may attend, or float, which is added, and hides where it is -inf or below half its
+            dtype's minimum; broadcast to (B, num_heads, N, N).
         """
-        if attn_mask is not None and attn_mask.dtype != torch.bool:
-            raise NotImplementedError(f"SwappedAttention: attn_mask has dtype {attn_mask.dtype}; expected torch.bool")
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         q, k, v = in_dtype_of_autocast(self.q_norm(q), self.k_norm(k), v)
-        options = dict(self.options)
-        if attn_mask is not None:
-            options["mask"] = attn_mask
+        options = self.options | options_of_mask("SwappedAttention", self.op, attn_mask)
         if is_causal:
             options["causal"] = True
         for observe in self.observers:
@@ -114,6 +116,7 @@ def is_timm_style(module: nn.Module) -> bool:
 
 def replacement(name: str, module: nn.Module, op: Op, options: dict[str, Any]) -> nn.Module:
     """The replacement of a module; raises the errors of `swap_attention`."""
+    watch()
     if _dropout_of(module) and "dropout" not in taken_by(op):
         raise NotImplementedError(f"swap_attention: {op.__name__} takes no dropout; {name} has {_dropout_of(module)}")
     if calls_sdpa(module) and _beyond_the_interface(module):
@@ -137,6 +140,9 @@ def with_own_forward(module: nn.Module, op: Op, options: dict[str, Any]) -> nn.M
     swapped.__dict__ |= {name: getattr(module, name).copy() for name in ("_parameters", "_buffers", "_modules")}
     swapped.fused_attn = True  # type: ignore[assignment]
     swapped.forward = functools.partial(_own_forward, swapped, op, options)
+    swapped.attends_with = attention(op, options)  # type: ignore[assignment]
+    with_hooks_of_its_own(swapped)
+    keep(swapped, fits_others=True)
     return swapped
 
 
