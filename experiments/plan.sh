@@ -21,8 +21,6 @@ study() { # NAME RECIPE OPTION ...
     [ "$status" -lt 75 ] || exit "$status" # stopped by a signal, where what comes next would be as well
 }
 
-study 003-sequences-cpu 003-sequences --set methods=transformer,linear,cosine,efficient,linformer,zeros
-study 002-table1-cpu 002-table1 --set methods=transformer,linformer,performer,nystromformer,soft,zeros
 study 000-fig3-floor-cpu 000-fig3 --set activations=zeros
 study 003-copying-more-cpu 003-copying --set methods=softmax,linear,cosine,performer,efficient,relu,zeros --seeds 1 2
 study 001-layernorm-cpu 001-layernorm --set methods=relu_norm
