@@ -100,7 +100,7 @@ native: library
 	  LD_PRELOAD=$$(g++ -print-file-name=lib$$(echo $$kind | sed 's/address,undefined/asan/; s/thread/tsan/').so) \
 	  ASAN_OPTIONS=detect_leaks=0 $(SANITIZED) $(BIN)/python $(CHECKED) || exit 1; done
 	$(BIN)/python -m attnkit.backends.native.build
-	$(BIN)/python -m pytest -q -rs -m emulated tests/native tests/library
+	$(BIN)/python -m pytest -q -rs -m emulated tests/native tests/library tests/integrations
 
 # A wheel for glibc 2.17 and later with every level, judged in an environment that has it and the kit alone.
 TOOLS := $(OUT)/wheel/tools/bin

@@ -37,6 +37,10 @@ def _untold(array: Any) -> None:
     return None
 
 
+def _unmissed(*arrays: Any, **options: Any) -> None:
+    return None
+
+
 Refusal = Callable[..., str | None]
 
 
@@ -49,7 +53,8 @@ class Kernel(NamedTuple):
     serves them too. `replaces` are former implementations of the op: until 0.2 their names take this one, with a
     warning. `taken(array)` is told the first array of calls that `impl="auto"` gives to the kernel, of each signature
     once where signatures are remembered. `misplaced(array)` is a reason that `unsupported` has by the first array
-    alone: "auto" asks for it before it asks for all.
+    alone: "auto" asks for it before it asks for all. `missed(*arrays, **options)` is told of calls that "auto" gives to
+    an implementation behind the kernel.
     """
 
     name: str
@@ -61,6 +66,7 @@ class Kernel(NamedTuple):
     learned: tuple[str, ...] = ()
     taken: Callable[[Any], None] = _untold
     misplaced: Callable[[Any], str | None] = _untold
+    missed: Callable[..., None] = _unmissed
 
 
 def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
@@ -349,6 +355,7 @@ def _automatic(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dic
         if not misplaced and row.unsupported(*arrays, **options) is None and row.is_faster(*arrays, **options):
             row.taken(arrays[0])
             return row
+        row.missed(*arrays, **options)
     return None
 
 

@@ -63,16 +63,17 @@ def _refuse_misfit(name: str) -> None:
 
 
 @cache
-def _warn(reason: str) -> None:
+def warn_of(reason: str) -> None:
+    """Warn once that the library is not loaded."""
     text = f"attnkit: its compiled kernels for CPUs are not loaded, and calls take more time: {reason}"
     warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def warn_of_absence() -> None:
-    """Warn once that calls are served without the library, unless nobody wants it."""
+    """Do so where a call is served without it, unless nobody wants it."""
     reason = load()[1].reason
     if load()[0] is None and reason not in (None, UNWANTED):
-        _warn(str(reason))
+        warn_of(str(reason))
 
 
 # torch.compile runs it while it traces
@@ -92,7 +93,7 @@ def load() -> tuple[Library | None, NativeStatus]:
         handle = ctypes.CDLL(str(build.library(level)))
     except (LookupError, OSError) as error:
         if isinstance(error, Misfit | OSError):
-            _warn(str(error))
+            warn_of(str(error))
         return None, NativeStatus(None, str(error))
     handle.attnkit_message.restype = ctypes.c_char_p
     handle.attnkit_run.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int)

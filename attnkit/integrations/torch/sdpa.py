@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo import trace_rules
 from torch.backends import mha
 from torch.nn import functional
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 import attnkit.backends.torch  # noqa: F401  calls torch's own function: it must get hold of it before it is replaced
+from attnkit._core.loading import when_loaded
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 from attnkit.integrations.torch.heads import Masks, Parts, attend
 from attnkit.integrations.torch.masks import bias_option, refuse_unless_bool_or_float, split
@@ -104,8 +103,11 @@ def _attend(
 def _masked(op: Op, attn_mask: Tensor | None) -> dict[str, Any]:
     if attn_mask is None:
         return {}
-    if isinstance(attn_mask, CausalBias):  # its values are not the mask
-        return {"causal": "upper_left" if attn_mask.variant == CausalVariant.UPPER_LEFT else True}
+    if hasattr(attn_mask, "variant"):
+        from torch.nn.attention.bias import CausalBias, CausalVariant  # which loads torch's compiler
+
+        if isinstance(attn_mask, CausalBias):  # its values are not the mask
+            return {"causal": "upper_left" if attn_mask.variant == CausalVariant.UPPER_LEFT else True}
     refuse_unless_bool_or_float(NAME, "attn_mask", attn_mask)
     if attn_mask.dtype == torch.bool:
         return {"mask": attn_mask}
@@ -113,9 +115,7 @@ def _masked(op: Op, attn_mask: Tensor | None) -> dict[str, Any]:
     return {"mask": visible} | bias_option(NAME, op, bias)
 
 
-# torch lists its functions once, by what stands in their places: torch.compile would take a replacement for torch's own
-torch.overrides.get_testing_overrides()
-trace_rules.get_torch_obj_rule_map()
+torch.overrides.get_testing_overrides()  # torch lists its functions once, by what stands in their places
 
 
 class _Instead:
@@ -329,6 +329,20 @@ def _in_event_loop() -> bool:
 
 
 _PLACE = _Place()
+
+
+def _list_functions() -> None:
+    """So does torch.compile, which would take for torch's own what stands there when it is loaded."""
+    from torch._dynamo import trace_rules
+
+    with _PLACE.lock:
+        rules: dict[Any, Any] = trace_rules.get_torch_obj_rule_map()
+        for instead, own in zip(_in_place(), _PLACE.torchs, strict=True):
+            if instead is not own and instead in rules:
+                rules[own] = rules.pop(instead)
+
+
+when_loaded("torch._dynamo", _list_functions)  # which takes seconds, and is for programs that compile
 
 
 @contextmanager
