@@ -18,7 +18,7 @@ from attnkit._core import check
 from attnkit._core.autograd import keep_autocast_out, with_exact_gradients
 from attnkit._core.library import is_traced, library
 from attnkit._core.library import namespace as namespace
-from attnkit._core.special import promoting, refusing_symbols, without_autocast
+from attnkit._core.special import is_profiled, profiled, promoting, refusing_symbols, without_autocast
 from attnkit._core.typing import DEFAULTS, Array
 
 P = ParamSpec("P")
@@ -249,8 +249,15 @@ def _remember(
     if call is None:
         call = with_exact_gradients(kernel.call, arrays, options) if home == "torch" else kernel.call
     if call is not None:
+        if is_profiled(arrays[0]) and not isinstance(key[1], _OnBehalf):  # as in all calls with this signature
+            call = partial(_profiled, key[0], call)
         _choices[key] = _Choice(table, table.get(key[0]), call)
     return call
+
+
+def _profiled(op: str, call: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
+    with profiled(op, arrays[0]):
+        return call(*arrays, **options)
 
 
 def kernels_of(op: str, x: Array) -> tuple[Kernel, ...]:
@@ -312,8 +319,9 @@ def choose(
 
 def run(op: str, impl: Any, kernel: Kernel, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
     """The results of the implementation that was chosen for a call: what surrounds the call does not change them."""
-    _note(impl.op if isinstance(impl, _OnBehalf) else op, kernel, arrays)
-    with without_autocast(arrays[0]), promoting(arrays[0]):
+    inside = isinstance(impl, _OnBehalf)  # a call that has its name already
+    _note(impl.op if inside else op, kernel, arrays)
+    with profiled("" if inside else op, arrays[0]), without_autocast(arrays[0]), promoting(arrays[0]):
         results = kernel.call(*arrays, **options)
     keep_autocast_out(results, arrays, options)
     return results

@@ -213,6 +213,25 @@ def is_autocast(device: str) -> bool:
     return available and torch.is_autocast_enabled(device)
 
 
+def is_profiled(x: Array) -> bool:
+    """Whether torch's profiler records a call on x; what torch.compile traces is named by the programs it becomes."""
+    if library(x) != "torch":
+        return False
+    import torch
+
+    return not torch.compiler.is_compiling() and torch.autograd.profiler._is_profiler_enabled
+
+
+def profiled(op: str, x: Array) -> Any:
+    """A context that is `attnkit::op` in torch's profiler, where that records, and nothing without a name.
+    torch.profiler.record_function would be an operation, which graphs and modes see."""
+    if not op or not is_profiled(x):
+        return contextlib.nullcontext()
+    import torch
+
+    return torch._C._profiler._RecordFunctionFast(f"attnkit::{op}")
+
+
 def promoting(x: Any) -> Any:
     """A context in which JAX promotes ranks and dtypes as it does by default: what arguments an op takes is checked by
     its own rules, of which jax_numpy_rank_promotion="raise" and jax_numpy_dtype_promotion="strict" know nothing."""
