@@ -50,6 +50,7 @@ lint: install
 
 types: install
 	$(BIN)/mypy
+	$(BIN)/python -m tests.repository.readme_types
 
 # Types are checked beside the tests: mypy keeps one core busy for half a minute.
 test: lint

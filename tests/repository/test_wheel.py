@@ -40,7 +40,7 @@ def test_the_wheel_holds_its_packages_and_nothing_else(wheel):
     tops = {name.partition("/")[0] for name in names}
     packages = {"attnkit", "attnkit_reference", "attnkit_conformance", "attnkit_experiments"}
     assert {t for t in tops if not t.endswith(".dist-info")} == packages
-    assert "attnkit/py.typed" in names
+    assert {f"{package}/py.typed" for package in packages} <= {*names}
     assert any(name.endswith("LICENSE") for name in names)
 
 
