@@ -18,7 +18,7 @@ from attnkit._core import check
 from attnkit._core.autograd import keep_autocast_out, with_exact_gradients
 from attnkit._core.library import is_traced, library
 from attnkit._core.library import namespace as namespace
-from attnkit._core.special import is_profiled, profiled, promoting, refusing_symbols, without_autocast
+from attnkit._core.special import profiled, promoting, refusing_symbols, without_autocast
 from attnkit._core.typing import DEFAULTS, Array
 
 P = ParamSpec("P")
@@ -188,6 +188,20 @@ class _Choice(NamedTuple):
     call: Callable[..., Any]
 
 
+_profiler: Any = None
+
+
+def name_calls_in(profiler: Any) -> None:
+    """Register torch.autograd.profiler, whose `_is_profiler_enabled` repeated calls ask: they do nothing else."""
+    global _profiler
+    _profiler = profiler
+
+
+def _profiled(op: str, impl: Any, arrays: tuple[Any, ...]) -> Any:
+    """A context that names a call in a profile; what runs on behalf of one has its name already."""
+    return profiled("" if isinstance(impl, _OnBehalf) else op, arrays[0])
+
+
 MOST_CHOICES = 1 << 14
 _choices: dict[Any, _Choice] = {}
 
@@ -249,15 +263,8 @@ def _remember(
     if call is None:
         call = with_exact_gradients(kernel.call, arrays, options) if home == "torch" else kernel.call
     if call is not None:
-        if is_profiled(arrays[0]) and not isinstance(key[1], _OnBehalf):  # as in all calls with this signature
-            call = partial(_profiled, key[0], call)
         _choices[key] = _Choice(table, table.get(key[0]), call)
     return call
-
-
-def _profiled(op: str, call: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
-    with profiled(op, arrays[0]):
-        return call(*arrays, **options)
 
 
 def kernels_of(op: str, x: Array) -> tuple[Kernel, ...]:
@@ -319,9 +326,8 @@ def choose(
 
 def run(op: str, impl: Any, kernel: Kernel, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
     """The results of the implementation that was chosen for a call: what surrounds the call does not change them."""
-    inside = isinstance(impl, _OnBehalf)  # a call that has its name already
-    _note(impl.op if inside else op, kernel, arrays)
-    with profiled("" if inside else op, arrays[0]), without_autocast(arrays[0]), promoting(arrays[0]):
+    _note(impl.op if isinstance(impl, _OnBehalf) else op, kernel, arrays)
+    with _profiled(op, impl, arrays), without_autocast(arrays[0]), promoting(arrays[0]):
         results = kernel.call(*arrays, **options)
     keep_autocast_out(results, arrays, options)
     return results
@@ -455,7 +461,10 @@ def _wrap(
         if key is not None:
             choice = _choices.get(key)
             if choice is not None and choice.table.get(op) is choice.rows:
-                return choice.call(*arrays, **options)
+                if _profiler is None or not _profiler._is_profiler_enabled:
+                    return choice.call(*arrays, **options)
+                with _profiled(op, impl, arrays):
+                    return choice.call(*arrays, **options)
         if len(arrays) < required:
             raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
         if key is None:
@@ -472,7 +481,8 @@ def _wrap(
         if key is not None and checked is options:  # which reach the kernel of later calls as they are
             serves = _remember(key, kernel, home, table, arrays, options)
             if serves is not None:
-                return serves(*arrays, **options)
+                with _profiled(op, impl, arrays):
+                    return serves(*arrays, **options)
         return run(op, impl, kernel, arrays, checked)
 
     call.__signature__ = signature  # type: ignore[attr-defined]

@@ -213,23 +213,16 @@ def is_autocast(device: str) -> bool:
     return available and torch.is_autocast_enabled(device)
 
 
-def is_profiled(x: Array) -> bool:
-    """Whether torch's profiler records a call on x; what torch.compile traces is named by the programs it becomes."""
-    if library(x) != "torch":
-        return False
-    import torch
-
-    return not torch.compiler.is_compiling() and torch.autograd.profiler._is_profiler_enabled
-
-
 def profiled(op: str, x: Array) -> Any:
     """A context that is `attnkit::op` in torch's profiler, where that records, and nothing without a name.
-    torch.profiler.record_function would be an operation, which graphs and modes see."""
-    if not op or not is_profiled(x):
-        return contextlib.nullcontext()
-    import torch
+    torch.profiler.record_function would be an operation, which graphs and modes see; what torch.compile traces is named
+    by the programs it becomes."""
+    if op and library(x) == "torch":
+        import torch
 
-    return torch._C._profiler._RecordFunctionFast(f"attnkit::{op}")
+        if not torch.compiler.is_compiling() and torch.autograd.profiler._is_profiler_enabled:
+            return torch._C._profiler._RecordFunctionFast(f"attnkit::{op}")
+    return contextlib.nullcontext()
 
 
 def promoting(x: Any) -> Any:

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch.autograd import profiler
 
 from attnkit.backends.torch.watchers import PLAIN, intercepted
 
@@ -30,8 +29,6 @@ def signature(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ..
     if intercepted():
         return None
     parts: list[Any] = [_is_grad_enabled(), _is_any_autocast_enabled()]
-    if profiler._is_profiler_enabled:
-        parts.append("profiled")
     for x in arrays:
         own = _of(x)
         if own is None:
