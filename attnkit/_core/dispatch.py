@@ -18,7 +18,7 @@ from attnkit._core import check
 from attnkit._core.autograd import keep_autocast_out, with_exact_gradients
 from attnkit._core.library import is_traced, library
 from attnkit._core.library import namespace as namespace
-from attnkit._core.special import profiled, promoting, refusing_symbols, without_autocast
+from attnkit._core.special import profile_entry, promoting, refusing_symbols, without_autocast
 from attnkit._core.typing import DEFAULTS, Array
 
 P = ParamSpec("P")
@@ -37,7 +37,7 @@ def _untold(array: Any) -> None:
     return None
 
 
-def _unmissed(*arrays: Any, **options: Any) -> None:
+def _no_regret(*arrays: Any, **options: Any) -> None:
     return None
 
 
@@ -53,7 +53,7 @@ class Kernel(NamedTuple):
     serves them too. `replaces` are former implementations of the op: until 0.2 their names take this one, with a
     warning. `taken(array)` is told the first array of calls that `impl="auto"` gives to the kernel, of each signature
     once where signatures are remembered. `misplaced(array)` is a reason that `unsupported` has by the first array
-    alone: "auto" asks for it before it asks for all. `missed(*arrays, **options)` is told of calls that "auto" gives to
+    alone: "auto" asks for it before it asks for all. `regret(*arrays, **options)` is told of calls that "auto" gives to
     an implementation behind the kernel.
     """
 
@@ -66,7 +66,7 @@ class Kernel(NamedTuple):
     learned: tuple[str, ...] = ()
     taken: Callable[[Any], None] = _untold
     misplaced: Callable[[Any], str | None] = _untold
-    missed: Callable[..., None] = _unmissed
+    regret: Callable[..., None] = _no_regret
 
 
 def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
@@ -197,9 +197,9 @@ def name_calls_in(profiler: Any) -> None:
     _profiler = profiler
 
 
-def _profiled(op: str, impl: Any, arrays: tuple[Any, ...]) -> Any:
+def _profile_entry(op: str, impl: Any, arrays: tuple[Any, ...]) -> Any:
     """A context that names a call in a profile; what runs on behalf of one has its name already."""
-    return profiled("" if isinstance(impl, _OnBehalf) else op, arrays[0])
+    return profile_entry("" if isinstance(impl, _OnBehalf) else op, arrays[0])
 
 
 MOST_CHOICES = 1 << 14
@@ -327,7 +327,7 @@ def choose(
 def run(op: str, impl: Any, kernel: Kernel, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
     """The results of the implementation that was chosen for a call: what surrounds the call does not change them."""
     _note(impl.op if isinstance(impl, _OnBehalf) else op, kernel, arrays)
-    with _profiled(op, impl, arrays), without_autocast(arrays[0]), promoting(arrays[0]):
+    with _profile_entry(op, impl, arrays), without_autocast(arrays[0]), promoting(arrays[0]):
         results = kernel.call(*arrays, **options)
     keep_autocast_out(results, arrays, options)
     return results
@@ -369,7 +369,7 @@ def _automatic(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dic
         if not misplaced and row.unsupported(*arrays, **options) is None and row.is_faster(*arrays, **options):
             row.taken(arrays[0])
             return row
-        row.missed(*arrays, **options)
+        row.regret(*arrays, **options)
     return None
 
 
@@ -463,7 +463,7 @@ def _wrap(
             if choice is not None and choice.table.get(op) is choice.rows:
                 if _profiler is None or not _profiler._is_profiler_enabled:
                     return choice.call(*arrays, **options)
-                with _profiled(op, impl, arrays):
+                with _profile_entry(op, impl, arrays):
                     return choice.call(*arrays, **options)
         if len(arrays) < required:
             raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
@@ -481,7 +481,7 @@ def _wrap(
         if key is not None and checked is options:  # which reach the kernel of later calls as they are
             serves = _remember(key, kernel, home, table, arrays, options)
             if serves is not None:
-                with _profiled(op, impl, arrays):
+                with _profile_entry(op, impl, arrays):
                     return serves(*arrays, **options)
         return run(op, impl, kernel, arrays, checked)
 

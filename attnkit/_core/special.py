@@ -213,7 +213,7 @@ def is_autocast(device: str) -> bool:
     return available and torch.is_autocast_enabled(device)
 
 
-def profiled(op: str, x: Array) -> Any:
+def profile_entry(op: str, x: Array) -> Any:
     """A context that is `attnkit::op` in torch's profiler, where that records, and nothing without a name.
     torch.profiler.record_function would be an operation, which graphs and modes see; what torch.compile traces is named
     by the programs it becomes."""

@@ -156,7 +156,7 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
     return lower.refused_axes(*arrays, **options) or lower.refusal(op, dtypes, own)
 
 
-def missed(*arrays: Any, **options: Any) -> None:
+def regret(*arrays: Any, **options: Any) -> None:
     """A call that another implementation serves: without the library that takes more time."""
     if jax.default_backend() == "cpu" and jax.__version_info__ >= OLDEST_JAX:
         warn_of_absence()
@@ -172,4 +172,4 @@ KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name
 KERNELS |= gated.kernels(KERNELS[POINTWISE.name])
 KERNELS |= linformer.kernels(KERNELS[SOFTMAX.name]) | nystrom.kernels(KERNELS[SOFTMAX.name])
 KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | lsh.kernels(KERNELS[SOFTMAX.name], LSH_PAIRS)
-KERNELS = {op: kernel._replace(missed=missed) for op, kernel in KERNELS.items()}
+KERNELS = {op: kernel._replace(regret=regret) for op, kernel in KERNELS.items()}

@@ -197,7 +197,7 @@ def compiled(source: Path, command: Sequence[str], objects: Path) -> Path:
     return output
 
 
-def _timed(level: str, source: Path, command: Sequence[str], objects: Path) -> str:
+def _compile(level: str, source: Path, command: Sequence[str], objects: Path) -> str:
     before = time.monotonic()
     output = compiled(source, command, objects)
     say(f"{level}: {source.name}, {time.monotonic() - before:.0f} s")
@@ -212,7 +212,7 @@ def link(
     say(f"compiling {', '.join(targets)}: {len(targets) * len(sources)} files, {cores()} at once")
     for name, own in targets.items():
         command = [*compiler(), *FLAGS, *own]
-        started[name] = command, [pool.submit(_timed, name, source, command, objects) for source in sources]
+        started[name] = command, [pool.submit(_compile, name, source, command, objects) for source in sources]
     for name, (command, jobs) in started.items():
         try:
             _run([*command, "-shared", *[job.result() for job in jobs], "-o", str(library(name, folder))])

@@ -107,7 +107,7 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
     return lower.refused_axes(*arrays, **options) or lower.refusal(op, dtypes, own)
 
 
-def missed(*arrays: Any, **options: Any) -> None:
+def regret(*arrays: Any, **options: Any) -> None:
     """A call that another implementation serves: without the library that takes more time."""
     warn_of_absence()
 
@@ -126,4 +126,4 @@ KERNELS |= linformer.kernels(KERNELS[SOFTMAX.name]) | nystrom.kernels(KERNELS[SO
 KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | lsh.kernels(KERNELS[SOFTMAX.name])
 KERNELS |= {op: KERNELS[op]._replace(prepared=partial(prepared, op)) for op in VJPS}
 KERNELS |= {op: KERNELS[op]._replace(prepared=partial(prepared_linear, op)) for op in linear.OPS}
-KERNELS = {op: kernel._replace(missed=missed) for op, kernel in KERNELS.items()}
+KERNELS = {op: kernel._replace(regret=regret) for op, kernel in KERNELS.items()}

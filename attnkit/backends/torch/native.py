@@ -345,16 +345,16 @@ def is_faster(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> bool:
     return math.prod(q.shape[:-1]) * k.shape[-2] >= SDPA_UNTIL
 
 
-def missed(q: Tensor, *arrays: Any, **options: Any) -> None:
+def regret(q: Tensor, *arrays: Any, **options: Any) -> None:
     """A call that another implementation serves: without the library that takes more time."""
     if q.device.type == "cpu":
         warn_of_absence()
 
 
-def missed_softmax(q: Tensor, *arrays: Any, **options: Any) -> None:
+def regret_softmax(q: Tensor, *arrays: Any, **options: Any) -> None:
     """The same, but torch's own softmax is not slow."""
     if is_faster(q, *arrays, **options):
-        missed(q)
+        regret(q)
 
 
 def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Tensor] | None:
@@ -372,8 +372,8 @@ KERNELS |= linformer.kernels(KERNELS[SOFTMAX.name]) | nystrom.kernels(KERNELS[SO
 KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | lsh.kernels(KERNELS[SOFTMAX.name])
 for name in VJPS:
     KERNELS[name] = KERNELS[name]._replace(prepared=partial(prepared, name))
-KERNELS = {op: kernel._replace(missed=missed) for op, kernel in KERNELS.items()}
-KERNELS[SOFTMAX.name] = KERNELS[SOFTMAX.name]._replace(is_faster=is_faster, missed=missed_softmax)
+KERNELS = {op: kernel._replace(regret=regret) for op, kernel in KERNELS.items()}
+KERNELS[SOFTMAX.name] = KERNELS[SOFTMAX.name]._replace(is_faster=is_faster, regret=regret_softmax)
 for name in linear.OPS:
     KERNELS[name] = KERNELS[name]._replace(prepared=partial(prepared_linear, name))
 for name in (LINEAR.name, COSINE.name):
