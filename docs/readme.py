@@ -1,6 +1,7 @@
 """README.md as a package index shows it: links that only a checkout can follow become their texts.
 
-hatchling calls it when it builds the metadata. With a `Source` among [project.urls] they point there instead.
+hatchling calls it when it builds the metadata. Where pyproject.toml names the repository they point there instead, and
+so do the package's own links.
 """
 
 import re
@@ -12,6 +13,8 @@ try:
 except ImportError:
     MetadataHookInterface = object  # type: ignore[assignment,misc]
 
+FILES = "/blob/main"
+"""Behind the address of a repository, where its files are shown."""
 LINK = re.compile(r"\[((?:[^\]\[]|\n)+)\]\((?!https?:|#)([^)]+)\)")
 
 
@@ -20,14 +23,24 @@ def readable(text: str, source: str = "") -> str:
     return LINK.sub(rf"[\1]({source}/\2)" if source else r"\1", text)
 
 
+def links(repository: str) -> dict[str, str]:
+    """The `urls` of a project by the address of its repository, "" where it has none."""
+    if not repository:
+        return {}
+    pages = {"Source": "", "Issues": "/issues", "Documentation": f"{FILES}/docs", "Changelog": f"{FILES}/CHANGELOG.md"}
+    return {name: repository + path for name, path in pages.items()}
+
+
 class Hook(MetadataHookInterface):
-    """The `readme` of the project, which pyproject.toml declares dynamic."""
+    """What pyproject.toml declares dynamic: `readme` and `urls`."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Set `readme`."""
-        source = metadata.get("urls", {}).get("Source", "")
-        text = readable((Path(self.root) / "README.md").read_text(encoding="utf-8"), source.rstrip("/"))
-        metadata["readme"] = {"content-type": "text/markdown", "text": text}
+        """Set both."""
+        repository = self.config["repository"].rstrip("/")
+        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        source = f"{repository}{FILES}" if repository else ""
+        metadata["readme"] = {"content-type": "text/markdown", "text": readable(text, source)}
+        metadata["urls"] = links(repository)
 
 
 def get_metadata_hook() -> type[Hook]:

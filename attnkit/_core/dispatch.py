@@ -19,7 +19,7 @@ from attnkit._core import check
 from attnkit._core.autograd import keep_autocast_out, with_exact_gradients
 from attnkit._core.library import call_outside_graphs, is_in_graph, is_traced, library
 from attnkit._core.library import namespace as namespace
-from attnkit._core.special import promoting, refusing_symbols, without_autocast
+from attnkit._core.special import profile_entry, promoting, refusing_symbols, without_autocast
 from attnkit._core.typing import DEFAULTS, Array
 
 P = ParamSpec("P")
@@ -38,6 +38,10 @@ def _untold(array: Any) -> None:
     return None
 
 
+def _no_regret(*arrays: Any, **options: Any) -> None:
+    return None
+
+
 Refusal = Callable[..., str | None]
 
 
@@ -50,7 +54,8 @@ class Kernel(NamedTuple):
     serves them too. `replaces` are former implementations of the op: until 0.2 their names take this one, with a
     warning. `taken(array)` is told the first array of calls that `impl="auto"` gives to the kernel, of each signature
     once where signatures are remembered. `misplaced(array)` is a reason that `unsupported` has by the first array
-    alone: "auto" asks for it before it asks for all.
+    alone: "auto" asks for it before it asks for all. `regret(*arrays, **options)` is told of calls that "auto" gives to
+    an implementation behind the kernel.
     """
 
     name: str
@@ -62,6 +67,7 @@ class Kernel(NamedTuple):
     learned: tuple[str, ...] = ()
     taken: Callable[[Any], None] = _untold
     misplaced: Callable[[Any], str | None] = _untold
+    regret: Callable[..., None] = _no_regret
 
 
 def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
@@ -181,6 +187,20 @@ class _Choice(NamedTuple):
     table: Table
     rows: tuple[Kernel, ...] | None
     call: Callable[..., Any]
+
+
+_profiler: Any = None
+
+
+def name_calls_in(profiler: Any) -> None:
+    """Register torch.autograd.profiler, whose `_is_profiler_enabled` repeated calls ask: they do nothing else."""
+    global _profiler
+    _profiler = profiler
+
+
+def _profile_entry(op: str, impl: Any, arrays: tuple[Any, ...]) -> Any:
+    """A context that names a call in a profile; what runs on behalf of one has its name already."""
+    return profile_entry("" if isinstance(impl, _OnBehalf) else op, arrays[0])
 
 
 MOST_CHOICES = 1 << 14
@@ -376,7 +396,7 @@ def choose(
 def run(op: str, impl: Any, kernel: Kernel, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
     """The results of the implementation that was chosen for a call: what surrounds the call does not change them."""
     _note(impl.op if isinstance(impl, _OnBehalf) else op, kernel, arrays)
-    with without_autocast(arrays[0]), promoting(arrays[0]):
+    with _profile_entry(op, impl, arrays), without_autocast(arrays[0]), promoting(arrays[0]):
         results = kernel.call(*arrays, **options)
     keep_autocast_out(results, arrays, options)
     return results
@@ -418,6 +438,7 @@ def _automatic(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dic
         if not misplaced and row.unsupported(*arrays, **options) is None and row.is_faster(*arrays, **options):
             row.taken(arrays[0])
             return row
+        row.regret(*arrays, **options)
     return None
 
 
@@ -513,7 +534,10 @@ def _wrap(
         if key is not None:
             choice = _choices.get(key)
             if choice is not None and choice.table.get(op) is choice.rows:
-                return choice.call(*arrays, **options)
+                if _profiler is None or not _profiler._is_profiler_enabled:
+                    return choice.call(*arrays, **options)
+                with _profile_entry(op, impl, arrays):
+                    return choice.call(*arrays, **options)
         if len(arrays) < required:
             raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
         if key is None:
@@ -530,7 +554,8 @@ def _wrap(
         if key is not None and checked is options:  # which reach the kernel of later calls as they are
             serves = _remember(key, kernel, home, table, arrays, options)
             if serves is not None:
-                return serves(*arrays, **options)
+                with _profile_entry(op, impl, arrays):
+                    return serves(*arrays, **options)
         return run(op, impl, kernel, arrays, checked)
 
     call.__signature__ = signature  # type: ignore[attr-defined]

@@ -213,6 +213,18 @@ def is_autocast(device: str) -> bool:
     return available and torch.is_autocast_enabled(device)
 
 
+def profile_entry(op: str, x: Array) -> Any:
+    """A context that is `attnkit::op` in torch's profiler, where that records, and nothing without a name.
+    torch.profiler.record_function would be an operation, which graphs and modes see; what torch.compile traces is named
+    by the programs it becomes."""
+    if op and library(x) == "torch":
+        import torch
+
+        if not torch.compiler.is_compiling() and torch.autograd.profiler._is_profiler_enabled:
+            return torch._C._profiler._RecordFunctionFast(f"attnkit::{op}")
+    return contextlib.nullcontext()
+
+
 def promoting(x: Any) -> Any:
     """A context in which JAX promotes ranks and dtypes as it does by default: what arguments an op takes is checked by
     its own rules, of which jax_numpy_rank_promotion="raise" and jax_numpy_dtype_promotion="strict" know nothing."""

@@ -1,10 +1,17 @@
 """Faster implementations, by library: `KERNELS` of each subpackage maps an op to its kernels."""
 
+import re
 import sys
+import warnings
 from collections.abc import Mapping
+from functools import partial
 
 from attnkit._core.dispatch import Kernel
+from attnkit._core.loading import when_loaded
 from attnkit.backends.native import OLDEST_JAX
+
+OLDEST_TORCH = (2, 6, 0)
+"""The oldest that the extra of this name allows."""
 
 
 def kernels(library: str) -> Mapping[str, tuple[Kernel, ...]]:
@@ -29,7 +36,20 @@ def kernels(library: str) -> Mapping[str, tuple[Kernel, ...]]:
 
 
 def register() -> None:
-    """Make the CPU library known to JAX if that is loaded: compiled programs that are read from a file call it by name,
-    before any op is called."""
-    if getattr(sys.modules.get("jax"), "__version_info__", ()) >= OLDEST_JAX:
-        from attnkit.backends import jax as jax
+    """Make the ops known to torch and to JAX as soon as these are loaded: programs that are read from a file call them
+    by name, before any op of attnkit is called."""
+    when_loaded("torch", partial(_register, "torch", OLDEST_TORCH))
+    when_loaded("jax", partial(_register, "jax", OLDEST_JAX))
+
+
+def _register(library: str, oldest: tuple[int, ...]) -> None:
+    """Load the kernels of a library that is loaded. One that is too old, or broken, is nobody's trouble before it is
+    used with attnkit."""
+    version = re.match(r"(\d+)\.(\d+)\.(\d+)", getattr(sys.modules[library], "__version__", ""))
+    if version is None or tuple(map(int, version.groups())) < oldest:
+        return
+    try:
+        kernels(library)
+    except Exception as error:
+        text = f"attnkit: programs of {library} that call its ops cannot be loaded: {type(error).__name__}: {error}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)

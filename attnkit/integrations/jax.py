@@ -1,8 +1,5 @@
 """`jax.nn.dot_product_attention` with any of attnkit's ops instead of softmax.
 
-Importing this module, or attnkit after jax, makes the CPU library known to XLA, as a process needs that loads compiled
-programs (`jax.experimental.serialize_executable`) and calls no op.
-
 >>> from attnkit.integrations.jax import dot_product_attention
 >>> out = dot_product_attention(query, key, value, is_causal=True, op="relu")
 """
@@ -13,10 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from attnkit import backends
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 
-backends.register()
 NAME = "dot_product_attention"
 _FROM_THE_CALL = frozenset(
     ("mask", "bias", "causal", "window", "key_lengths", "query_mask", "enable_gqa", "dropout", "dropout_mask", "scale")

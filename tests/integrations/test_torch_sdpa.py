@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import trace_rules
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.utils.checkpoint import checkpoint
@@ -15,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import attnkit
 import attnkit_reference as reference
 from attnkit.backends.torch.softmax import LEAST_KEYS
-from attnkit.integrations.torch import MultiheadAttention, replace_sdpa, scaled_dot_product_attention, set_sdpa
+from attnkit.integrations.torch import MultiheadAttention, replace_sdpa, scaled_dot_product_attention, sdpa, set_sdpa
 from attnkit_conformance.model import tolerance
 from tests.integrations.counting import count
 from tests.library.arrays import LAYER, assert_agrees, assert_close
@@ -412,6 +413,12 @@ def test_checkpointed_layers_are_run_again_with_the_op(monkeypatch):
 def test_compiled_models_follow_the_place():
     """The op is in the program: a program that calls torch's function would be cached for whatever is in its place."""
     model, called = encoder().layers[0].self_attn, set()
+    trace_rules.get_torch_obj_rule_map.cache_clear()
+    with replace_sdpa("relu"):  # as where the compiler is loaded while another op is in the place
+        sdpa._list_functions()
+        call()
+        assert functional.multi_head_attention_forward not in trace_rules.get_torch_obj_rule_map()
+    assert MULTI_HEAD in trace_rules.get_torch_obj_rule_map()
 
     def backend(program: torch.fx.GraphModule, _: object) -> object:
         called.update(getattr(node.target, "__name__", "") for node in program.graph.nodes)

@@ -1,6 +1,7 @@
 """Who watches a call on torch tensors: traces, modes and batches get right answers or refusals by name."""
 
 import io
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnkit
+from attnkit._core import dispatch
 from attnkit.backends.torch.softmax import LEAST_KEYS
 from attnkit.nn import MultiHeadAttention
 
@@ -230,3 +232,34 @@ def test_values_of_numbers_follow_each_other_in_one_graph():
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     for numbers in ((0.5, 1, 0.1, 1), (0.25, 2, 0.2, 2), (0.75, 3, 0.3, 3)):
         close(compiled(*numbers), model(*numbers))
+
+
+# ---------------------------------------------------------------------------------------------- the profiler
+
+
+def names_in_profile(call: Callable[[], object]) -> list[str]:
+    """Of what is attnkit's, in the order of the calls."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    return [event.name for event in profile.events() if event.name.startswith("attnkit::")]
+
+
+def test_the_profiler_of_torch_shows_every_call_by_the_name_of_its_op(monkeypatch):
+    """With gradients and without, of every implementation, whether its choice was remembered before or not."""
+    monkeypatch.setattr(dispatch, "_choices", {})
+    q, k, v, do = inputs()
+    learned = leaves()
+
+    def calls() -> None:
+        for _ in range(2):
+            for impl in ("auto", "generic"):
+                attnkit.pointwise_attention(q, k, v, impl=impl)
+                attnkit.sigmoid_attention(*learned, impl=impl)
+            attnkit.softmax_attention_vjp(q, k, v, do)
+            with torch.autocast("cpu", dtype=torch.bfloat16):  # where no choice is remembered
+                attnkit.linear_attention(*learned, impl="generic")
+
+    calls()
+    ops = (*("pointwise_attention", "sigmoid_attention") * 2, "softmax_attention_vjp", "linear_attention")
+    assert names_in_profile(calls) == [f"attnkit::{op}" for op in ops] * 2
+    assert names_in_profile(lambda: None) == []

@@ -51,7 +51,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path):
 
 def test_a_wheel_holds_every_level_and_the_checkout_keeps_its_own(tmp_path, fake_compiler):
     before = {path: path.stat().st_mtime_ns for path in build.LIBRARIES.glob("*")}
-    made, _ = wheel(tmp_path, CXX=str(fake_compiler))
+    made, _ = wheel(tmp_path, CXX=str(fake_compiler), ATTNKIT_CPU_LEVEL="all")
     assert "-py3-none-any" not in made.name
     assert "-py3-none-" in made.name
     names = {name.rpartition("/")[2] for name in zipfile.ZipFile(made).namelist() if "/native/lib/" in name}
@@ -61,6 +61,75 @@ def test_a_wheel_holds_every_level_and_the_checkout_keeps_its_own(tmp_path, fake
         compiled = [call for call in calls if "pointwise.cpp" in call and all(flag in call.split() for flag in flags)]
         assert compiled
     assert {path: path.stat().st_mtime_ns for path in build.LIBRARIES.glob("*")} == before
+
+
+@pytest.fixture
+def old_compiler(fake_compiler, monkeypatch) -> Path:
+    """Does not know AVX-512, on a machine that has it."""
+    if "x86-64-v4" not in build.levels():
+        pytest.skip("this machine has one level")
+    script = fake_compiler.read_text()
+    refuses = 'case "$*" in *x86-64-v4*) echo "error: bad value for -march" >&2; exit 1;; esac'
+    fake_compiler.write_text(script.replace("\n", f"\n{refuses}\n", 1))
+    monkeypatch.setenv("CXX", str(fake_compiler))
+    monkeypatch.delenv("ATTNKIT_CPU_LEVEL", raising=False)
+    monkeypatch.setattr(build, "machine_level", lambda *folder: build.levels()["x86-64-v4-bf16"][0])
+    return fake_compiler
+
+
+def libraries(folder: Path) -> set[str]:
+    return {path.stem.removeprefix("attnkit-") for path in folder.glob("*.so")} - {build.DETECTOR}
+
+
+def test_an_installation_holds_the_level_of_the_machine_and_says_what_it_does(
+    tmp_path, fake_compiler, monkeypatch, capsys
+):
+    monkeypatch.setenv("CXX", str(fake_compiler))
+    monkeypatch.delenv("ATTNKIT_CPU_LEVEL", raising=False)
+    name, (number, _) = [*build.levels().items()][-1]
+    monkeypatch.setattr(build, "machine_level", lambda *folder: number)
+    (folder := tmp_path / "lib").mkdir()
+    assert build.fill(folder) is None
+    assert libraries(folder) == {name}
+    said = capsys.readouterr().err
+    assert f"attnkit: compiling {name}: " in said
+    assert f"attnkit: {name}: pointwise.cpp, " in said
+
+
+def test_of_the_levels_that_the_compiler_lacks_the_next_lower_one_stands_in(tmp_path, old_compiler, capsys):
+    (folder := tmp_path / "lib").mkdir()
+    assert build.fill(folder) is None
+    assert libraries(folder) == {"x86-64-v3"}
+    left_out = build.failures(folder)
+    assert [*left_out] == ["x86-64-v4-bf16", "x86-64-v4"]
+    assert "bad value for -march" in left_out["x86-64-v4"]
+    assert "x86-64-v4 are left out: " in capsys.readouterr().err
+
+
+def test_a_level_that_fails_leaves_the_others_of_a_wheel(tmp_path, old_compiler, monkeypatch):
+    monkeypatch.setenv("ATTNKIT_CPU_LEVEL", "all")
+    (folder := tmp_path / "lib").mkdir()
+    assert build.fill(folder) is None
+    assert libraries(folder) == {"x86-64", "x86-64-v3"}
+    assert {*build.failures(folder)} == {name for name in build.levels() if "v4" in name}
+
+
+def test_where_every_level_fails_nothing_is_left_but_the_reasons(tmp_path, old_compiler, monkeypatch):
+    monkeypatch.setenv("ATTNKIT_CPU_LEVEL", "x86-64-v4")
+    (folder := tmp_path / "lib").mkdir()
+    assert "bad value for -march" in build.fill(folder)
+    assert [path.name for path in folder.iterdir()] == [build.REASON]
+
+
+def test_what_failed_is_tried_again_by_another_compiler_alone(tmp_path, old_compiler, monkeypatch):
+    (folder := tmp_path / "lib").mkdir()
+    monkeypatch.setattr(build, "LIBRARIES", folder)
+    for function in (build.library, build.misfit, build.failures):
+        monkeypatch.setattr(function, "__defaults__", (folder,))
+    assert build.fill(folder) is None
+    assert build.is_up_to_date()
+    old_compiler.write_text(old_compiler.read_text() + "# newer\n")
+    assert not build.is_up_to_date()
 
 
 def test_what_includes_an_edited_header_alone_is_compiled_again(tmp_path, fake_compiler, monkeypatch):
@@ -76,7 +145,7 @@ def test_what_includes_an_edited_header_alone_is_compiled_again(tmp_path, fake_c
 
     def compiled() -> set[str]:
         calls.write_text("")
-        build.compile_into(tmp_path, every_level=False, objects=objects)
+        build.compile_into(tmp_path, objects)
         words = [call.split() for call in calls.read_text().splitlines() if "-c" in call.split()]
         return {Path(call[call.index("-c") + 1]).stem for call in words}
 

@@ -139,8 +139,9 @@ def test_strict_promotion(impl):
 # ---------------------------------------------------------------------------------------------- other processes
 
 ELSEWHERE = """
-import pickle, sys, jax
+import pickle, sys
 import attnkit
+import jax  # of attnkit, which came first, it knows at once
 from jax.experimental import serialize_executable
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as Spec
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,10 +60,12 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "LIBRARIES", tmp_path)
     for function in (build.library, build.machine_level, build.misfit):
         monkeypatch.setattr(function, "__defaults__", (tmp_path,))
-    load.load.cache_clear()
+    forget = (load.load, load.warn_of, lower.refusal)
+    for function in forget:
+        function.cache_clear()
     yield tmp_path
-    load.load.cache_clear()
-    lower.refusal.cache_clear()
+    for function in forget:
+        function.cache_clear()
 
 
 @pytest.mark.parametrize(("machine", "level"), [(1, "low"), (2, "high"), (3, "high")])
@@ -74,12 +77,14 @@ def test_of_several_levels_the_highest_that_the_machine_has_is_taken(machine, le
         build.library(name).touch()
     build.write_record(elsewhere)
     assert load._level() == level
+    monkeypatch.setenv("ATTNKIT_CPU_LEVEL", "all")  # as when they were compiled
+    assert load._level() == level
 
 
 def test_a_level_that_is_asked_for_is_the_one_compiled(monkeypatch):
     for level in build.levels():
         monkeypatch.setenv("ATTNKIT_CPU_LEVEL", level)
-        assert [*build.targets()] == [level]
+        assert build.attempts(lambda: pytest.fail("asked")) == [[level]]
 
 
 def test_a_current_library_is_left_alone_and_its_levels_are_named(library, monkeypatch, capsys):
@@ -158,6 +163,44 @@ def test_what_hindered_the_build_is_told_later(elsewhere):
     load.load.cache_clear()
     (elsewhere / build.REASON).write_text("no C++ compiler was found (c++, g++, clang++)")
     assert attnkit.native_status().reason.startswith("no C++ compiler was found (c++, g++, clang++); run python -m")
+
+
+def of_numpy() -> Any:
+    return np.ones((2, 7, 11))
+
+
+def of_torch() -> Any:
+    return pytest.importorskip("torch").ones((2, 7, 11))
+
+
+def of_jax() -> Any:
+    return pytest.importorskip("jax").numpy.ones((2, 7, 11))
+
+
+@pytest.mark.parametrize("array", [of_numpy, of_torch, of_jax])
+def test_a_call_that_lacks_the_library_warns_once(elsewhere, array):
+    x = array()
+    attnkit.explain(attnkit.pointwise_attention, x, x, x)  # a warning would be an error
+    attnkit.pointwise_attention(x, x, x, impl="generic")
+    attnkit.sima_attention(x, x, x)
+    with pytest.warns(RuntimeWarning, match="it was not compiled; run python -m attnkit.backends.native.build") as said:
+        attnkit.pointwise_attention(x, x, x, alpha=0.75)
+    assert len(said) == 1
+    attnkit.pointwise_attention(x, x, x, alpha=0.625)
+
+
+def test_who_wants_no_library_is_not_told(elsewhere, monkeypatch):
+    monkeypatch.setenv("ATTNKIT_CPU_LEVEL", "none")
+    x = of_numpy()
+    attnkit.pointwise_attention(x, x, x, alpha=0.375)
+
+
+def test_torchs_own_softmax_is_not_slow(elsewhere):
+    torch = pytest.importorskip("torch")
+    x = torch.ones((1, 2, 17, 3))
+    attnkit.softmax_attention(x, x, x)
+    with pytest.warns(RuntimeWarning, match="it was not compiled"):
+        attnkit.softmax_attention(x, x, x, bias=torch.zeros(17, 17))
 
 
 def test_without_a_level_of_this_machine_the_build_is_named(library, monkeypatch):

@@ -3,6 +3,7 @@
 import argparse
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,12 @@ def test_the_citation_and_the_templates_are_valid():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == attnkit.__version__
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, repository = pyproject["project"], pyproject["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
+    assert citation["license"] == project["license"]
+    assert [author["name"] for author in citation["authors"]] == [author["name"] for author in project["authors"]]
+    assert {*citation["keywords"]} <= {*project["keywords"]}
+    assert citation.get("repository-code", "") == repository
     templates = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
     forms = {path.stem: yaml.safe_load(path.read_text()) for path in templates}
     assert forms.keys() == {"config", "wrong-number", "kernel-disagreement", "new-variant"}

@@ -9,6 +9,7 @@ import zipfile
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -40,7 +41,7 @@ def test_the_wheel_holds_its_packages_and_nothing_else(wheel):
     tops = {name.partition("/")[0] for name in names}
     packages = {"attnkit", "attnkit_reference", "attnkit_conformance", "attnkit_experiments"}
     assert {t for t in tops if not t.endswith(".dist-info")} == packages
-    assert "attnkit/py.typed" in names
+    assert {f"{package}/py.typed" for package in packages} <= {*names}
     assert any(name.endswith("LICENSE") for name in names)
 
 
@@ -53,6 +54,15 @@ def test_an_index_shows_a_readme_whose_links_can_be_followed(wheel):
     assert all(target.startswith(("https://", "#")) for target in targets), targets
     assert readme.readable("[a](docs/a.md#b) [c](https://c) [d](#d)") == "a [c](https://c) [d](#d)"
     assert readme.readable("[a](docs/a.md)", "https://x") == "[a](https://x/docs/a.md)"
+
+
+def test_the_links_of_the_package_follow_from_the_address_of_the_repository(tmp_path):
+    for repository, links in (("", {}), ("https://x/y/", {"Source": "https://x/y", "Issues": "https://x/y/issues"})):
+        metadata: dict[str, Any] = {}
+        readme.Hook(str(ROOT), {"repository": repository}).update(metadata)
+        assert links.items() <= metadata["urls"].items()
+        assert bool(metadata["urls"]) == bool(repository)
+        assert ("](https://x/y/blob/main/docs/tutorial.md)" in metadata["readme"]["text"]) == bool(repository)
 
 
 def site_packages(environment: Path) -> Path:

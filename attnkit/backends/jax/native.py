@@ -17,6 +17,7 @@ from attnkit.backends.jax import formula, transforms
 from attnkit.backends.jax.custom_call import program
 from attnkit.backends.jax.formula import Call
 from attnkit.backends.native import OLDEST_JAX, linear, lower, native_status, packed, rows, served
+from attnkit.backends.native.load import warn_of_absence
 from attnkit.kernels.plan import is_array
 from attnkit.ops import gated, lsh, rela
 from attnkit.ops.gaussian import GAUSSIAN
@@ -155,6 +156,12 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
     return lower.refused_axes(*arrays, **options) or lower.refusal(op, dtypes, own)
 
 
+def regret(*arrays: Any, **options: Any) -> None:
+    """A call that another implementation serves: without the library that takes more time."""
+    if jax.default_backend() == "cpu" and jax.__version_info__ >= OLDEST_JAX:
+        warn_of_absence()
+
+
 LSH_PAIRS = 1 << 23
 """Pairs of LSH attention from which the library takes less time: 8 heads of 64 features, 2 rounds, chunks of 64, at
 n = 4096 0.88 of the generic time forward and 0.85 with gradients, at n = 1024 0.99 and 1.25."""
@@ -165,3 +172,4 @@ KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name
 KERNELS |= gated.kernels(KERNELS[POINTWISE.name])
 KERNELS |= linformer.kernels(KERNELS[SOFTMAX.name]) | nystrom.kernels(KERNELS[SOFTMAX.name])
 KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | lsh.kernels(KERNELS[SOFTMAX.name], LSH_PAIRS)
+KERNELS = {op: kernel._replace(regret=regret) for op, kernel in KERNELS.items()}

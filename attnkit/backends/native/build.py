@@ -1,12 +1,13 @@
 """Compile the CPU kernels: as a build hook of hatchling, and as `python -m attnkit.backends.native.build`.
 
 Nothing but the standard library and a C++ compiler is needed, and without a compiler installation succeeds: the library
-is optional, and `attnkit.native_status()` says why it is not there. A wheel holds a library for every level of the
-instruction set, an editable installation this machine's alone.
+is optional, and `attnkit.native_status()` says why it is not there. An installation holds a library for this machine's
+level of the instruction set, a wheel that is given to others one for every level (ATTNKIT_CPU_LEVEL=all). A level that
+the compiler cannot compile is left out, by name; then the next lower one of this machine is compiled.
 
 Environment:
     CXX: the compiler, with options; default c++, g++ or clang++, the first that is found.
-    ATTNKIT_CPU_LEVEL: compile this level only (a name of `levels()`), or "none".
+    ATTNKIT_CPU_LEVEL: compile this level only (a name of `levels()`), "all", or "none".
 """
 
 import ctypes
@@ -21,15 +22,16 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-try:
+if TYPE_CHECKING or "hatchling" in sys.modules:  # which calls the hook; programs that load the library need none
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-except ImportError:
-    BuildHookInterface = object  # type: ignore[assignment,misc]
+else:
+    BuildHookInterface = object
 
 HERE = Path(__file__).parent
 LIBRARIES = HERE / "lib"
@@ -51,9 +53,10 @@ X86 = {
 }
 DETECTOR = "detect"
 RECORD = "record.json"
-"""Beside the libraries: the digest of each, and the fingerprint of what they were compiled from."""
+"""Beside the libraries: the digest of each, the fingerprint of what they were compiled from, and why levels failed."""
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 REBUILD = "run python -m attnkit.backends.native.build"
+FORCED, ALL, NONE = "ATTNKIT_CPU_LEVEL", "all", "none"
 
 
 def levels() -> dict[str, tuple[int, tuple[str, ...]]]:
@@ -83,10 +86,23 @@ def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def write_record(folder: Path) -> None:
-    """Record the libraries of a folder, just compiled from the sources as they are."""
+def write_record(folder: Path, failed: dict[str, str] | None = None) -> None:
+    """Record the libraries of a folder, just compiled from the sources as they are, and why other levels failed, with
+    the digest of the compiler that did."""
     libraries = {file.name: digest(file) for file in sorted(folder.glob("*.so"))}
-    (folder / RECORD).write_text(json.dumps({"sources": fingerprint(), "libraries": libraries}, indent=1))
+    record: dict[str, Any] = {"sources": fingerprint(), "libraries": libraries}
+    if failed:
+        record |= {"failed": failed, "compiler": compiler_digest()}
+    (folder / RECORD).write_text(json.dumps(record, indent=1))
+
+
+def failures(folder: Path = LIBRARIES) -> dict[str, str]:
+    """Why levels failed with the compiler that is there."""
+    try:
+        record = json.loads((folder / RECORD).read_text())
+        return record["failed"] if record["compiler"] == compiler_digest() else {}
+    except (OSError, ValueError, KeyError, LookupError):
+        return {}
 
 
 def misfit(name: str, folder: Path = LIBRARIES) -> str | None:
@@ -118,6 +134,22 @@ def compiler() -> list[str]:
     raise LookupError(f"CXX={named} is not there" if named else "no C++ compiler was found (c++, g++, clang++)")
 
 
+def compiler_digest() -> str:
+    """Another one after the compiler was installed anew, or was given other options."""
+    program, *options = compiler()
+    return hashlib.sha256(Path(str(shutil.which(program))).read_bytes() + repr(options).encode()).hexdigest()[:32]
+
+
+def say(text: str) -> None:
+    """A line of progress, at once: `pip -v` shows it."""
+    print(f"attnkit: {text}", file=sys.stderr, flush=True)
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -126,15 +158,21 @@ def _run(command: Sequence[str]) -> None:
         raise RuntimeError(f"{command[0]} failed: {error}")
 
 
-def targets(machine: int | None = None) -> dict[str, tuple[str, ...]]:
-    """Names and flags of the levels to compile: all of them, or the one of a machine with that number."""
-    known, forced = levels(), os.environ.get("ATTNKIT_CPU_LEVEL")
-    if forced == "none":
-        raise LookupError("ATTNKIT_CPU_LEVEL=none")
+def attempts(machine: Callable[[], int]) -> list[list[str]]:
+    """Names of the levels to compile: those of the first attempt that has a success. Where none is named, the number of
+    this machine's is asked for.
+    """
+    known, forced = levels(), os.environ.get(FORCED)
+    if forced == NONE:
+        raise LookupError(f"{FORCED}={NONE}")
+    if forced == ALL:
+        return [[*known]]
     if forced and forced not in known:
-        raise LookupError(f"ATTNKIT_CPU_LEVEL={forced} is none of {', '.join(known)}")
-    names = [forced] if forced else [name for name, (number, _) in known.items() if machine in (None, number)]
-    return {name: known[name][1] for name in names}
+        raise LookupError(f"{FORCED}={forced} is none of {', '.join(known)}")
+    if forced:
+        return [[forced]]
+    fitting = [name for name, (number, _) in known.items() if number <= machine()]
+    return [[name] for name in sorted(fitting, key=lambda name: known[name][0], reverse=True)]
 
 
 def includes(source: Path) -> set[Path]:
@@ -159,45 +197,72 @@ def compiled(source: Path, command: Sequence[str], objects: Path) -> Path:
     return output
 
 
-def compile_into(folder: Path, every_level: bool, objects: Path) -> None:
-    """Compile the detector and every level, or this machine's alone."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-
-        def link(level: str, own: Sequence[str], sources: list[Path]) -> None:
-            command = [*compiler(), *FLAGS, *own]
-            files = pool.map(lambda source: str(compiled(source, command, objects)), sources)
-            _run([*command, "-shared", *files, "-o", str(library(level, folder))])
-
-        detector = SOURCES / "detect.cpp"
-        link(DETECTOR, (), [detector])
-        named = every_level or "ATTNKIT_CPU_LEVEL" in os.environ
-        machine = None if named else machine_level(folder)
-        for level, own in targets(machine).items():
-            link(level, own, [path for path in source_files() if path.suffix == ".cpp" and path != detector])
+def _compile(level: str, source: Path, command: Sequence[str], objects: Path) -> str:
+    before = time.monotonic()
+    output = compiled(source, command, objects)
+    say(f"{level}: {source.name}, {time.monotonic() - before:.0f} s")
+    return str(output)
 
 
-def fill(folder: Path, every_level: bool, objects: Path | None = None) -> str | None:
+def link(
+    pool: ThreadPoolExecutor, targets: dict[str, tuple[str, ...]], sources: list[Path], folder: Path, objects: Path
+) -> dict[str, str]:
+    """Compile libraries with their own flags, all at once, and link each; the answer is why some failed, by name."""
+    started, failed = {}, {}
+    say(f"compiling {', '.join(targets)}: {len(targets) * len(sources)} files, {cores()} at once")
+    for name, own in targets.items():
+        command = [*compiler(), *FLAGS, *own]
+        started[name] = command, [pool.submit(_compile, name, source, command, objects) for source in sources]
+    for name, (command, jobs) in started.items():
+        try:
+            _run([*command, "-shared", *[job.result() for job in jobs], "-o", str(library(name, folder))])
+        except FAILURES as error:
+            for job in jobs:
+                job.cancel()
+            failed[name] = str(error)
+            say(f"CPU kernels for {name} are left out: {error}")
+    return failed
+
+
+def compile_into(folder: Path, objects: Path) -> dict[str, str]:
+    """Compile the detector and what `attempts` names; the answer is why some levels failed. RuntimeError: all did."""
+    detector = SOURCES / "detect.cpp"
+    sources = [path for path in source_files() if path.suffix == ".cpp" and path != detector]
+    with ThreadPoolExecutor(cores()) as pool:
+        failed = link(pool, {DETECTOR: ()}, [detector], folder, objects)
+        if failed:
+            raise RuntimeError(failed[DETECTOR])
+        known = levels()
+        for names in attempts(lambda: machine_level(folder)):
+            failed |= link(pool, {name: known[name][1] for name in names}, sources, folder, objects)
+            if not failed.keys() >= {*names}:
+                return failed
+    raise RuntimeError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
+
+
+def fill(folder: Path, objects: Path | None = None) -> str | None:
     """`compile_into` an empty folder, or leave there and answer with why it failed."""
     try:
         with tempfile.TemporaryDirectory() as passing:
-            compile_into(folder, every_level, objects or Path(passing))
-        write_record(folder)
+            failed = compile_into(folder, objects or Path(passing))
+        write_record(folder, failed)
     except FAILURES as error:
         for unfinished in folder.iterdir():
             unfinished.unlink()
         (folder / REASON).write_text(str(error))
+        say(f"without its compiled CPU kernels: {error}")
         return str(error)
     return None
 
 
 def rebuild(objects: Path | None = None) -> str | None:
-    """Compile this machine's level into the checkout; the answer is None, or why there is no library now. A folder of
+    """Compile the library of this machine in its place; the answer is None, or why there is none now. A folder of
     objects is for who compiles often: what is there is not compiled again.
 
     Files are moved to their place when they are whole: another process may have the old ones open.
     """
     with tempfile.TemporaryDirectory(dir=HERE, prefix="lib-") as temporary:
-        reason = fill(Path(temporary), every_level=False, objects=objects)
+        reason = fill(Path(temporary), objects)
         LIBRARIES.mkdir(exist_ok=True)
         for old in LIBRARIES.iterdir():
             old.unlink()
@@ -211,6 +276,22 @@ def is_current(name: str) -> bool:
     return library(name).exists() and misfit(name) is None
 
 
+def is_up_to_date() -> bool:
+    """Whether compiling would change nothing: what failed is not tried again with the same compiler."""
+    if not is_current(DETECTOR):
+        return False
+    failed = failures()
+    try:
+        for names in attempts(machine_level):
+            if not all(is_current(name) or name in failed for name in names):
+                return False
+            if not failed.keys() >= {*names}:
+                return True
+    except FAILURES:
+        pass
+    return False
+
+
 class Hook(BuildHookInterface):
     """With libraries the wheel is this platform's, without them it is anybody's.
 
@@ -221,41 +302,28 @@ class Hook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
-            self._warn(rebuild())
+            rebuild()
             return
         self.folder = tempfile.TemporaryDirectory()
         folder = Path(self.folder.name)
-        reason = fill(folder, every_level=True)
-        if reason is None:
+        if fill(folder) is None:
             platform_name = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data |= {"pure_python": False, "tag": f"py3-none-{platform_name}"}
         for path in folder.iterdir():
             build_data["force_include"][str(path)] = (LIBRARIES / path.name).relative_to(HERE.parents[2]).as_posix()
-        self._warn(reason)
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if version != "editable":
             self.folder.cleanup()
-
-    def _warn(self, reason: str | None) -> None:
-        if reason is not None:
-            self.app.display_warning(f"attnkit: without its compiled CPU kernels: {reason}")
 
 
 def main(*arguments: str) -> int:
     """Bring this machine's library up to date; nothing happens where it is. `--levels` names those that it has."""
     if arguments == ("--levels",):
         print(*(name for name, (number, _) in levels().items() if number <= machine_level()))
-        return 0
-    if is_current(DETECTOR):
-        try:
-            current = all(is_current(name) for name in targets(machine_level()))
-        except FAILURES:
-            current = False
-        if current:
-            return 0
-    reason = rebuild()
-    print(f"attnkit: no CPU kernels: {reason}" if reason else f"attnkit: CPU kernels compiled into {LIBRARIES}")
+    elif not is_up_to_date():
+        reason = rebuild()
+        print(f"attnkit: no CPU kernels: {reason}" if reason else f"attnkit: CPU kernels compiled into {LIBRARIES}")
     return 0
 
 

@@ -13,6 +13,10 @@ LISTENED = ("PyGILState_Ensure", "PyGILState_Release", "PyOS_InterruptOccurred",
 """By these a long call from the main thread learns of Ctrl-C."""
 
 
+UNWANTED = f"{build.FORCED}={build.NONE}"
+"""The reason of who asked for no library."""
+
+
 class Library(NamedTuple):
     """The functions that calls need."""
 
@@ -29,16 +33,16 @@ class Misfit(LookupError):
 
 def _level() -> str:
     """The level that ATTNKIT_CPU_LEVEL names, or the highest of those that are there and that this machine has."""
-    forced = os.environ.get("ATTNKIT_CPU_LEVEL")
-    if forced == "none":
-        raise LookupError("ATTNKIT_CPU_LEVEL=none")
+    forced = os.environ.get(build.FORCED)
+    if forced == build.NONE:
+        raise LookupError(UNWANTED)
     if not build.library(build.DETECTOR).exists():
         told = build.LIBRARIES / build.REASON
         reason = told.read_text() if told.exists() else "it was not compiled"
         raise LookupError(f"{reason}; {build.REBUILD}")
     _refuse_misfit(build.DETECTOR)
     known, machine = build.levels(), build.machine_level()
-    if forced is not None:
+    if forced not in (None, build.ALL):
         if forced not in known:
             raise LookupError(f"ATTNKIT_CPU_LEVEL={forced} is none of {', '.join(known)}")
         if known[forced][0] > machine:
@@ -59,6 +63,24 @@ def _refuse_misfit(name: str) -> None:
 
 
 @cache
+def warn_of(reason: str) -> None:
+    """Warn once that the library is not loaded."""
+    text = f"attnkit: its compiled kernels for CPUs are not loaded, and calls take more time: {reason}"
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+def warn_of_absence() -> None:
+    """Do so where a call is served without it, unless nobody wants it."""
+    reason = load()[1].reason
+    if load()[0] is None and reason not in (None, UNWANTED):
+        warn_of(str(reason))
+
+
+# torch.compile runs it while it traces
+warn_of_absence._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@cache
 def load() -> tuple[Library | None, NativeStatus]:
     """The library and its level, or None and the reason.
 
@@ -71,8 +93,7 @@ def load() -> tuple[Library | None, NativeStatus]:
         handle = ctypes.CDLL(str(build.library(level)))
     except (LookupError, OSError) as error:
         if isinstance(error, Misfit | OSError):
-            text = f"attnkit: its compiled kernels for CPUs are not loaded, and calls take more time: {error}"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            warn_of(str(error))
         return None, NativeStatus(None, str(error))
     handle.attnkit_message.restype = ctypes.c_char_p
     handle.attnkit_run.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int)

@@ -9,6 +9,7 @@ import numpy as np
 
 from attnkit._core.check import spelt
 from attnkit.backends.native import linear, lower, native_status, packed, rows, served
+from attnkit.backends.native.load import warn_of_absence
 from attnkit.kernels.plan import UNALIGNED, is_array
 from attnkit.ops import gated, lsh, rela
 from attnkit.ops.gaussian import GAUSSIAN
@@ -106,6 +107,11 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
     return lower.refused_axes(*arrays, **options) or lower.refusal(op, dtypes, own)
 
 
+def regret(*arrays: Any, **options: Any) -> None:
+    """A call that another implementation serves: without the library that takes more time."""
+    warn_of_absence()
+
+
 def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Array] | None:
     """The same for linear attention."""
     arguments, outputs = linear.call(op, arrays, **options)
@@ -120,3 +126,4 @@ KERNELS |= linformer.kernels(KERNELS[SOFTMAX.name]) | nystrom.kernels(KERNELS[SO
 KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | lsh.kernels(KERNELS[SOFTMAX.name])
 KERNELS |= {op: KERNELS[op]._replace(prepared=partial(prepared, op)) for op in VJPS}
 KERNELS |= {op: KERNELS[op]._replace(prepared=partial(prepared_linear, op)) for op in linear.OPS}
+KERNELS = {op: kernel._replace(regret=regret) for op, kernel in KERNELS.items()}

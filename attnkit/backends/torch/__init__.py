@@ -1,8 +1,9 @@
 """Kernels for torch tensors."""
 
 from torch import Tensor
+from torch.autograd import profiler
 
-from attnkit._core.dispatch import Kernel, kernels_by_op, remember_by
+from attnkit._core.dispatch import Kernel, kernels_by_op, name_calls_in, remember_by
 from attnkit._core.family import special_cases
 from attnkit._core.learned import served
 from attnkit.backends.torch import (
@@ -58,3 +59,4 @@ KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
 """By op, in the order in which `impl="auto"` tries them."""
 
 remember_by(Tensor, signature.signature)
+name_calls_in(profiler)

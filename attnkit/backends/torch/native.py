@@ -16,6 +16,7 @@ from torch import Tensor
 from attnkit._core import quadratic
 from attnkit._core.library import freed
 from attnkit.backends.native import abi, linear, lower, native_status, packed, rows, served
+from attnkit.backends.native.load import warn_of_absence
 from attnkit.backends.torch import watchers
 from attnkit.backends.torch.alignment import are_aligned
 from attnkit.backends.torch.custom import Arguments, Outputs, register
@@ -344,6 +345,18 @@ def is_faster(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> bool:
     return math.prod(q.shape[:-1]) * k.shape[-2] >= SDPA_UNTIL
 
 
+def regret(q: Tensor, *arrays: Any, **options: Any) -> None:
+    """A call that another implementation serves: without the library that takes more time."""
+    if q.device.type == "cpu":
+        warn_of_absence()
+
+
+def regret_softmax(q: Tensor, *arrays: Any, **options: Any) -> None:
+    """The same, but torch's own softmax is not slow."""
+    if is_faster(q, *arrays, **options):
+        regret(q)
+
+
 def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Tensor] | None:
     """The same for linear attention."""
     arguments, outputs = linear.call(op, arrays, **options)
@@ -359,7 +372,8 @@ KERNELS |= linformer.kernels(KERNELS[SOFTMAX.name]) | nystrom.kernels(KERNELS[SO
 KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | lsh.kernels(KERNELS[SOFTMAX.name])
 for name in VJPS:
     KERNELS[name] = KERNELS[name]._replace(prepared=partial(prepared, name))
-KERNELS[SOFTMAX.name] = KERNELS[SOFTMAX.name]._replace(is_faster=is_faster)
+KERNELS = {op: kernel._replace(regret=regret) for op, kernel in KERNELS.items()}
+KERNELS[SOFTMAX.name] = KERNELS[SOFTMAX.name]._replace(is_faster=is_faster, regret=regret_softmax)
 for name in linear.OPS:
     KERNELS[name] = KERNELS[name]._replace(prepared=partial(prepared_linear, name))
 for name in (LINEAR.name, COSINE.name):

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from attnkit._core.special import readable
 from attnkit.integrations._ops import Op, taken_by
@@ -24,8 +23,11 @@ def options_of_mask(caller: str, op: Op, attn_mask: Tensor | None) -> dict[str, 
     """The options of an op for the attn_mask of torch's function: boolean, float or a `CausalBias`."""
     if attn_mask is None:
         return {}
-    if isinstance(attn_mask, CausalBias):  # its values are not the mask
-        return {"causal": "upper_left" if attn_mask.variant == CausalVariant.UPPER_LEFT else True}
+    if hasattr(attn_mask, "variant"):
+        from torch.nn.attention.bias import CausalBias, CausalVariant  # which loads torch's compiler
+
+        if isinstance(attn_mask, CausalBias):  # its values are not the mask
+            return {"causal": "upper_left" if attn_mask.variant == CausalVariant.UPPER_LEFT else True}
     refuse_unless_bool_or_float(caller, "attn_mask", attn_mask)
     if attn_mask.dtype == torch.bool:
         return {"mask": attn_mask}

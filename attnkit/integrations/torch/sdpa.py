@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo import trace_rules
 from torch.backends import mha
 from torch.nn import functional
 
 import attnkit.backends.torch  # noqa: F401  calls torch's own function: it must get hold of it before it is replaced
+from attnkit._core.loading import when_loaded
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 from attnkit.integrations.torch.heads import Masks, Parts, attend
 from attnkit.integrations.torch.masks import options_of_mask
@@ -102,9 +102,7 @@ def _attend(
     return out
 
 
-# torch lists its functions once, by what stands in their places: torch.compile would take a replacement for torch's own
-torch.overrides.get_testing_overrides()
-trace_rules.get_torch_obj_rule_map()
+torch.overrides.get_testing_overrides()  # torch lists its functions once, by what stands in their places
 
 
 class _Instead:
@@ -327,6 +325,20 @@ def _computed_instead() -> Attention | None:
 
 
 replacements.append(_computed_instead)
+
+
+def _list_functions() -> None:
+    """So does torch.compile, which would take for torch's own what stands there when it is loaded."""
+    from torch._dynamo import trace_rules
+
+    with _PLACE.lock:
+        rules: dict[Any, Any] = trace_rules.get_torch_obj_rule_map()
+        for instead, own in zip(_in_place(), _PLACE.torchs, strict=True):
+            if instead is not own and instead in rules:
+                rules[own] = rules.pop(instead)
+
+
+when_loaded("torch._dynamo", _list_functions)  # which takes seconds, and is for programs that compile
 
 
 @contextmanager
