@@ -7,6 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 from attnkit_conformance import judge
+from attnkit_conformance.adapters.isolated import Isolated
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.families import softmax
 from attnkit_conformance.judge import selection
@@ -35,6 +36,7 @@ def apart(name: str, profile: str) -> list[CaseResult]:
     """The verdicts that fail in a process of its own, where calls are repeated and torch's own function may not be
     called."""
     (adapter,) = selection.find([f"{planted.__module__}:{name}"], selection.Terms(calls=BASELINES))
+    assert isinstance(adapter, Isolated)
     try:
         return [result for result in judge.judge([adapter], profile, ops=(OP,)) if result.status == "fail"]
     finally:
