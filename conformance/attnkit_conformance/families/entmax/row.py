@@ -181,6 +181,7 @@ OPS: tuple[Op, ...] = (
         errors=sima_errors,
         signed=lambda params: True,
         adapt=sparse_samples.sima_adapt,
+        growth=sparse_samples.sima_growth,
         zeros=sparse_samples.sima_zeros,
         invariances=ALL_TOKENS,  # there is no causal form
         weights=True,
