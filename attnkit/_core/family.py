@@ -58,6 +58,7 @@ class Family(NamedTuple):
     score_gradient: Callable[..., Array]
     prepare: Callable[..., quadratic.Inputs] = quadratic.prepare
     scores: Callable[..., Array] = quadratic.scores
+    row_factor: Callable[..., Any] | None = None  # (xp, a, **own): what multiplies the products q kᵀ of a row
     beside: Callable[..., dict[str, Array]] = nothing  # gradients added to those through the scores
     constant_factor: bool = False  # r does not depend on the scores: `score_gradient` takes u and its gradient
     signed: Callable[..., bool] = never  # of the options of `weigh`: can weights be negative
@@ -103,19 +104,25 @@ class Family(NamedTuple):
         options = {"scale": common.get("scale"), **{name: own.get(name) for name in (*self.arrays, *self.numbers)}}
         return {name: x for name, x in options.items() if check.is_learned(x)}
 
+    def scored(self, xp: Namespace, a: quadratic.Inputs, own: Mapping[str, Any]) -> tuple[quadratic.Inputs, Any]:
+        """The inputs that `prepare` gave, with the factor of their rows, and their scores."""
+        if self.row_factor is not None:
+            a = a._replace(factor=self.row_factor(xp, a, **own))
+        return a, self.scores(xp, a)
+
     def attend(self, q: Array, k: Array, v: Array, **options: Any) -> Array:
         """o in the dtype of q."""
         own, common = self.split(options)
         xp = namespace(q)
-        a = self.prepare(xp, q, k, v, **common)
-        return quadratic.cast(xp, quadratic.output(xp, a, *self.weigh(xp, self.scores(xp, a), a, **own)), q.dtype)
+        a, s = self.scored(xp, self.prepare(xp, q, k, v, **common), own)
+        return quadratic.cast(xp, quadratic.output(xp, a, *self.weigh(xp, s, a, **own)), q.dtype)
 
     def weights(self, q: Array, k: Array, **options: Any) -> Array:
         """w (..., L, S) in the dtype of q."""
         own, common = self.split(options)
         xp = namespace(q)
-        a = self.prepare(xp, q, k, **common)
-        u, r = self.weigh(xp, self.scores(xp, a), a, **own)
+        a, s = self.scored(xp, self.prepare(xp, q, k, **common), own)
+        u, r = self.weigh(xp, s, a, **own)
         leading = quadratic.leading_axes(q, k, None, common.get("enable_gqa", False))
         leading = check.broadcast("attention", "leading axes", tuple(u.shape[:-2]), leading)
         return quadratic.cast(xp, xp.broadcast_to(u * r, (*leading, *u.shape[-2:])), q.dtype)
@@ -124,9 +131,9 @@ class Family(NamedTuple):
         """Gradients in the dtypes of their arguments."""
         own, common = self.split(options)
         xp = namespace(q)
-        a = self.prepare(xp, q, k, v, **common)
+        a, s = self.scored(xp, self.prepare(xp, q, k, v, **common), own)
         like = {"q": q, "k": k, "v": v, "bias": common.get("bias"), **self.learned(own, common)}
-        return quadratic.rounded(xp, self.gradients(xp, a, self.scores(xp, a), like, do, own), like)
+        return quadratic.rounded(xp, self.gradients(xp, a, s, like, do, own), like)
 
     def gradients(
         self,
