@@ -4,6 +4,7 @@ A kernel takes some arrays itself (`Kernel.learned`). A learned scale of product
 in float32 and float64, where that is what the generic body does. All else the generic body serves.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,8 +81,13 @@ def finite(xp: Namespace, q: Array) -> Array:
 
 
 def scaled(xp: Namespace, q: Array, scale: Any) -> Array:
-    """q·scale, where a NaN or an infinity of q does not reach the gradient of the scale."""
-    return xp.where(xp.isfinite(q), finite(xp, q) * scale, q * stop_gradient(scale))
+    """q·scale, where a NaN or an infinity of q does not reach the gradient of the scale. Padding may hold infinities, of
+    which NumPy warns that their product with 0 is a NaN."""
+    if not check.is_learned(scale):
+        return q * scale
+    fixed = stop_gradient(scale)
+    beyond = xp.where(fixed == 0, math.nan, q * xp.where(fixed == 0, 1.0, fixed))
+    return xp.where(xp.isfinite(q), finite(xp, q) * scale, beyond)
 
 
 def _pulled(xp: Namespace, q: Array, scale: Array, like: Array, grads: dict[str, Array]) -> dict[str, Array]:

@@ -126,7 +126,7 @@ class Visibility(NamedTuple):
             high = _clipped(xp, i + (1 if self.causal == "upper_left" else 1 + shift), 0, keys)
         for bound in (None if right is None else i + (shift + right + 1), _lengths(self.key_lengths)):
             if bound is not None:
-                high = xp.where(high < bound, high, bound)
+                high = xp.where(high < bound, high, _like(xp, bound, high))
         return low, xp.where(high > low, high, low)
 
     def counts(self, xp: Namespace, q: Array, pairs: Array, keys: int, rows: Rows, dtype: Any) -> Any:
@@ -142,6 +142,10 @@ class Visibility(NamedTuple):
 
 def _lengths(n: Array | int | None) -> Any:
     return n if n is None or isinstance(n, int) else n[..., None, None]
+
+
+def _like(xp: Namespace, n: Any, like: Array) -> Any:
+    return xp.astype(n, like.dtype) if hasattr(n, "ndim") else n
 
 
 def _clipped(xp: Namespace, x: Array, least: int, most: int) -> Array:

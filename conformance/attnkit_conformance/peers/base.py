@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 Arrays = Mapping[str, Any]
-NUMBERS = ("scale", "gain", "shift", "gamma")
+NUMBERS = ("scale", "gain", "shift", "gamma", "slope", "intercept")
 
 
 @dataclass(frozen=True)
