@@ -58,7 +58,6 @@ class Family(NamedTuple):
     score_gradient: Callable[..., Array]
     prepare: Callable[..., quadratic.Inputs] = quadratic.prepare
     scores: Callable[..., Array] = quadratic.scores
-    row_factor: Callable[..., Any] | None = None  # (xp, a, **own): what multiplies the products q kᵀ of a row
     beside: Callable[..., dict[str, Array]] = nothing  # gradients added to those through the scores
     constant_factor: bool = False  # r does not depend on the scores: `score_gradient` takes u and its gradient
     signed: Callable[..., bool] = never  # of the options of `weigh`: can weights be negative
@@ -74,6 +73,7 @@ class Family(NamedTuple):
     common: frozenset[str] = frozenset(quadratic.COMMON)  # options that are not the op's own
     stateful: tuple[str, ...] = ()  # its options that only apply with a state
     of_features: Callable[..., FeatureWeights] | None = None  # (xp, a, **own), for weights made of features
+    row_factor: Callable[..., Any] | None = None  # (xp, a, **own): what multiplies the products q kᵀ of a row
 
     def special(
         self, name: str, translate: Callable[..., dict[str, Any]], pull: Callable[..., dict[str, Array]] = passed_on

@@ -12,13 +12,12 @@ from attnkit_conformance.model.errors import wrong
 from attnkit_conformance.model.op import OPTIONAL, QKV, Op, always, o_only
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes import attention
-from attnkit_conformance.scenes.attention import CAUSAL, GQA, LENGTH_ARRAY
+from attnkit_conformance.scenes.attention import CAUSAL, LENGTH_ARRAY
 from attnkit_conformance.scenes.options import LEARNED
 from attnkit_reference.ssmax import ssmax_rows
 
 NUMBERS = ("slope", "intercept")
 OWN = (*NUMBERS, "length")
-LEARNT = Scene("learned", 33, 65, lead=((2, 4), (2, 2), (2, 2)), params=GQA, options=("gqa", "query_mask", "poison"))
 COUNTED = Scene("counted", 65, 65, params={**CAUSAL, "window": (20, 0)}, options=("key_mask", "key_lengths", "poison"))
 """n_i is neither i + 1 nor the number of keys that the mask leaves."""
 
@@ -54,11 +53,7 @@ OPS = (
             "intercept": (None, 0.6, *LEARNED),
             "length": (None, "all", 20.0, LENGTH_ARRAY),
         },
-        extra=(
-            (LEARNT, {"slope": "heads", "intercept": "heads"}),
-            (LEARNT, {"slope": "array", "intercept": "array"}),
-            (COUNTED, {"slope": "heads"}),
-        ),
+        extra=((COUNTED, {"slope": "heads", "intercept": "heads"}),),
         optional=(*OPTIONAL, *NUMBERS),
         differentiable=(*QKV, "bias", "scale", *NUMBERS),
         errors=ssmax_errors,
