@@ -81,8 +81,10 @@ def finite(xp: Namespace, q: Array) -> Array:
 
 
 def scaled(xp: Namespace, q: Array, scale: Any) -> Array:
-    """q·scale, where a NaN or an infinity of q does not reach the gradient of the scale. Padding may hold infinities, of
-    which NumPy warns that their product with 0 is a NaN."""
+    """q·scale, where a NaN or an infinity of q does not reach the gradient of the scale.
+
+    Padding may hold infinities; of their product with 0 NumPy would warn.
+    """
     if not check.is_learned(scale):
         return q * scale
     fixed = stop_gradient(scale)

@@ -87,7 +87,7 @@ def ssmax_attention(
     """o_i = Σ_j w_ij v_j with w_ij = exp(t_ij) / Σ_t exp(t_it) over the keys t visible to query i, and
     t_ij = (slope·log n_i + intercept)·scale·q_i·k_j + bias_ij.
 
-    Nakanishi 2025, with s = `slope` and b = `intercept`. exp(s·log n·z) = n^(s·z): a score that stands out by 1/slope
+    Nakanishi 2025, with s = `slope` and without intercept. exp(s·log n·z) = n^(s·z): a score that stands out by 1/slope
     outweighs n others however long the sequence is, where softmax lets the largest weight fade as n grows.
 
     Args:
@@ -95,9 +95,8 @@ def ssmax_attention(
         k: (..., S, d).
         v: (..., S, e).
         slope: s, a number or an array of any real float dtype, () or (H,) with a number for each head, which is
-            differentiable and not read, as are those of `intercept` and `scale`. 1 is the paper's form without a
-            learned number.
-        intercept: b, likewise. slope = 0 and intercept = 1 is softmax.
+            differentiable and not read, as are those of `intercept` and `scale`. The paper learns it in each head.
+        intercept: likewise. slope = 0 and intercept = 1 is softmax.
         length: n_i. "visible": the number of keys that query i sees, which makes the result independent of padding and
             of batch-mates; "all": S; or a number or an array > 0 broadcast to (..., L), used as given.
         impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
@@ -168,9 +167,7 @@ def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
         xp = namespace(q)
         log_n, factor, common = factor_of(xp, q, k, options)
         of_q, of_k, of_v, of_o = wide(xp, q, k, v, do)
-        grads = softmax_attention_vjp(
-            scaled(xp, of_q, factor), of_k, of_v, of_o, **common, impl=backward.name
-        )
+        grads = softmax_attention_vjp(scaled(xp, of_q, factor), of_k, of_v, of_o, **common, impl=backward.name)
         of_product, like = grads["q"], {"q": q, "k": k, "v": v, **options}
         grads |= _of_numbers(xp, of_product * finite(xp, of_q), log_n, SSMAX.learned(options, {}))
         grads["q"] = quadratic.sum_to(xp, of_product * factor, tuple(q.shape))

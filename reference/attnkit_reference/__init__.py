@@ -292,9 +292,9 @@ __all__ = [
     "sparsemax_attention_magnitudes",
     "sparsemax_attention_vjp",
     "sparsemax_attention_weights",
+    "sparsemax_attention_weights_magnitudes",
     "ssmax_attention",
     "ssmax_attention_magnitudes",
     "ssmax_attention_vjp",
     "ssmax_attention_weights",
-    "sparsemax_attention_weights_magnitudes",
 ]

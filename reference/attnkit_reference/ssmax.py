@@ -76,10 +76,10 @@ def ssmax_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
     """o_i = Σ_j w_ij v_j with w_ij = exp(t_ij)/Σ_j exp(t_ij) over the keys visible to i, t = scale (f q) k^T + bias and
     f_i = slope log n_i + intercept.
 
-    With bias 0 and intercept 0 w_ij ∝ n_i^(slope s_ij), s = scale q k^T: what a key has to stand out by in order to keep
-    its weight does not grow with n. slope and intercept are numbers or arrays () or (H,), a number for each head, which
-    are learned; slope 0 and intercept 1 is softmax. length is n_i as in `pointwise_attention`, by default the number
-    of keys visible to query i.
+    With bias 0 and intercept 0 w_ij ∝ n_i^(slope s_ij), s = scale q k^T: what a key has to stand out by in order to
+    keep its weight does not grow with n. slope and intercept are numbers or arrays () or (H,), a number for each head,
+    which are learned; slope 0 and intercept 1 is softmax. length is n_i as in `pointwise_attention`, by default the
+    number of keys visible to query i.
 
     The other arguments are those of `softmax_attention`; bias is finite on visible pairs and not multiplied by f. A
     query that sees no key gets 0 and passes no gradient. One that sees one key gets its value: f = intercept.
