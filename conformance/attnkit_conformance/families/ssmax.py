@@ -22,6 +22,10 @@ COUNTED = Scene("counted", 65, 65, params={**CAUSAL, "window": (20, 0)}, options
 """n_i is neither i + 1 nor the number of keys that the mask leaves."""
 
 
+GENTLE = {"slope": 0.25}
+"""Scores of about the size that softmax has: those of slope 1 make most weights of a row too small to be looked at."""
+
+
 def ssmax_errors(op: Op) -> Iterator[ErrorSample]:
     """The errors of ops that take a length, and numbers that are none."""
     yield from errors.length_errors(op)
@@ -47,9 +51,14 @@ OPS = (
         samples=attention.attention_samples,
         group="a",
         own=OWN,
-        variants=({}, {"slope": 0.43, "intercept": 0.6}, {"slope": -0.3, "length": "all"}, {"length": LENGTH_ARRAY}),
+        variants=(
+            GENTLE,
+            {},
+            {"slope": 0.43, "intercept": -0.6, "length": "all"},
+            {"slope": -0.3, "length": LENGTH_ARRAY},
+        ),
         levels={
-            "slope": (None, 0.43, *LEARNED),
+            "slope": (GENTLE["slope"], None, *LEARNED),
             "intercept": (None, 0.6, *LEARNED),
             "length": (None, "all", 20.0, LENGTH_ARRAY),
         },
