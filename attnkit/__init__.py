@@ -84,6 +84,7 @@ from attnkit.ops.softpick import (
     softpick_attention_vjp,
     softpick_attention_weights,
 )
+from attnkit.ops.ssmax import ssmax_attention, ssmax_attention_vjp, ssmax_attention_weights
 from attnkit.ops.statistics import (
     RowStatistics,
     attention_with_statistics,
@@ -192,6 +193,9 @@ __all__ = [
     "sparsemax_attention",
     "sparsemax_attention_vjp",
     "sparsemax_attention_weights",
+    "ssmax_attention",
+    "ssmax_attention_vjp",
+    "ssmax_attention_weights",
     "using",
 ]
 

@@ -15,10 +15,12 @@ from attnkit._core.library import beside
 from attnkit._core.mask import Rows
 from attnkit._core.typing import Array, Namespace
 
+LEARNED = ("scale", "gain", "shift", "slope", "intercept")
+"""Numbers that blocks take as arrays; alpha of entmax is one per query."""
 SCORES = 1 << 18  # per block: 1 MiB in float32, about a core's cache
 TRAILING = {
     "q": 2, "k": 2, "v": 2, "do": 2, "mask": 2, "bias": 2, "dropout_mask": 2, "alpha": 2, "query_mask": 1, "length": 1,
-    "key_lengths": 0, "scale": 0, "gain": 0, "shift": 0,
+    "key_lengths": 0, **dict.fromkeys(LEARNED, 0),
 }  # fmt: skip
 """The number of trailing axes of each argument."""
 QUERY_AXIS = {
@@ -31,7 +33,7 @@ QUERY_AXIS = {
     "query_mask": -1,
     "length": -1,
 }
-DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", "scale", "gain", "shift")
+DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", *LEARNED)
 KEY_AXIS = {"k": -2, "v": -2, "mask": -1, "bias": -1, "dropout_mask": -1}
 
 Picks = tuple[Any, ...]  # an integer or a slice for each axis
@@ -165,8 +167,7 @@ def prepared(xp: Namespace, c: Call, rows: Rows) -> Prepared:
     """Inputs and scores of a part."""
     options = {**c.common, **{name: x for name, x in c.arrays.items() if name in c.family.common}}
     q, k, v = (c.arrays[name] for name in "qkv")
-    a = c.family.prepare(xp, q, k, v, rows=rows, **options)
-    return a, c.family.scores(xp, a)
+    return c.family.scored(xp, c.family.prepare(xp, q, k, v, rows=rows, **options), options_of(c))
 
 
 def options_of(c: Call) -> dict[str, Any]:
@@ -241,4 +242,4 @@ def kernel(
     is_faster: Callable[..., bool] = is_faster,
 ) -> Kernel:
     """A library's implementation in blocks of an op, or of its gradients."""
-    return Kernel("blocked", call, unsupported, is_faster, learned=("scale", "gain", "shift"))
+    return Kernel("blocked", call, unsupported, is_faster, learned=LEARNED)

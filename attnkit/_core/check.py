@@ -420,6 +420,8 @@ OPTIONS: dict[str, Callable[[Context, str, Any], None]] = {
     "gamma": _gamma,
     "length": _length,
     "shift": _shift,
+    "slope": learned,
+    "intercept": learned,
     "eps": positive,
 }
 OPTIONAL = frozenset(("mask", "bias", "dropout_mask", "dropout", "query_mask", "key_lengths", "window", "scale"))
@@ -438,7 +440,7 @@ def layernorm_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) 
     return Context(op, arrays["q"], (), 0, 0, options)
 
 
-LEARNED = ("scale", "alpha", "gain", "shift", "gamma")
+LEARNED = ("scale", "alpha", "gain", "shift", "gamma", "slope", "intercept")
 """Numbers of ops whose scores are products or distances; as arrays they have gradients."""
 
 

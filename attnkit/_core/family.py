@@ -73,6 +73,7 @@ class Family(NamedTuple):
     common: frozenset[str] = frozenset(quadratic.COMMON)  # options that are not the op's own
     stateful: tuple[str, ...] = ()  # its options that only apply with a state
     of_features: Callable[..., FeatureWeights] | None = None  # (xp, a, **own), for weights made of features
+    row_factor: Callable[..., Any] | None = None  # (xp, a, **own): what multiplies the products q kᵀ of a row
 
     def special(
         self, name: str, translate: Callable[..., dict[str, Any]], pull: Callable[..., dict[str, Array]] = passed_on
@@ -103,19 +104,25 @@ class Family(NamedTuple):
         options = {"scale": common.get("scale"), **{name: own.get(name) for name in (*self.arrays, *self.numbers)}}
         return {name: x for name, x in options.items() if check.is_learned(x)}
 
+    def scored(self, xp: Namespace, a: quadratic.Inputs, own: Mapping[str, Any]) -> tuple[quadratic.Inputs, Any]:
+        """The inputs that `prepare` gave, with the factor of their rows, and their scores."""
+        if self.row_factor is not None:
+            a = a._replace(factor=self.row_factor(xp, a, **own))
+        return a, self.scores(xp, a)
+
     def attend(self, q: Array, k: Array, v: Array, **options: Any) -> Array:
         """o in the dtype of q."""
         own, common = self.split(options)
         xp = namespace(q)
-        a = self.prepare(xp, q, k, v, **common)
-        return quadratic.cast(xp, quadratic.output(xp, a, *self.weigh(xp, self.scores(xp, a), a, **own)), q.dtype)
+        a, s = self.scored(xp, self.prepare(xp, q, k, v, **common), own)
+        return quadratic.cast(xp, quadratic.output(xp, a, *self.weigh(xp, s, a, **own)), q.dtype)
 
     def weights(self, q: Array, k: Array, **options: Any) -> Array:
         """w (..., L, S) in the dtype of q."""
         own, common = self.split(options)
         xp = namespace(q)
-        a = self.prepare(xp, q, k, **common)
-        u, r = self.weigh(xp, self.scores(xp, a), a, **own)
+        a, s = self.scored(xp, self.prepare(xp, q, k, **common), own)
+        u, r = self.weigh(xp, s, a, **own)
         leading = quadratic.leading_axes(q, k, None, common.get("enable_gqa", False))
         leading = check.broadcast("attention", "leading axes", tuple(u.shape[:-2]), leading)
         return quadratic.cast(xp, xp.broadcast_to(u * r, (*leading, *u.shape[-2:])), q.dtype)
@@ -124,9 +131,9 @@ class Family(NamedTuple):
         """Gradients in the dtypes of their arguments."""
         own, common = self.split(options)
         xp = namespace(q)
-        a = self.prepare(xp, q, k, v, **common)
+        a, s = self.scored(xp, self.prepare(xp, q, k, v, **common), own)
         like = {"q": q, "k": k, "v": v, "bias": common.get("bias"), **self.learned(own, common)}
-        return quadratic.rounded(xp, self.gradients(xp, a, self.scores(xp, a), like, do, own), like)
+        return quadratic.rounded(xp, self.gradients(xp, a, s, like, do, own), like)
 
     def gradients(
         self,

@@ -13,7 +13,7 @@ from attnkit._core.typing import Array
 
 LARGE = 1 << 30
 """Sums of two smaller integers are integers of 32 bits."""
-NUMBERS = ("scale", "alpha", "gain", "shift", "gamma", "length", "eps", "ridge", "init_scale")
+NUMBERS = ("scale", "alpha", "gain", "shift", "gamma", "slope", "intercept", "length", "eps", "ridge", "init_scale")
 """Options that are real numbers."""
 AWKWARD = {
     "torch": ("uint16", "uint32", "uint64"),  # has no comparisons of them

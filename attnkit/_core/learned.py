@@ -4,6 +4,7 @@ A kernel takes some arrays itself (`Kernel.learned`). A learned scale of product
 in float32 and float64, where that is what the generic body does. All else the generic body serves.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,7 +40,7 @@ def served(op: str, kernel: Kernel) -> Kernel:
             return kernel.call(q, *arrays, **options)
         xp = namespace(q)
         scale = quadratic.number(xp, options["scale"], q.dtype)
-        result = kernel.call(_scaled(xp, q, scale), *arrays, **_without(names, options))
+        result = kernel.call(scaled(xp, q, scale), *arrays, **_without(names, options))
         return _pulled(xp, q, scale, options["scale"], result) if backward else result
 
     asked = kernel if kernel.is_faster is always else kernel._replace(is_faster=is_faster)
@@ -74,18 +75,26 @@ def _without(names: tuple[str, ...], options: Mapping[str, Any]) -> Mapping[str,
     return {**options, "scale": 1.0} if names else options
 
 
-def _finite(xp: Namespace, q: Array) -> Array:
+def finite(xp: Namespace, q: Array) -> Array:
     """q with 0 for NaN and infinities: padding may hold them, where its gradient 0 times NaN must not reach dscale."""
     return xp.where(xp.isfinite(q), q, 0.0)
 
 
-def _scaled(xp: Namespace, q: Array, scale: Array) -> Array:
-    return xp.where(xp.isfinite(q), _finite(xp, q) * scale, q * stop_gradient(scale))
+def scaled(xp: Namespace, q: Array, scale: Any) -> Array:
+    """q·scale, where a NaN or an infinity of q does not reach the gradient of the scale.
+
+    Padding may hold infinities; of their product with 0 NumPy would warn.
+    """
+    if not check.is_learned(scale):
+        return q * scale
+    fixed = stop_gradient(scale)
+    beyond = xp.where(fixed == 0, math.nan, q * xp.where(fixed == 0, 1.0, fixed))
+    return xp.where(xp.isfinite(q), finite(xp, q) * scale, beyond)
 
 
 def _pulled(xp: Namespace, q: Array, scale: Array, like: Array, grads: dict[str, Array]) -> dict[str, Array]:
     """Gradients of q and of scale from those of their product."""
     of_product = grads["q"]
     of_q = quadratic.sum_to(xp, of_product * scale, tuple(q.shape))
-    of_scale = quadratic.number_gradient(xp, of_product * _finite(xp, q), like)
+    of_scale = quadratic.number_gradient(xp, of_product * finite(xp, q), like)
     return {**grads, "q": of_q, "scale": quadratic.cast(xp, of_scale, like.dtype)}

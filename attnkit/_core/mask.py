@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from attnkit._core.check import broadcast
 from attnkit._core.library import beside
-from attnkit._core.special import is_symbol, stop_gradient
+from attnkit._core.special import as_index, cumulative_sum, is_symbol, stop_gradient, take_along
 from attnkit._core.typing import Array, Causal, Length, Namespace
 
 
@@ -97,6 +98,37 @@ class Visibility(NamedTuple):
         whole = rows.stop == rows.total
         return (not self.causal or rows.total <= keys), (not self.causal or whole)
 
+    def counted(self, xp: Namespace, q: Array, keys: int, dtype: Any) -> Any:
+        """n_i of all queries, a number or (..., L, 1), without an array of pairs unless a mask has an axis of queries.
+
+        A query sees the keys from `low` to `high`, of which a key mask leaves what its running sum says.
+        """
+        queries, mask = q.shape[-2], self.mask
+        if keys == 0 or queries == 0:
+            return 0
+        if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
+            pairs = self.pairs(xp, q, keys, Rows(0, queries, queries))
+            return xp.sum(xp.astype(pairs, dtype), axis=-1, keepdims=True)
+        low, high = self._span(xp, positions(xp, q, 0, queries)[:, None], keys, keys - queries)
+        n = high - low if mask is None else _allowed(xp, mask, low, high, keys)
+        if self.query_mask is not None:
+            n = xp.where(self.query_mask[..., None], n, 0)
+        return xp.astype(n, dtype)
+
+    def _span(self, xp: Namespace, i: Array, keys: int, shift: int) -> tuple[Array, Array]:
+        """The first key that the queries at i (L, 1) see by their positions, and the first behind the last one, at
+        least the former."""
+        left, right = self.window or (None, None)
+        low, high = i * 0, i * 0 + keys
+        if left is not None:
+            low = _clipped(xp, i + (shift - left), 0, keys)
+        if self.causal:
+            high = _clipped(xp, i + (1 if self.causal == "upper_left" else 1 + shift), 0, keys)
+        for bound in (None if right is None else i + (shift + right + 1), _lengths(self.key_lengths)):
+            if bound is not None:
+                high = xp.where(high < bound, high, _like(xp, bound, high))
+        return low, xp.where(high > low, high, low)
+
     def counts(self, xp: Namespace, q: Array, pairs: Array, keys: int, rows: Rows, dtype: Any) -> Any:
         """n_i, the number of keys visible to query i: (..., L, 1) in the compute dtype.
 
@@ -106,6 +138,31 @@ class Visibility(NamedTuple):
             n = positions(xp, q, rows.start, rows.stop)[:, None] + (1 + keys - rows.total)
             return xp.astype(xp.where(n > 0, n, 0), dtype)
         return xp.sum(xp.astype(pairs, dtype), axis=-1, keepdims=True)
+
+
+def _lengths(n: Array | int | None) -> Any:
+    return n if n is None or isinstance(n, int) else n[..., None, None]
+
+
+def _like(xp: Namespace, n: Any, like: Array) -> Any:
+    return xp.astype(n, like.dtype) if hasattr(n, "ndim") else n
+
+
+def _clipped(xp: Namespace, x: Array, least: int, most: int) -> Array:
+    x = xp.where(x < most, x, most)
+    return xp.where(x > least, x, least)
+
+
+def _allowed(xp: Namespace, mask: Array, low: Array, high: Array, keys: int) -> Array:
+    """How many of the keys from low to high (..., L, 1) a mask (..., 1, S) or (S,) lets be seen."""
+    mask = xp.broadcast_to(mask if mask.ndim > 1 else mask[None, :], (*mask.shape[:-2], 1, keys))
+    ones = xp.astype(mask[..., 0, :], low.dtype)
+    before = xp.concat([xp.zeros_like(ones[..., :1]), cumulative_sum(xp, ones, axis=-1)], axis=-1)
+    leading = broadcast("attention", "leading axes", before.shape[:-1], low.shape[:-2], high.shape[:-2])
+    before = xp.broadcast_to(before, (*leading, keys + 1))
+    index = [as_index(xp.broadcast_to(x[..., 0], (*leading, x.shape[-2]))) for x in (low, high)]
+    first, last = (take_along(xp, before, x, -1) for x in index)
+    return (last - first)[..., None]
 
 
 def visibility_of(options: Mapping[str, Any]) -> Visibility:

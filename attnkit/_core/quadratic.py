@@ -41,10 +41,16 @@ class Inputs(NamedTuple):
     rows: Rows
     dtype: Any  # the compute dtype
     normalised: Normalised | None = None  # the normalisation that gradients of q and k pass through
+    factor: Any = 1.0  # of the products of a row: a number or (..., L, 1)
 
     @property
     def keys(self) -> int:
         return self.k.shape[-2]
+
+    @property
+    def multiplier(self) -> Any:
+        """What multiplies the products q kᵀ."""
+        return self.scale if isinstance(self.factor, float) and self.factor == 1.0 else self.scale * self.factor
 
 
 Weigh = Callable[..., tuple[Array, Any]]
@@ -158,7 +164,7 @@ def contract(xp: Namespace, x: Array, y: Array) -> Array:
 
 def scores(xp: Namespace, a: Inputs) -> Array:
     """s = scale·q kᵀ + bias (semantics A2), before invisible scores are masked."""
-    s = contract(xp, a.q * a.scale, transposed(a.k))
+    s = contract(xp, a.q * a.multiplier, transposed(a.k))
     return s if a.bias is None else s + a.bias
 
 
@@ -203,7 +209,7 @@ def score_gradients(xp: Namespace, a: Inputs, ds: Array, like: Mapping[str, Any]
     """Gradients of the arguments q, k, bias and scale (in the compute dtype) from ds, the gradient of the scores."""
     q, k, bias, scale = like["q"], like["k"], like["bias"], like.get("scale")
     towards_q = contract(xp, ds, a.k)
-    dq, dk = towards_q * a.scale, ds.mT @ (a.q * a.scale)
+    dq, dk = towards_q * a.multiplier, ds.mT @ (a.q * a.multiplier)
     if a.normalised is not None:
         before = a.normalised
         dq = before.pull(xp, before.q, sum_to(xp, dq, tuple(before.q.shape)))
@@ -212,7 +218,7 @@ def score_gradients(xp: Namespace, a: Inputs, ds: Array, like: Mapping[str, Any]
     if bias is not None:
         grads["bias"] = sum_to(xp, ds, _shape_intile(bias, a))
     if scale is not None:
-        grads["scale"] = number_gradient(xp, towards_q * a.q, scale)
+        grads["scale"] = number_gradient(xp, towards_q * a.q * a.factor, scale)
     return grads
 
 

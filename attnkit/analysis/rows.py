@@ -231,8 +231,9 @@ def weight_blocks(op: Any, q: Array, k: Array, **params: Any) -> Iterator[tuple[
 def _blocks(plan: Any, q: Array, k: Array) -> Iterator[tuple[Array, Array | None]]:
     for rows in statistics._tiles(q, k, _BLOCK):
         with without_autocast(q), promoting(q):
-            a = plan.family.prepare(plan.xp, q, k, rows=rows, **plan.common)
-            u, r = plan.family.weigh(plan.xp, plan.family.scores(plan.xp, a), a, **plan.own)
+            inputs = plan.family.prepare(plan.xp, q, k, rows=rows, **plan.common)
+            a, s = plan.family.scored(plan.xp, inputs, plan.own)
+            u, r = plan.family.weigh(plan.xp, s, a, **plan.own)
             w = u * r
         yield w, a.pairs
 

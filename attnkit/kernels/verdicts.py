@@ -30,7 +30,7 @@ LINEAR = ("triton/linear.py", "triton/linear_sweeps.py", "triton/features.py")
 STATISTICS = (*POINTWISE, *ROWS, "triton/rows_statistics.py")
 OF_TORCH = {
     **dict.fromkeys(("pointwise", "sigmoid", "reluformer", "rela", "gaussian", "pointwise_packed"), POINTWISE),
-    **dict.fromkeys(("softmax", "entmax", "sparsemax", "softmax_packed"), ROWS),
+    **dict.fromkeys(("softmax", "entmax", "sparsemax", "ssmax", "softmax_packed"), ROWS),
     **dict.fromkeys(("linear", "cosine", "performer", "efficient", "linear_packed"), LINEAR),
     "linear_step": ("triton/linear_step.py", "triton/features.py"),
     "soft": (*POINTWISE, "triton/newton.py"),
@@ -40,7 +40,7 @@ OF_TORCH = {
 FLAT = ("triton/flat.py", "triton/activations.py")
 OF_JAX = {
     **dict.fromkeys(("pointwise", "sigmoid", "reluformer", "gaussian"), (*FLAT, "triton/distances.py")),
-    **dict.fromkeys(("softmax", "entmax", "sparsemax"), ("triton/flat_rows.py", "triton/normalisers.py")),
+    **dict.fromkeys(("softmax", "entmax", "sparsemax", "ssmax"), ("triton/flat_rows.py", "triton/normalisers.py")),
     "linear": ("triton/flat_linear.py", "triton/linear_sweeps.py", "triton/features.py"),
 }
 CUDA, CUDA_ROWS, CUDA_LINEAR = (

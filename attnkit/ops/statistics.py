@@ -173,8 +173,8 @@ def _join_statistics(xp: Namespace, parts: list[RowStatistics]) -> RowStatistics
 
 def _forward_tile(plan: _Plan, rows: Rows, q: Array, k: Array, v: Array | None) -> tuple[Array | None, RowStatistics]:
     xp = plan.xp
-    a = plan.family.prepare(xp, q, k, v, rows=rows, **plan.common)
-    u, r = plan.family.weigh(xp, plan.family.scores(xp, a), a, **plan.own)
+    a, s = plan.family.scored(xp, plan.family.prepare(xp, q, k, v, rows=rows, **plan.common), plan.own)
+    u, r = plan.family.weigh(xp, s, a, **plan.own)
     statistics = _measure(plan, a, u * r)
     if v is None:
         return None, statistics
@@ -273,12 +273,12 @@ def _backward_tile(
 ) -> dict[str, Array]:
     """Gradients, in the compute dtype, of what the rows of one tile contribute."""
     family, of_tile = plan.family, RowStatistics(*(_rows_of(x, rows, -1) for x in dstats))
-    a = family.prepare(plan.xp, like["q"], like["k"], like.get("v"), rows=rows, **plan.common)
+    inputs = family.prepare(plan.xp, like["q"], like["k"], like.get("v"), rows=rows, **plan.common)
+    a, s = family.scored(plan.xp, inputs, plan.own)
 
     def from_statistics(w: Array) -> Array:
         return _weight_gradient(plan, a, w, of_tile)
 
-    s = family.scores(plan.xp, a)
     return family.gradients(plan.xp, a, s, like, _rows_of(do, rows, -2), plan.own, from_statistics)
 
 

@@ -146,6 +146,12 @@ from attnkit_reference.softpick import (
     softpick_attention_vjp,
     softpick_attention_weights,
 )
+from attnkit_reference.ssmax import (
+    ssmax_attention,
+    ssmax_attention_magnitudes,
+    ssmax_attention_vjp,
+    ssmax_attention_weights,
+)
 from attnkit_reference.statistics import (
     RowStatistics,
     attention_regulariser,
@@ -287,4 +293,8 @@ __all__ = [
     "sparsemax_attention_vjp",
     "sparsemax_attention_weights",
     "sparsemax_attention_weights_magnitudes",
+    "ssmax_attention",
+    "ssmax_attention_magnitudes",
+    "ssmax_attention_vjp",
+    "ssmax_attention_weights",
 ]

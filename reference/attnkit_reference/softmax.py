@@ -7,6 +7,7 @@ import numpy as np
 from attnkit_reference._core import (
     Array,
     Rows,
+    Scores,
     attend,
     contract,
     output_cotangent,
@@ -22,7 +23,10 @@ def softmax_rows(op: str, q: Array, k: Array, v: Array | None = None, **options:
 
     A row whose visible scores are all -inf is null.
     """
-    sc = scores(op, q, k, v, **options)
+    return softmax_of(scores(op, q, k, v, **options))
+
+
+def softmax_of(sc: Scores) -> Rows:
     maximum = _maximum(sc.s, sc.visible)
     live = (sc.n > 0) & (maximum != -np.inf)
     with np.errstate(invalid="ignore"):

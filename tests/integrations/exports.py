@@ -38,6 +38,7 @@ CASES = (
     Case("entmax_attention", {"alpha": 1.25}),
     Case("gaussian_attention"),
     Case("softpick_attention"),
+    Case("ssmax_attention"),
     Case("rela_attention", others=((8,),)),
     Case("sima_attention"),
     Case("linear_attention", longest=4096),

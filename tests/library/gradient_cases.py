@@ -78,6 +78,7 @@ EFFICIENT = state("efficient_attention", ("S", "z", "m"))
 
 NORM = {"norm_weight": np.array([0.8, 1.2, 1.1, 0.9])}
 OF_HEAD = {"norm_weight": np.array([0.8, 1.2]), "gate_weight": np.array([0.5, -0.7])}
+NUMBERS = {"slope": np.array([0.6, -0.4]), "intercept": np.array(0.3)}
 ALPHAS = {"alpha": np.array([[1.2], [1.5], [1.9]])}
 PACKED = dict(zip("qkv", draw(3, (5, 2, 3), (7, 2, 3), (7, 2, 2)), strict=True))
 EDGES = {"cu_seqlens_q": np.array([0, 2, 5], np.int32), "cu_seqlens_k": np.array([0, 3, 7], np.int32)}
@@ -128,6 +129,7 @@ CASES = (
     Case("sima_attention", QKV),
     Case("gaussian_attention", {**QKV, **BIAS}, CAUSAL),
     Case("softpick_attention", {**QKV, **BIAS}, {**CAUSAL, "eps": 0.1}),
+    Case("ssmax_attention", {**QKV, **BIAS, **NUMBERS}, CAUSAL),
     Case("linear_attention", {**TOKENS, **LINEAR}, RESUMED),
     Case("linear_attention", QKV, {"feature_map": "relu", "eps": 0.1}),
     Case("linear_attention", QKV, {**CAUSAL, "feature_map": "identity"}),

@@ -94,11 +94,11 @@ REFUSED: dict[Callable[[Op], None], tuple[str, ...]] = {
     blocked: (*IN_ONE_TENSOR, *LOW_RANK, *OF_FEATURES, *JOINED),
     packed: (
         *(*IN_ONE_TENSOR, *LOW_RANK, *OF_FEATURES[1:], *SPARSE, *JOINED),
-        *("reluformer_attention", "sigmoid_attention", "gaussian_attention"),
+        *("reluformer_attention", "sigmoid_attention", "gaussian_attention", "ssmax_attention"),
     ),
     module: IN_ONE_TENSOR,
     integrations: (*IN_ONE_TENSOR, *JOINED),
-    processes: (*IN_ONE_TENSOR, *LOW_RANK, *SPARSE, *JOINED),
+    processes: (*IN_ONE_TENSOR, *LOW_RANK, *SPARSE, *JOINED, "ssmax_attention"),
 }
 """Which ops a consumer does not serve."""
 OPS = [getattr(attnkit, name) for name in attnkit.__all__ if name.endswith("_attention")]

@@ -18,6 +18,7 @@ OPS: dict[str, tuple[str, dict[str, Any]]] = {
     "reluformer": ("reluformer_attention", {"gamma": 0.7}),
     "sigmoid": ("sigmoid_attention", {}),
     "softpick": ("softpick_attention", {"eps": 0.3}),
+    "ssmax": ("ssmax_attention", {"slope": 0.6, "intercept": 0.3}),
     **{
         name: ("pointwise_attention", {"activation": name, "alpha": 0.6, "gain": 1.3}) for name in reference.ACTIVATIONS
     },
@@ -114,7 +115,7 @@ CASES: dict[str, Callable[[Rng], tuple[Arrays, Arrays]]] = {
 
 
 def case_scores(arrays: Arrays, params: Arrays) -> Scores:
-    own = ("gamma", "length", "activation", "alpha", "gain", "shift", "eps")
+    own = ("gamma", "length", "activation", "alpha", "gain", "shift", "eps", "slope", "intercept")
     common = {name: x for name, x in {**arrays, **params}.items() if name not in own}
     sc = scores("sample", **common)
     shift = np.asarray(arrays.get("shift", params.get("shift", 0.0)))
@@ -328,7 +329,16 @@ def test_attention_regulariser(check_gradients: Any, own: Arrays) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (2,)])
-@pytest.mark.parametrize("op", ["gaussian", "sparsemax", "entmax", "rela", "softpick"])
+@pytest.mark.parametrize("length", ["visible", "all"])
+def test_learned_numbers_of_rows(check_gradients: Any, shape: tuple[int, ...], length: str) -> None:
+    arrays, params = sample("causal", "ssmax", length=length)
+    numbers = {"slope": np.resize([0.6, -0.4], shape), "intercept": np.resize([0.2, 1.1], shape)}
+    params = {name: x for name, x in params.items() if name not in numbers}
+    check_op(check_gradients, "ssmax", {**arrays, **numbers, "scale": np.resize([0.7, -0.3], shape)}, params)
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+@pytest.mark.parametrize("op", ["gaussian", "sparsemax", "entmax", "rela", "softpick", "ssmax"])
 def test_learned_scale_of_other_ops(check_gradients: Any, op: str, shape: tuple[int, ...]) -> None:
     arrays = draw(np.random.default_rng(3), (3, 2, 3, 3), (1, 2, 4, 3), (3, 2, 4, 2), scale=shape)
     arrays |= {"norm_weight": np.array([0.5, 1.0, 1.5, 2.0])} if op == "rela" else {}

@@ -127,7 +127,7 @@ def prepared(c: blocks.Call, p: blocks.Call, index: Index, start: Any) -> blocks
             a = a._replace(drop=jnp.where(pairs, a.drop, 0.0))
     else:
         a = c.family.prepare(jnp, q, k, v, mask=pairs, **options)
-    return a, c.family.scores(jnp, a)
+    return c.family.scored(jnp, a, blocks.options_of(p))
 
 
 def dropped(c: blocks.Call, arguments: dict[str, Any], index: Index, i: Array, k: Array) -> dict[str, Array]:

@@ -19,7 +19,7 @@ from attnkit.backends.jax.formula import Call
 from attnkit.backends.native import OLDEST_JAX, linear, lower, native_status, packed, rows, served
 from attnkit.backends.native.load import warn_of_absence
 from attnkit.kernels.plan import is_array
-from attnkit.ops import gated, lsh, rela
+from attnkit.ops import gated, lsh, rela, ssmax
 from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.lowrank import linformer, nystrom, soft
 from attnkit.ops.pointwise import POINTWISE
@@ -171,5 +171,5 @@ KERNELS = served.Served(*CALLS).kernels() | linear.Linear(*CALLS).kernels() | ro
 KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name])
 KERNELS |= gated.kernels(KERNELS[POINTWISE.name])
 KERNELS |= linformer.kernels(KERNELS[SOFTMAX.name]) | nystrom.kernels(KERNELS[SOFTMAX.name])
-KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | lsh.kernels(KERNELS[SOFTMAX.name], LSH_PAIRS)
+KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | ssmax.kernels(KERNELS) | lsh.kernels(KERNELS[SOFTMAX.name], LSH_PAIRS)
 KERNELS = {op: kernel._replace(regret=regret) for op, kernel in KERNELS.items()}

@@ -22,7 +22,7 @@ from attnkit.backends.torch.alignment import are_aligned
 from attnkit.backends.torch.custom import Arguments, Outputs, register
 from attnkit.backends.torch.softmax import sdpa_unsupported
 from attnkit.kernels.plan import UNALIGNED
-from attnkit.ops import gated, lsh, rela
+from attnkit.ops import gated, lsh, rela, ssmax
 from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.linear.attention import LINEAR
 from attnkit.ops.linear.cosine import COSINE
@@ -369,7 +369,7 @@ KERNELS = served.Served(*CALLS).kernels() | linear.Linear(*CALLS).kernels() | ro
 KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name], replaces=("blocked",))
 KERNELS |= gated.kernels(KERNELS[POINTWISE.name])
 KERNELS |= linformer.kernels(KERNELS[SOFTMAX.name]) | nystrom.kernels(KERNELS[SOFTMAX.name])
-KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | lsh.kernels(KERNELS[SOFTMAX.name])
+KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | ssmax.kernels(KERNELS) | lsh.kernels(KERNELS[SOFTMAX.name])
 for name in VJPS:
     KERNELS[name] = KERNELS[name]._replace(prepared=partial(prepared, name))
 KERNELS = {op: kernel._replace(regret=regret) for op, kernel in KERNELS.items()}

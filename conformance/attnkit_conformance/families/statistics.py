@@ -17,7 +17,7 @@ from attnkit_conformance.model.tolerance import smallest_normal
 from attnkit_conformance.scenes import attention, plain
 
 FAINT = 1024.0  # smallest normal numbers, of which a sum of weights is less
-OWN_NUMBERS = ("alpha", "gain", "shift", "gamma")  # of subjects: arrays with a gradient
+OWN_NUMBERS = ("alpha", "gain", "shift", "gamma", "slope", "intercept")  # of subjects: arrays with a gradient
 
 
 def statistics_errors(op: Op) -> Iterator[ErrorSample]:

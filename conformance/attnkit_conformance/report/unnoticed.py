@@ -56,6 +56,7 @@ REASONS: tuple[tuple[str, float, str], ...] = (  # op, results and dtype; percen
     ("entmax_attention gradients float16", 2.0, SATURATED),
     ("softpick_attention gradients float32", 1.5, SATURATED),
     ("softpick_attention gradients float16", 3.0, SATURATED),
+    ("ssmax_attention gradients float32", 1.5, SATURATED),
     ("efficient_attention gradients float32", 0.5, SATURATED),
     ("efficient_attention gradients float16", 1.5, SATURATED),
     ("linear_attention gradients float32", 0.5, FIRST),

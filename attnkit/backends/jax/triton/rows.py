@@ -17,6 +17,7 @@ from attnkit.backends.jax.blocked import Arrays, Static, divided
 from attnkit.backends.jax.triton import launch
 from attnkit.backends.jax.triton.launch import INPUTS, Call, Launch, Output, Outputs, Views
 from attnkit.kernels.plan import Normaliser, is_array, newton_steps, normaliser
+from attnkit.ops import ssmax
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.softmax import SOFTMAX
 
@@ -147,3 +148,4 @@ KERNELS: dict[str, Kernel] = {
     for op, kind in ((SOFTMAX.name, "softmax"), (ENTMAX.name, "entmax"))
     for suffix, serve in (("", attend), ("_vjp", pull))
 }
+KERNELS |= ssmax.kernels(KERNELS)

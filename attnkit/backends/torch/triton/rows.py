@@ -17,6 +17,7 @@ from attnkit.backends.torch.softmax import sdpa_unsupported
 from attnkit.backends.torch.triton import decoding, launch, pointwise, recorded
 from attnkit.backends.torch.triton.launch import Launch, View, by_sequence, view, view_of
 from attnkit.kernels.plan import Layout, Normaliser, blocks_of, newton_steps, normaliser
+from attnkit.ops import ssmax
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.softmax import SOFTMAX
 
@@ -317,6 +318,7 @@ KERNELS = {
     for op, kind in ((SOFTMAX.name, "softmax"), (ENTMAX.name, "entmax"))
     for suffix, serve in (("", attend), ("_vjp", pull))
 }
+KERNELS |= ssmax.kernels(KERNELS)
 KERNELS[SOFTMAX.name] = KERNELS[SOFTMAX.name]._replace(is_faster=softmax_is_faster)
 for name in (SOFTMAX.name, ENTMAX.name):
     KERNELS[name] = KERNELS[name]._replace(prepared=partial(prepared, name))

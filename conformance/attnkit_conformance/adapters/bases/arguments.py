@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 Arrays = Mapping[str, Any]
-NUMBERS = ("scale", "gain", "shift", "gamma")
+NUMBERS = ("scale", "gain", "shift", "gamma", "slope", "intercept")
 
 
 def refusal(arrays: Arrays, params: Arrays, parameters: Iterable[str]) -> str | None:
