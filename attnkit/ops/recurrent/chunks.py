@@ -150,7 +150,8 @@ def pull_products(xp: Namespace, x: Array, y: Array, g: Array | None, dm: Array,
         ds = ds * xp.exp(_sums_between(xp, g))
         return Pulled(ds @ y, ds.mT @ x, dg)
     own = xp.sum(xp.where(_past(xp, x) & _past(xp, x).mT, dm, 0.0), axis=-1, keepdims=True)
-    dx, dy, dg, half, blocks = own * y, own * x, 0.0, x.shape[-2] // 2, dm[..., None, :, :]
+    dx, dy, half, blocks = own * y, own * x, x.shape[-2] // 2, dm[..., None, :, :]
+    dg = xp.zeros_like(dx)
     while half:
         (y_, _), (_, x_), (early, late) = (halves(xp, a, half) for a in (y, x, g))
         late, early = xp.exp(cumulative_sum(xp, late, -2)), xp.exp(sums_after(xp, early))

@@ -3,7 +3,6 @@
 from typing import Any, Unpack
 
 from attnkit._core.quadratic import sum_to
-from attnkit._core.special import cumulative_sum
 from attnkit._core.typing import Array, Impl, Namespace
 from attnkit.ops.linear.states import State
 from attnkit.ops.recurrent.chunks import (

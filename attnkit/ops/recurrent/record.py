@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypedDict
 
 from attnkit._core import check
-from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.derived import DO, derived_signature, signature_like
+from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.tokens import checked_with_arrays, chosen, cotangent, key_mask, zeros
 from attnkit._core.typing import Array, Namespace

@@ -98,7 +98,7 @@ class Recurrence:
             do, R = np.abs(do), np.abs(R)
         grads: dict[str, Any] = {name: [] for name in ("q", "k", "v", *self.gates)}
         for t in range(self.k.shape[-2] - 1, -1, -1):
-            R = R + m.scale * m.q[..., t, :, None] * do[..., t, None, :]
+            R = R + reduce_to(m.scale * m.q[..., t, :, None] * do[..., t, None, :], R.shape)
             dq = size(m.scale) * (size(states[t + 1]) @ size(do[..., t, :, None]))[..., 0]
             R, of_token = m.pull_step(states[t], R, t, size)
             for name, x in {"q": dq, **of_token}.items():
