@@ -1,14 +1,14 @@
 """The delta rule: a state corrects what it holds about a key (DeltaNet, gated DeltaNet, Kimi delta attention).
 
-Within a chunk the corrections u_i = β_i (v_i - (what the state before the chunk holds about k_i) - Σ_{j<i} (k_i·k_j, as far
-as it has not faded) u_j) are a unit lower triangular system. Its inverse is made once; then chunk follows chunk.
+Within a chunk the corrections u_i = β_i (v_i - (what the state before the chunk holds about k_i) - Σ_{j<i} (k_i·k_j, as
+far as it has not faded) u_j) are a unit lower triangular system. Its inverse is made once; then chunk follows chunk.
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Unpack
 
 from attnkit._core.quadratic import sum_to
-from attnkit._core.special import unstack
+from attnkit._core.special import folded
 from attnkit._core.typing import Array, Impl, Namespace
 from attnkit.ops.linear.states import State
 from attnkit.ops.recurrent.chunks import Fades, fades, inverse, products, pull_products, sums_before, sums_from
@@ -50,31 +50,31 @@ def _chunks(xp: Namespace, m: Call) -> _Chunks:
     return _Chunks(f, keys, pairs, inverted, m.k * f.within, m.k * f.until, m.q * f.within, lead)
 
 
-def _by_chunk(xp: Namespace, lead: tuple[int, ...], x: Any) -> tuple[Any, ...]:
-    """x (..., chunks, a, b) chunk by chunk."""
-    if isinstance(x, float):
-        return (x,) * lead[-1]
-    return unstack(xp, xp.broadcast_to(x, (*lead, *x.shape[-2:])), axis=-3)
-
-
-def _whole(f: Fades) -> Any:
-    return f.whole if isinstance(f.whole, float) else f.whole.mT
+def _folded(
+    xp: Namespace, c: _Chunks, step: Any, first: Array, *parts: Array, backwards: bool = False
+) -> tuple[Array, tuple[Array, ...]]:
+    """step(S, whole, *parts) for one chunk after another; whole is what all its tokens leave of a state."""
+    whole = c.f.whole if isinstance(c.f.whole, float) else c.f.whole.mT
+    every = parts if isinstance(whole, float) else (whole, *parts)
+    wide = tuple(xp.broadcast_to(x, (*c.lead, *x.shape[-2:])) for x in every)
+    if isinstance(whole, float):
+        return folded(xp, lambda S, *own: step(S, whole, *own), first, wide, backwards)
+    return folded(xp, step, first, wide, backwards)
 
 
 def _run(xp: Namespace, m: Call, c: _Chunks) -> tuple[Array, Array, Array]:
     """The state before each chunk, the corrections of each, and the last state."""
     beta = m.gates["beta"]
     wanted, held = c.inverse @ (beta * m.v), c.inverse @ (beta * c.k_within)
-    S, states, corrections = m.first, [], []
-    parts = (_by_chunk(xp, c.lead, x) for x in (wanted, held, c.k_until.mT, _whole(c.f)))
-    for wanted_, held_, k_, whole_ in zip(*parts, strict=True):
-        u = wanted_ - held_ @ S
-        states.append(S)
-        corrections.append(u)
-        S = S * whole_ + k_ @ u
-    if not states:
-        return m.first[..., None, :, :][..., :0, :, :], wanted, S
-    return xp.stack(states, axis=-3), xp.stack(corrections, axis=-3), S
+
+    def step(S: Array, whole: Any, wanted: Array, held: Array, k: Array) -> tuple[Array, tuple[Array, Array]]:
+        u = wanted - held @ S
+        return S * whole + k @ u, (S, u)
+
+    if not wanted.shape[-3]:
+        return m.first[..., None, :, :][..., :0, :, :], wanted, m.first
+    last, (states, u) = _folded(xp, c, step, m.first, wanted, held, c.k_until.mT)
+    return states, u, last
 
 
 def forward(xp: Namespace, m: Call) -> tuple[Array, Array]:
@@ -91,16 +91,15 @@ def backward(xp: Namespace, m: Call, do: Array, dstate: Array) -> dict[str, Any]
     size, (d, e) = m.k.shape[-2], m.first.shape[-2:]
     du = sum_to(xp, c.pairs.mT @ do, (*c.lead, size, e))
     drawn = sum_to(xp, c.q_within.mT @ do, (*c.lead, d, e))
-    parts = (du, drawn, c.k_until, c.inverse.mT, (beta * c.k_within).mT, _whole(c.f))
-    R, after, of_wanted = dstate, [], []
-    for du_, drawn_, k_, inverse_, held_, whole_ in zip(*(_by_chunk(xp, c.lead, x)[::-1] for x in parts), strict=True):
-        after.append(R)
-        db = inverse_ @ (du_ + k_ @ R)
-        of_wanted.append(db)
-        R = R * whole_ + drawn_ - held_ @ db
-    if not after:
-        return _nothing(xp, m, R)
-    after, db = (xp.stack(x[::-1], axis=-3) for x in (after, of_wanted))
+    if not du.shape[-3]:
+        return _nothing(xp, m, dstate)
+
+    def step(R: Array, whole: Any, du: Array, drawn: Array, k: Array, transposed: Array, held: Array) -> Any:
+        db = transposed @ (du + k @ R)
+        return R * whole + drawn - held @ db, (R, db)
+
+    held = (beta * c.k_within).mT
+    R, (after, db) = _folded(xp, c, step, dstate, du, drawn, c.k_until, c.inverse.mT, held, backwards=True)
 
     error = m.v - c.k_within @ states
     de, da = beta * db, -_own(xp, db @ u.mT)
@@ -211,6 +210,6 @@ delta_attention_step = step_of(
 delta_attention_step_vjp = step_vjp_of(
     delta_attention,
     DELTA,
-    """Gradients {"q_t", "k_t", "v_t", "beta_t"}, and "log_decay_t" and "state" (a tuple) where they were given, for do_t
-    and dstate (None = 0).""",
+    """Gradients {"q_t", "k_t", "v_t", "beta_t"}, and "log_decay_t" and "state" (a tuple) where they were given, for
+    do_t and dstate (None = 0).""",
 )

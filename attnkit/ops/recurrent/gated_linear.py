@@ -98,8 +98,8 @@ def gated_linear_attention(
         return_state: also return the state after the last token.
         impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
             `attnkit.explain`).
-        **common: `mask`, a key mask (..., 1, T) or (T,), and `key_lengths`: hidden tokens neither add nor decay; their k,
-            v and gates may hold NaN and get the gradient 0. `scale`: None is 1/√d.
+        **common: `mask`, a key mask (..., 1, T) or (T,), and `key_lengths`: hidden tokens neither add nor decay; their
+            k, v and gates may hold NaN and get the gradient 0. `scale`: None is 1/√d.
 
     Returns:
         o (..., T, e) in the dtype of q, computed in float32 (float64 for float64); with `return_state` (o, (S,)), S in
@@ -120,8 +120,8 @@ gated_linear_attention_vjp = vjp_of(
     and dstate = (dS,); None is 0.
 
     With R_t the gradient of S_t, R_{t-1} = scale·q_{t-1} do_{t-1}ᵀ + diag(exp(g_t)) R_t: dq_t = scale·S_t do_t, dk_t =
-    R_t v_t, dv_t = R_tᵀ k_t, dg_t = Σ_e R_t ⊙ diag(exp(g_t)) S_{t-1}, chunk by chunk as the op itself. dg_t is a sum over
-    the pairs on both sides of t, not a difference of sums over the sequence, in which small gates would be lost.
+    R_t v_t, dv_t = R_tᵀ k_t, dg_t = Σ_e R_t ⊙ diag(exp(g_t)) S_{t-1}, chunk by chunk as the op itself. dg_t is a sum
+    over the pairs on both sides of t, not a difference of sums over the sequence, in which small gates would be lost.
     """,
 )
 gated_linear_attention_step = step_of(

@@ -1,7 +1,7 @@
 """What recurrent ops have in common: tokens without what padding holds, states, and the way through a sequence.
 
-A call is a plain recurrence over T tokens, S_t from S_{t-1} and o_t = scale q_t^T S_t, forward and back. An op gives one
-step and the gradients of one step; all else is here.
+A call is a plain recurrence over T tokens, S_t from S_{t-1} and o_t = scale q_t^T S_t, forward and back. An op gives
+one step and the gradients of one step; all else is here.
 """
 
 import inspect

@@ -74,7 +74,7 @@ def gated_linear_attention(q: Array, k: Array, v: Array, log_gate: Array, **para
 gated_linear_attention_vjp, gated_linear_attention_magnitudes = derived_gradients(
     gated_linear_attention,
     gated_linear,
-    """Gradients of `gated_linear_attention`: {"q", "k", "v", "log_gate"} and "initial_state", a tuple like it, if given.
+    """Gradients of `gated_linear_attention`: {"q", "k", "v", "log_gate"} and "initial_state", a tuple, if given.
 
     do (..., T, e) is the cotangent of o, dstate = (dS,) that of the state; None is 0. With R_t the gradient of S_t,
     R_T = scale q_T do_T^T + dS and R_{t-1} = scale q_{t-1} do_{t-1}^T + diag(exp(g_t)) R_t: dq_t = scale S_t do_t,

@@ -206,7 +206,7 @@ def samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     if dtype == "float32":
         plain = {name: levels[0] for name, levels in op.levels.items()}
         row = {**plain, **op.kind.in_properties, "gates": "mixed", "batch": "single", "shape": str(LONGEST),
-               "width": "4x3", "return_state": True}  # fmt: skip
+               "width": "16x3", "return_state": True}  # fmt: skip
         yield sample(op.name, dtype, f"mixed-{LONGEST}", row_case, op, f"mixed-{LONGEST}", row, dtype, 1.0)
 
 
