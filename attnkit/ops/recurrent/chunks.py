@@ -104,6 +104,12 @@ def _sums_between(xp: Namespace, g: Array) -> Array:
     return cumulative_sum(xp, xp.where(_later(xp, g), wide, 0.0), -2)
 
 
+def _in_a_row(xp: Namespace, x: Array) -> Array:
+    """(..., chunks, size, f) as (..., chunks·size, f). Products in XLA end the process from 8 axes on, on CPUs, and a
+    Hessian adds two."""
+    return xp.reshape(x, (*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1]))
+
+
 def _lower(xp: Namespace, first: Array, low: Array, second: Array) -> Array:
     """[[first, 0], [low, second]]."""
     above = xp.concat([first, xp.zeros_like(first)], axis=-1)
@@ -122,13 +128,14 @@ def products(xp: Namespace, x: Array, y: Array, g: Array | None) -> Array:
         return xp.where(_past(xp, x), x @ y.mT, 0.0)
     if g.shape[-1] == 1:
         return xp.where(_past(xp, x), (x @ y.mT) * xp.exp(_sums_between(xp, g)), 0.0)
-    m, half = xp.sum(x * y, axis=-1)[..., None, None], 1
-    while half < x.shape[-2]:
+    size, (x, y, g) = x.shape[-2], (_in_a_row(xp, a) for a in (x, y, g))
+    m, half = x[..., None, :] @ y[..., None], 1  # as a sum, of shared heads, it ends the process with jaxlib 0.10.2
+    while half < size:
         (y_, _), (_, x_), (early, late) = (halves(xp, a, half) for a in (y, x, g))
         low = (x_ * xp.exp(cumulative_sum(xp, late, -2))) @ (y_ * xp.exp(sums_after(xp, early))).mT
         first, second = (xp.broadcast_to(a, low.shape) for a in _by_twos(xp, m))
         m, half = _lower(xp, first, low, second), 2 * half
-    return m[..., 0, :, :]
+    return m
 
 
 class Pulled(NamedTuple):
@@ -150,35 +157,40 @@ def pull_products(xp: Namespace, x: Array, y: Array, g: Array | None, dm: Array,
         ds = ds * xp.exp(_sums_between(xp, g))
         return Pulled(ds @ y, ds.mT @ x, dg)
     own = xp.sum(xp.where(_past(xp, x) & _past(xp, x).mT, dm, 0.0), axis=-1, keepdims=True)
-    dx, dy, half, blocks = own * y, own * x, x.shape[-2] // 2, dm[..., None, :, :]
+    shape, half, blocks = (*dm.shape[:-1], x.shape[-1]), x.shape[-2] // 2, dm
+    x, y, g, own = (_in_a_row(xp, a) for a in (x, y, g, own))
+    dx, dy = own * y, own * x
     dg = xp.zeros_like(dx)
     while half:
         (y_, _), (_, x_), (early, late) = (halves(xp, a, half) for a in (y, x, g))
         late, early = xp.exp(cumulative_sum(xp, late, -2)), xp.exp(sums_after(xp, early))
-        low = blocks[..., half:, :half]
-        blocks = xp.stack([blocks[..., :half, :half], blocks[..., half:, half:]], axis=-3)
-        blocks = xp.reshape(blocks, (*blocks.shape[:-4], blocks.shape[-4] * 2, half, half))
+        low, blocks = _quartered(xp, blocks)
         of_x, of_y = (low @ (y_ * early)) * late, (low.mT @ (x_ * late)) * early
         dx = dx + _whole(xp, xp.zeros_like(of_x), of_x, x)
         dy = dy + _whole(xp, of_y, xp.zeros_like(of_y), x)
         dg = dg + _whole(xp, sums_before(xp, of_y * y_), sums_from(xp, of_x * x_), x)
         half //= 2
-    return Pulled(dx, dy, dg)
+    return Pulled(*(xp.reshape(a, shape) for a in (dx, dy, dg)))
+
+
+def _quartered(xp: Namespace, x: Array) -> tuple[Array, Array]:
+    """Of blocks (..., n, 2h, 2h) the lower left quarters (..., n, h, h), and those on the diagonal (..., 2n, h, h)."""
+    half = x.shape[-1] // 2
+    both = xp.stack([x[..., :half, :half], x[..., half:, half:]], axis=-3)
+    return x[..., half:, :half], xp.reshape(both, (*x.shape[:-3], x.shape[-3] * 2, half, half))
 
 
 def inverse(xp: Namespace, a: Array) -> Array:
     """(I + a)⁻¹ for a (..., size, size) strictly lower triangular, size 2^m: of blocks, from the inverses of halves."""
-    lows, half, blocks = [], a.shape[-1] // 2, a[..., None, :, :]
-    while half:
-        lows.append(blocks[..., half:, :half])
-        blocks = xp.stack([blocks[..., :half, :half], blocks[..., half:, half:]], axis=-3)
-        blocks = xp.reshape(blocks, (*blocks.shape[:-4], blocks.shape[-4] * 2, half, half))
-        half //= 2
+    lows, blocks = [], a
+    while blocks.shape[-1] > 1:
+        low, blocks = _quartered(xp, blocks)
+        lows.append(low)
     x = xp.ones_like(blocks)
     for low in reversed(lows):
         first, second = _by_twos(xp, x)
         x = _lower(xp, first, -(second @ low @ first), second)
-    return x[..., 0, :, :]
+    return x
 
 
 # ---------------------------------------------------------------------------------------------- chunk after chunk

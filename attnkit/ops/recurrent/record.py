@@ -12,6 +12,7 @@ from attnkit._core import check
 from attnkit._core.derived import DO, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
+from attnkit._core.special import inverse_root
 from attnkit._core.tokens import checked_with_arrays, chosen, cotangent, key_mask, zeros
 from attnkit._core.typing import Array, Namespace
 from attnkit.ops.linear.states import STATE_CHECKS, State, check_parts, parts_of, step_context, stepping
@@ -100,13 +101,13 @@ class Recurrent(NamedTuple):
         self, q_t: Array, k_t: Array, v_t: Array, *arrays: Array, state: State | None = None, **options: Any
     ) -> tuple[Array, State]:
         gates = self.gates_of(arrays, options, "_t")
-        xp, dtype, scale = namespace(q_t), compute_dtype(namespace(q_t), q_t), _scale(q_t, **options)
+        xp, dtype = namespace(q_t), compute_dtype(namespace(q_t), q_t)
         q, k, v, *_ = (cast(xp, x, dtype) for x in (q_t, k_t, v_t))
         numbers = self.numbers(gates)
         wide = {n: cast(xp, x[..., None] if n in numbers else x, dtype) for n, x in gates.items()}
         leading = check.broadcast(self.name, "leading axes", *(tuple(x.shape[:-1]) for x in (k, v, *wide.values())))
         first = _first(xp, k, v, leading, state)
-        o, S = self.token(xp, Call(q * scale, k, v, wide, first))
+        o, S = self.token(xp, Call(q * _scale(xp, q_t, **options), k, v, wide, first))
         shape = check.broadcast(self.name, "leading axes", tuple(q.shape[:-1]), leading)
         return cast(xp, xp.broadcast_to(o, (*shape, v.shape[-1])), q_t.dtype), (S,)
 
@@ -129,15 +130,15 @@ class Prepared(NamedTuple):
 
     xp: Namespace
     call: Call
-    scale: float
+    scale: Any
     leading: tuple[int, ...]  # of the output
     valid: Array | None  # (..., T): tokens that are not hidden, None = all
     live: Array | None  # (..., T): rows that see a key or a state
     numbers: tuple[str, ...]
 
 
-def _scale(q: Array, scale: float | None = None) -> float:
-    return q.shape[-1] ** -0.5 if scale is None else float(scale)
+def _scale(xp: Namespace, q: Array, scale: float | None = None) -> Any:
+    return inverse_root(xp, q.shape[-1], compute_dtype(xp, q)) if scale is None else float(scale)
 
 
 def prepared(
@@ -156,7 +157,7 @@ def prepared(
 ) -> Prepared:
     """Arrays in the compute dtype, in chunks, 0 where a token is hidden."""
     xp, size = namespace(q), chunk_length(chunk_size, q.shape[-2])
-    dtype, factor, numbers = compute_dtype(xp, q), _scale(q, scale), record.numbers(gates)
+    dtype, factor, numbers = compute_dtype(xp, q), _scale(xp, q, scale), record.numbers(gates)
     parts = parts_of(xp, q, k, initial_state is not None, mask=mask, causal=causal, key_lengths=key_lengths)
     wide = {"q": q, "k": k, "v": v, **{n: x[..., None] if n in numbers else x for n, x in gates.items()}}
     leading = check.broadcast(record.name, "leading axes", *(tuple(x.shape[:-2]) for x in wide.values()))
