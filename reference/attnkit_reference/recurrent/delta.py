@@ -63,7 +63,8 @@ def delta(
     op: str, q: Array, k: Array, v: Array, beta: Array, *, log_decay: Array | None = None, **options: Any
 ) -> Delta:
     """The call, with log_decay told by its axes: those of beta, or one more."""
-    gates, numbers = {"beta": beta}, ("beta",)
+    gates: dict[str, Array] = {"beta": beta}
+    numbers: tuple[str, ...] = ("beta",)
     if log_decay is not None:
         gates["log_decay"] = log_decay
         numbers = numbers if np.ndim(log_decay) > np.ndim(beta) else ("beta", "log_decay")
@@ -87,12 +88,12 @@ def _one(
     log_decay_t: Array | None = None,
     **options: Any,
 ) -> Delta:
-    tokens = one_token(op, q_t=q_t, k_t=k_t, v_t=v_t)
+    q, k, v = one_token(op, q_t=q_t, k_t=k_t, v_t=v_t)
     decay = None
     if log_decay_t is not None:
         vector = np.ndim(log_decay_t) > np.ndim(beta_t)
         decay = log_decay_t[..., None, :] if vector else np.asarray(log_decay_t)[..., None]
-    return delta(op, *tokens, np.asarray(beta_t)[..., None], log_decay=decay, initial_state=state, **options)
+    return delta(op, q, k, v, np.asarray(beta_t)[..., None], log_decay=decay, initial_state=state, **options)
 
 
 @keywords(delta)

@@ -195,7 +195,8 @@ def property_case(op: Op, scene: Property, params: Params, label: str, dtype: st
     """The scene of a property: as many queries as keys, and a key mask in the place of one of pairs."""
     rng, T = generator(f"recurrent/{scene.name}"), scene.S
     own = {n: x for n, x in {**scene.params, **params}.items() if n in (*OWN, "causal")}
-    arrays = tokens(op.kind, op.kind.in_properties, scene.lead, T, (scene.d, scene.e), scene.size, rng)
+    of_q, of_k, of_v = scene.lead
+    arrays = tokens(op.kind, op.kind.in_properties, (of_q, of_k, of_v), T, (scene.d, scene.e), scene.size, rng)
     if "mask" in scene.options:
         arrays["mask"] = rng.random((*scene.leading, 1, T)) < 0.7
     return finished(op, scene.name, dtype, op.kind.in_properties, arrays, own, rng)
