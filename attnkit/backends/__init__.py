@@ -43,8 +43,10 @@ def register() -> None:
 
 
 def _register(library: str, oldest: tuple[int, ...]) -> None:
-    """Load the kernels of a library that is loaded. One that is too old, or broken, is nobody's trouble before it is
-    used with attnkit."""
+    """Load the kernels of a library that is loaded, unless it is they that are loading it. One that is too old, or
+    broken, is nobody's trouble before it is used with attnkit."""
+    if f"{__name__}.{library}" in sys.modules:
+        return
     version = re.match(r"(\d+)\.(\d+)\.(\d+)", getattr(sys.modules[library], "__version__", ""))
     if version is None or tuple(map(int, version.groups())) < oldest:
         return

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import subprocess
 import sys
 import zipfile
 
@@ -64,3 +65,11 @@ def test_of_modules_that_share_a_loader_the_one_that_is_waited_for_counts(tmp_pa
     assert seen == [True]
     for name in names:
         del sys.modules[name]
+
+
+def test_kernels_that_load_their_library_are_not_asked_for_in_the_midst():
+    """The library was loaded by its kernels, and told attnkit to load them."""
+    program = "import attnkit.backends.jax, attnkit.backends.torch"
+    done = subprocess.run([sys.executable, "-W", "error:attnkit", "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""

@@ -125,6 +125,10 @@ class Recurrent(NamedTuple):
         return {f"{n}_t": x[..., 0] if n in numbers else x[..., 0, :] for n, x in grads.items()} | states
 
 
+RECURRENT: dict[str, Recurrent] = {}
+"""Every op that takes gates of tokens beside q, k and v, registered when its module is imported."""
+
+
 class Prepared(NamedTuple):
     """A call, and what leads back to its arguments."""
 
@@ -289,6 +293,7 @@ def _state(name: str) -> inspect.Parameter:
 
 def op(record: Recurrent) -> Callable[[Any], Any]:
     """Make a documented signature (q, k, v, *arrays, *, own..., **common) the op of a record."""
+    RECURRENT[record.name] = record
     return operation_checked_by(context_of(record), checks_of(record), record.attend)
 
 
