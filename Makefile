@@ -85,10 +85,11 @@ emulated: install
 	$(BIN)/python -m pytest -q -m emulated tests/kernels
 
 # The compiled kernels for CPUs at every level that this machine has, then under sanitizers: a quarter of an hour. Without
-# a number of threads of their own sanitizers would see one.
+# a number of threads of their own sanitizers would see one; those of NumPy's OpenBLAS wait for each other unseen, which
+# looks like races.
 LEVELS ?= $(shell $(BIN)/python -m attnkit.backends.native.build --levels)
 NATIVE := native and not weights and not step
-SANITIZED = ATTNKIT_CPU_LEVEL=$(lastword $(LEVELS)) OMP_NUM_THREADS=3
+SANITIZED = ATTNKIT_CPU_LEVEL=$(lastword $(LEVELS)) OMP_NUM_THREADS=3 OPENBLAS_NUM_THREADS=1
 CHECKED = -m attnkit_conformance run numpy --profile quick --workers 1 -k "$(NATIVE)"
 
 native: library
