@@ -37,6 +37,7 @@ SIGNS = (
 REASONS: tuple[tuple[str, float, str], ...] = (  # op, results and dtype; percent that may be zeroed; why
     ("*newton_* outputs *", 15.0, "Residuals of converged steps are rounding errors."),
     ("linformer_attention_weights outputs float32", 1.5, BESIDE),
+    ("softpick_attention_weights outputs float32", 4.0, BESIDE),
     ("*_weights outputs float32", 0.5, BESIDE),
     ("rela_attention outputs float32", 1.5, GATE),
     ("attention_with_statistics outputs float32", 0.5, GATE),
