@@ -8,7 +8,6 @@ from typing import Any
 import attnkit
 from attnkit._core.family import joins_heads, scales_scores
 from attnkit.ops.names import with_preset
-from attnkit.ops.recurrent.record import RECURRENT
 
 Op = Callable[..., Any]
 
@@ -41,8 +40,7 @@ def resolve(
 
 
 def _keeps_heads(op: Op) -> bool:
-    arrays = list(inspect.signature(op).parameters)[:3]
-    return arrays == ["q", "k", "v"] and not joins_heads(op) and op.__name__ not in RECURRENT
+    return list(inspect.signature(op).parameters)[:3] == ["q", "k", "v"] and not joins_heads(op)
 
 
 def needs_only_heads(op: Op) -> bool:

@@ -1,1 +1,0 @@
-"""Gated linear attention and the delta rule."""
