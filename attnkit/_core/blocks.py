@@ -8,15 +8,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from attnkit._core import quadratic
+from attnkit._core import quadratic, typing
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import Family
 from attnkit._core.library import beside
 from attnkit._core.mask import Rows
 from attnkit._core.typing import Array, Namespace
 
-LEARNED = ("scale", "gain", "shift", "slope", "intercept")
-"""Numbers that blocks take as arrays; alpha of entmax is one per query."""
+LEARNED = tuple(name for name in typing.LEARNED if name not in ("alpha", "gamma"))
+"""Numbers that blocks take as arrays; alpha of entmax is one per query, and ReLUFormer translates gamma."""
 SCORES = 1 << 18  # per block: 1 MiB in float32, about a core's cache
 TRAILING = {
     "q": 2, "k": 2, "v": 2, "do": 2, "mask": 2, "bias": 2, "dropout_mask": 2, "alpha": 2, "query_mask": 1, "length": 1,

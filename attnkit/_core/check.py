@@ -17,7 +17,7 @@ from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.integers import in_library, in_range
 from attnkit._core.library import PLACELESS, beside, library, peculiar
 from attnkit._core.special import is_key
-from attnkit._core.typing import Array
+from attnkit._core.typing import LEARNED, Array
 
 # A7: these may have a different dtype
 FREE_DTYPE = frozenset(
@@ -438,10 +438,6 @@ def layernorm_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) 
         if cotangent is not None and cotangent.shape != x.shape:
             wrong_shape(op, f"d{name}_normed", cotangent, f"{tuple(x.shape)}, the shape of {name}")
     return Context(op, arrays["q"], (), 0, 0, options)
-
-
-LEARNED = ("scale", "alpha", "gain", "shift", "gamma", "slope", "intercept")
-"""Numbers of ops whose scores are products or distances; as arrays they have gradients."""
 
 
 def plain_number(c: Context, name: str, value: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Self
 from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, DROPOUT, Op, Vjp, Weights, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by, special_case
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import LEARNED, Array, Namespace
 
 P = ParamSpec("P")
 
@@ -271,7 +271,7 @@ def vjp_of(
 ) -> Vjp[P]:
     """`<op>_vjp`, with the signature of the op with the cotangent do after v; `formula` says what the gradients are."""
     options = inspect.signature(forward).parameters
-    arrays = ", ".join(f'"{name}"' for name in check.LEARNED if name in options)
+    arrays = ", ".join(f'"{name}"' for name in LEARNED if name in options)
     doc = f"""Gradients {{"q", "k", "v"}} of `{family.name}`, "bias" where one was passed, and {arrays} where an array
     was, for the cotangent do.
 

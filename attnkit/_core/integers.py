@@ -9,11 +9,11 @@ import numbers
 from typing import Any
 
 from attnkit._core.library import library, namespace
-from attnkit._core.typing import Array
+from attnkit._core.typing import LEARNED, Array
 
 LARGE = 1 << 30
 """Sums of two smaller integers are integers of 32 bits."""
-NUMBERS = ("scale", "alpha", "gain", "shift", "gamma", "slope", "intercept", "length", "eps", "ridge", "init_scale")
+NUMBERS = (*LEARNED, "length", "eps", "ridge", "init_scale")
 """Options that are real numbers."""
 AWKWARD = {
     "torch": ("uint16", "uint32", "uint64"),  # has no comparisons of them

@@ -7,16 +7,14 @@ imported, or at once if it has been, as soon as a model was swapped or a variant
 """
 
 import functools
-import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from typing import Any
 
 from torch import nn
 
+from attnkit._core.loading import when_loaded
 from attnkit.nn.describe import Description, describe
 from attnkit.nn.record import METADATA, Attention
 
@@ -24,39 +22,10 @@ NOTHING = Description().metadata()[METADATA]
 _LAYER = ".base_layer"  # what peft puts around a module that it adapts
 
 
-class _Finder(MetaPathFinder):
-    """Finds peft as the others do, and changes it once it has run."""
-
-    asks_others = False
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != "peft" or self.asks_others:
-            return None
-        self.asks_others = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self.asks_others = False
-        if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = _then_changed(spec.loader.exec_module)  # type: ignore[method-assign, assignment]
-        return spec
-
-
-def _then_changed(run: Callable[[Any], None]) -> Callable[[Any], None]:
-    def exec_module(module: Any) -> None:
-        run(module)
-        _change()
-
-    return exec_module
-
-
 @functools.cache
 def watch() -> None:
     """Change peft now or when it is imported; once in a process."""
-    if "peft" in sys.modules:
-        _change()
-    else:
-        sys.meta_path.insert(0, _Finder())
+    when_loaded("peft", _change)
 
 
 def _change() -> None:

@@ -1,4 +1,4 @@
-"""swap on models of timm itself; test_timm_models.py runs this file where timm can be imported."""
+"""swap on models of timm itself; test_other_folders.py runs this file where timm can be imported."""
 
 import copy
 import functools

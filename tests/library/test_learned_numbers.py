@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import attnkit
-from attnkit._core.check import LEARNED
 from attnkit._core.family import RECORDS
+from attnkit._core.typing import LEARNED
 
 from .arrays import assert_agrees, assert_close, qkv
 

@@ -43,6 +43,15 @@ def test_keys_exactly_on_the_threshold(top, dtype):
     assert not grads["k"][top:].any()
 
 
+@pytest.mark.parametrize(("dtype", "top"), [(np.float32, 80.0), (np.float64, 640.0)])
+def test_scores_of_0_have_no_weight_in_softpick_beside_large_ones(dtype, top):
+    """Beyond 64, in double precision 600, exp(s - m) - exp(-m) is a difference, which has to be exact at 0."""
+    q = np.linspace(0.95, 1, 64, dtype=dtype)[:, None]
+    k = np.concatenate([np.linspace(-top, top, 33, dtype=dtype), np.zeros(33, dtype)])[:, None]
+    options = {"fields": ("nonzero",), "scale": 1.0, "key_lengths": 40, "impl": "native"}
+    assert attnkit.row_statistics("softpick_attention", q, k, **options).nonzero.tolist() == [16.0] * 64
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("alpha", [1.01, 1.3, 1.5, 2.0, "array"])
 @pytest.mark.parametrize("impl", ["native", "generic"])

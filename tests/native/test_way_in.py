@@ -44,7 +44,7 @@ with torch.no_grad(), attnkit.implementations() as ran:
     vit(x)
 calls = {"block": lambda: vit(x), "formula": formula, "attnkit": lambda: attnkit.pointwise_attention(q, k, v)}
 with torch.no_grad():
-    assert torch.allclose(calls["attnkit"](), formula(), atol=1e-5)
+    torch.testing.assert_close(calls["attnkit"](), formula())
     rounds = [{name: seconds(call) for name, call in calls.items()} for _ in range(15)]
 found = {name: statistics.median(times[name] for times in rounds) for name in calls}
 print(json.dumps({"level": attnkit.native_status().level, "ran": sorted(ran["pointwise_attention"]), **found}))

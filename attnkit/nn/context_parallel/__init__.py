@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import attnkit
-from attnkit._core.check import LEARNED
+from attnkit._core.typing import LEARNED
 from attnkit.nn.context_parallel import linear, pointwise, softmax
 from attnkit.nn.context_parallel.collectives import Traffic, count_traffic
 from attnkit.nn.context_parallel.shards import Visibility, shards_of

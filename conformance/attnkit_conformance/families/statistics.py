@@ -15,9 +15,10 @@ from attnkit_conformance.model.errors import L, S, wrong, zeros
 from attnkit_conformance.model.op import OPTIONAL, QKV, Op, o_and_statistics, statistics_fields
 from attnkit_conformance.model.tolerance import smallest_normal
 from attnkit_conformance.scenes import attention, plain
+from attnkit_conformance.scenes.options import NUMBERS
 
 FAINT = 1024.0  # smallest normal numbers, of which a sum of weights is less
-OWN_NUMBERS = ("alpha", "gain", "shift", "gamma", "slope", "intercept")  # of subjects: arrays with a gradient
+OWN_NUMBERS = tuple(name for name in NUMBERS if name != "scale")  # of subjects: arrays with a gradient
 
 
 def statistics_errors(op: Op) -> Iterator[ErrorSample]:

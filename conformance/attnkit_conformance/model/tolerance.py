@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attnkit_conformance.model import grades
-from attnkit_conformance.model.case import INTEGER, compute_dtype, finfo
+from attnkit_conformance.model.case import INTEGER, Case, compute_dtype, finfo
 
 Array = np.ndarray
 
@@ -45,6 +45,11 @@ def growth_of_exponent(largest: float) -> float:
 def growth_of_equal_summands(n: int) -> float:
     """Growth of sums over `n` equal keys, whose roundings have one sign; those of other keys cancel in part."""
     return 1.0 + n / (ALIKE * BOUND["float32"])
+
+
+def growth_of_equal_keys(case: Case) -> float:
+    """That of sums over the keys of a case: of what an output divides by, and of a state."""
+    return growth_of_equal_summands(case.arrays["k"].shape[-2]) if "equal_keys" in case.tags else 1.0
 
 
 def growth_of_width(d: int) -> float:

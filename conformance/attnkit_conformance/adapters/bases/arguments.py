@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from attnkit_conformance.scenes.options import NUMBERS
+
 Arrays = Mapping[str, Any]
-NUMBERS = ("scale", "gain", "shift", "gamma", "slope", "intercept")
+LEARNED = {*NUMBERS} - {"alpha"}  # entmax of others takes an array too
 
 
 def refusal(arrays: Arrays, params: Arrays, parameters: Iterable[str]) -> str | None:
     """The first unsupported argument of a function, as a reason."""
     others = sorted({*arrays, *params} - {*parameters})
-    learned = sorted({*arrays} & {*NUMBERS})
+    learned = sorted({*arrays} & LEARNED)
     return f"takes no {others[0]}" if others else f"takes {learned[0]} as a number" if learned else None
 
 

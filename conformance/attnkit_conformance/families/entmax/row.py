@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attnkit_conformance.families.entmax import samples as sparse_samples
-from attnkit_conformance.model import errors
+from attnkit_conformance.model import errors, tolerance
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import GOOD, E, L, S, wrong, zeros
 from attnkit_conformance.model.op import ALL_TOKENS, OPTIONAL, QKV, Op, o_only
@@ -181,7 +181,7 @@ OPS: tuple[Op, ...] = (
         errors=sima_errors,
         signed=lambda params: True,
         adapt=sparse_samples.sima_adapt,
-        growth=sparse_samples.sima_growth,
+        growth=tolerance.growth_of_equal_keys,
         zeros=sparse_samples.sima_zeros,
         invariances=ALL_TOKENS,  # there is no causal form
         weights=True,

@@ -281,11 +281,6 @@ def sima_adapt(scene: Scene, params: Mapping[str, Any]) -> Scene:
     return replace(scene, options=options, params={n: x for n, x in scene.params.items() if n != "causal"})
 
 
-def sima_growth(case: Case) -> float:
-    """Of the sums of a feature over all keys, by which SimA divides."""
-    return tolerance.growth_of_equal_summands(case.arrays["k"].shape[-2]) if "equal_keys" in case.tags else 1.0
-
-
 def sima_zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
     """Masked queries and keys."""
     null, unseen, gradients = of_masks(case)

@@ -11,7 +11,7 @@ import numpy as np
 
 from attnkit_conformance.families.linear import samples as linear_samples
 from attnkit_conformance.families.linear.samples import INITIAL, Kind
-from attnkit_conformance.model import errors
+from attnkit_conformance.model import errors, tolerance
 from attnkit_conformance.model.binding import Arrays, Binding, Signature, split
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import GOOD, D, E, L, S, wrong, zeros
@@ -207,7 +207,13 @@ def row(name: str, formula: str, group: str, kind: Kind, **own: Any) -> Op:
     parts = tuple(INITIAL + part for part in kind.parts({}))
     opposite: tuple[tuple[Scene, Params], ...] = tuple((scene, {}) for scene in linear_samples.OPPOSITE)
     variants: tuple[Params, ...] = ({}, RETURN_STATE, {"chunk_size": 5}, RESUMED)
-    fields = {"arguments": QKV, "variants": variants, "extra": opposite, "growth": linear_samples.growth, **own}
+    fields = {
+        "arguments": QKV,
+        "variants": variants,
+        "extra": opposite,
+        "growth": tolerance.growth_of_equal_keys,
+        **own,
+    }
     fields["levels"] = {**own.get("levels", {}), **STATE_LEVELS}
     return Op(
         name=name,

@@ -15,7 +15,7 @@ from attnkit_conformance.model.binding import FIELDS
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.grammar import Level, Row
 from attnkit_conformance.model.scene import Scene
-from attnkit_conformance.model.tolerance import growth_of_equal_summands, growth_of_exponent
+from attnkit_conformance.model.tolerance import growth_of_equal_keys, growth_of_exponent
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, valid_keys
 from attnkit_conformance.scenes.rows import HEADS, sizes
 from attnkit_reference._core import reduce_to
@@ -256,18 +256,13 @@ def finite(x: Array) -> Array:
     return np.where(np.isfinite(x), x, 0.0)
 
 
-def growth(case: Case) -> float:
-    """Of sums over the keys: an output divides one by another, and a state is one."""
-    return growth_of_equal_summands(case.arrays["k"].shape[-2]) if "equal_keys" in case.tags else 1.0
-
-
 def performer_growth(case: Case) -> float:
     """1 + max(|ω·x̃| + ‖x̃‖²/2)/16: an exponent has a rounding error of that size times eps before any cancellation.
 
     Infinite where features could vanish, beside others that divide by them. Times that of sums over the keys.
     """
     if case.params.get("kernel") == "relu":
-        return growth(case)
+        return growth_of_equal_keys(case)
     q, k, omega = (finite(case.arrays[name]) for name in ("q", "k", "projection"))
     groups, largest = q.shape[-3] // k.shape[-3] if case.params.get("enable_gqa") else 1, 0.0
     for x, own in ((q, spread(omega, groups)), (k, omega)):
@@ -275,7 +270,9 @@ def performer_growth(case: Case) -> float:
         size = np.abs(y) @ np.abs(own).mT + 0.5 * np.sum(y * y, axis=-1, keepdims=True)
         largest = max(largest, float(np.max(size, initial=0.0)))
     return (
-        np.inf if largest > LARGEST_EXPONENTS[compute_dtype(case.dtype)] else growth(case) * growth_of_exponent(largest)
+        np.inf
+        if largest > LARGEST_EXPONENTS[compute_dtype(case.dtype)]
+        else growth_of_equal_keys(case) * growth_of_exponent(largest)
     )
 
 
@@ -285,7 +282,7 @@ def efficient_growth(case: Case) -> float:
     for x, axis in ((finite(case.arrays["q"]), -1), (finite(case.arrays["k"]), -2)):
         if x.size:
             spread = max(spread, float(np.max(np.ptp(x, axis=axis))))
-    return growth(case) * growth_of_exponent(spread)
+    return growth_of_equal_keys(case) * growth_of_exponent(spread)
 
 
 # ---------------------------------------------------------------------------------------------- steps
