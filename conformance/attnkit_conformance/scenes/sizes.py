@@ -37,6 +37,7 @@ NOT_OPTIONS = (*COUNTS, "dtype", "features", "batch", "layout", "laid", "cotange
 OF_AN_OPTION = 2  # levels of an option that meet a size in the quick profile
 TELLING: tuple[tuple[Choice, ...], ...] = (
     *((("values", "positive"), ("shape", "16x513"), ("width", "32x32"), ("dtype", x)) for x in ("bfloat16", "float16")),
+    *((("values", "positive"), ("shape", x), ("width", "64x64"), ("dtype", "bfloat16")) for x in ("63x511", "5x512")),
     (("values", "positive"), ("shape", "4x2048"), ("width", "16x16"), ("dtype", "float32")),
     (("values", "large"), ("shape", "129x127"), ("width", "64x64"), ("causal", "lower_right")),
 )
