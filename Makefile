@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := torch,jax,cupy,triton,jax-triton,conformance,peers,experiments,transformers,flax,onnx,docs,dev
+EXTRAS := torch,jax,cupy,triton,jax-triton,transformers,flax,onnx,docs,dev
 OUT ?= out
 WORKERS ?= 2
 # What `make run` judges: every library through its own gradients, without further derivatives, but of JAX, which compiles
@@ -20,10 +20,11 @@ export PYTHONDONTWRITEBYTECODE :=
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml conformance/pyproject.toml experiments/pyproject.toml constraints.txt
 	@echo "== installing into $(VENV) (about 3 GB, a few minutes)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' \
+	  -e './conformance[full,peers]' -e ./experiments
 	@# lowers Triton kernels for GPUs that are not here; what it depends on would bring CUDA
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt jax-cuda13-plugin
 	@# for tests alone, where nothing else sees them: transformers does not import beside torchvision and a torch for CPUs,
@@ -106,7 +107,8 @@ native: library
 	$(BIN)/python -m attnkit.backends.native.build
 	$(BIN)/python -m pytest -q -rs -m emulated tests/native tests/library tests/integrations
 
-# A wheel for glibc 2.17 and later with every level, judged in an environment that has it and the kit alone.
+# A wheel for glibc 2.17 and later with every level, and those of the kit and the experiments, judged in an environment that
+# has the first two alone.
 TOOLS := $(OUT)/wheel/tools/bin
 CLEAN := $(OUT)/wheel/clean/bin
 
@@ -117,22 +119,27 @@ native-wheel: library
 	ATTNKIT_CPU_LEVEL=all CXX="$(CURDIR)/$(TOOLS)/python $(CURDIR)/attnkit/backends/native/manylinux.py" \
 	  $(TOOLS)/python -m hatchling build -t wheel -d $(OUT)/wheel/built
 	PATH="$(CURDIR)/$(TOOLS):$$PATH" $(TOOLS)/python -m auditwheel repair --plat manylinux2014_$$(uname -m) -w $(OUT)/wheel $(OUT)/wheel/built/*.whl
+	for part in conformance experiments; do \
+	  (cd $$part && $(CURDIR)/$(TOOLS)/python -m hatchling build -t wheel -d $(CURDIR)/$(OUT)/wheel) || exit 1; done
 	$(PYTHON) -m venv $(OUT)/wheel/clean
-	$(CLEAN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls $(OUT)/wheel/*.whl)[conformance]"
+	$(CLEAN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(OUT)/wheel/attnkit-*.whl \
+	  "$$(ls $(OUT)/wheel/attnkit_conformance-*.whl)[full]"
 	cd $(OUT)/wheel && test "$$(clean/bin/python -m attnkit.backends.native.build --levels)" = "$(LEVELS)"
 	cd $(OUT)/wheel && for level in $(LEVELS); do \
 	  export ATTNKIT_CPU_LEVEL=$$level; \
 	  clean/bin/python -c "import attnkit; print(attnkit.native_status())" && \
 	  clean/bin/python -m attnkit_conformance run numpy --profile quick --workers $(WORKERS) -k "$(NATIVE) and not float16" || exit 1; done
 
-# The source distribution, built into a wheel, installed, and judged where nothing of the checkout is.
+# The source distributions, built into wheels, installed, and judged where nothing of the checkout is.
 SOURCE := $(OUT)/sdist/clean/bin
 
 sdist: install
 	rm -rf $(OUT)/sdist
-	$(BIN)/python -m hatchling build -t sdist -d $(OUT)/sdist
+	for part in . conformance experiments; do \
+	  (cd $$part && $(CURDIR)/$(BIN)/python -m hatchling build -t sdist -d $(CURDIR)/$(OUT)/sdist) || exit 1; done
 	$(PYTHON) -m venv $(OUT)/sdist/clean
-	$(SOURCE)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls $(OUT)/sdist/*.tar.gz)[conformance]"
+	$(SOURCE)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(OUT)/sdist/attnkit-*.tar.gz \
+	  "$$(ls $(OUT)/sdist/attnkit_conformance-*.tar.gz)[full]"
 	cd $(OUT)/sdist && clean/bin/python -m attnkit_conformance run numpy --profile quick --workers $(WORKERS) -k "pointwise and float32"
 
 # Every recipe in miniature; translation needs sentence pairs, which ATTNKIT_DATA names.
@@ -194,7 +201,7 @@ soak: library
 
 # Two dozen more packages, of which nothing else needs one (about 300 MB).
 $(VENV)/.more-peers: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[more-peers]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e './conformance[more-peers]'
 	@touch $@
 
 # Who agrees with which definition, and the smallest input where one does not; attnkit in models of timm, in the

@@ -14,12 +14,12 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters import device, families
-from attnkit_conformance.adapters.base import Absent
+from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.adapters.isolated import LIMIT
 from attnkit_conformance.adapters.serving import collect_rarely
 from attnkit_conformance.core import CaseResult
@@ -35,21 +35,20 @@ from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
 from attnkit_conformance.peers.like import KINDS, path_of
 from attnkit_conformance.report import badge, files, saved, scoreboard, summary, table, terminal, trust, unnoticed
 from attnkit_conformance.report import surroundings as surroundings_page
-from attnkit_conformance.studies import transforms
-from attnkit_conformance.studies.mutation import report as mutation_report
-from attnkit_conformance.studies.mutation.areas import AREAS
-from attnkit_conformance.studies.mutation.copies import Copies
-from attnkit_conformance.studies.mutation.trials import Trials
 from attnkit_conformance.studies.planted import BUGS
 from attnkit_conformance.studies.planted import page as planted_page
-from attnkit_conformance.studies.transforms import page
+
+if TYPE_CHECKING:  # of attnkit, which a kit for kernels of others does without
+    from attnkit_conformance.studies.mutation.copies import Copies
+    from attnkit_conformance.studies.mutation.report import Outcome
+    from attnkit_conformance.studies.mutation.trials import Trials
 
 FINDINGS = Path("out") / "found"  # failing cases of a search
 COMPILED = ("keras-jax",)  # compiles every shape: peers judges it on the small profile only
 PAIRS = "/pair."  # of options: beside the scenes, which have none
 MAX_FAULTS = 20  # of a file that are shown
 OPS = tuple(op.name for op in OPDB)
-INSTALL = "pip install 'attnkit[conformance]'"
+INSTALL = "pip install 'attnkit-conformance[full]'"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -109,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
     around.add_argument("--write", type=Path, metavar="FILE", help="replace the table in FILE")
 
     mutate = commands.add_parser("mutate", help="change attnkit in small ways and see which changes nothing notices")
-    mutate.add_argument("areas", nargs="*", metavar="AREA", help=f"{', '.join(AREAS)}; all by default")
+    mutate.add_argument("areas", nargs="*", metavar="AREA", help="reference, native, triton, ...; all by default")
     mutate.add_argument("-n", type=int, metavar="N", help="mutants of an area; its own number by default")
     mutate.add_argument("-k", metavar="EXPR", help="only cases or tests that match have to notice")
     mutate.add_argument("--files", nargs="+", metavar="NAME", help="change only files of these names, such as lsh.py")
@@ -393,6 +392,7 @@ def written(path: Path, text: str) -> int:
 
 def show_table(args: argparse.Namespace) -> int:
     """Print, check or write the table of ops."""
+    require("the table of ops", "attnkit")
     if args.check:
         current = table.is_current(args.check)
         print(f"{args.check} is {'up to date' if current else 'out of date: run table --write ' + str(args.check)}")
@@ -443,7 +443,10 @@ def show_surroundings(args: argparse.Namespace) -> int:
 def judge_transforms(args: argparse.Namespace) -> int:
     """Judge every op and implementation under every transformation; exit status 1 if any is neither right nor
     refused."""
-    require("judging transformations", *transforms.LIBRARIES)
+    require("judging transformations", "attnkit", "torch", "jax")
+    from attnkit_conformance.studies import transforms
+    from attnkit_conformance.studies.transforms import page
+
     keep, verdicts = matcher(args.k), []
     for row in chain.from_iterable(transforms.rows(library) for library in transforms.LIBRARIES):
         if keep(f"{row.library}/{row.op}/{row.label}"):
@@ -460,6 +463,10 @@ def judge_transforms(args: argparse.Namespace) -> int:
 
 def mutate(args: argparse.Namespace) -> int:
     """Judge mutants and show the survivors; exit status 1 if one of them has no entry in `survivors.txt`."""
+    require("changing attnkit", "attnkit")
+    from attnkit_conformance.studies.mutation import report as mutation_report
+    from attnkit_conformance.studies.mutation.areas import AREAS
+
     for name in args.areas:
         if name not in AREAS:
             raise ValueError(f"mutate: {name!r} is none of {', '.join(AREAS)}")
@@ -473,11 +480,14 @@ def mutate(args: argparse.Namespace) -> int:
     return int(any(survivor not in known for survivor in survivors))
 
 
-def mutants_of(name: str, args: argparse.Namespace) -> mutation_report.Outcome:
+def mutants_of(name: str, args: argparse.Namespace) -> Outcome:
     """The verdicts on an area, each shown as it arrives."""
+    from attnkit_conformance.studies.mutation import report as mutation_report
+    from attnkit_conformance.studies.mutation.areas import AREAS
+
     area = AREAS[name].within(args.files) if args.files else AREAS[name]
 
-    def judged(trials: Trials | Copies) -> mutation_report.Outcome:
+    def judged(trials: Trials | Copies) -> Outcome:
         verdicts = []
         for verdict in trials.verdicts(args.n or area.count, args.seed, args.workers):
             print(mutation_report.line(verdict), flush=True)
@@ -553,7 +563,7 @@ def present(adapters: list[Adapter]) -> list[Adapter]:
         print(f"{adapter.name} is left out: {adapter.reason}")
     left = [adapter for adapter in adapters if adapter.name not in absent]
     if not left:
-        raise ValueError("none of these peers is installed: pip install 'attnkit[peers,more-peers]'")
+        raise ValueError("none of these peers is installed: pip install 'attnkit-conformance[peers,more-peers]'")
     return left
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,15 @@ LONGEST = 2000
 
 class Unsupported(Exception):
     """Raised by an adapter for a valid call that its implementation does not support; the text is the reason."""
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """NotImplementedError, by which a function says what it does not support, becomes Unsupported."""
+    try:
+        yield
+    except NotImplementedError as refusal:
+        raise Unsupported(str(refusal)) from refusal
 
 
 class IllFormed(ValueError):

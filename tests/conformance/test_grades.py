@@ -14,7 +14,7 @@ from attnkit_conformance import core, judge
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters import families, serving
-from attnkit_conformance.adapters.base import Absent
+from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.adapters.strict import Strict
 from attnkit_conformance.golden import draw_case
 from attnkit_conformance.golden.derivatives import Problem

@@ -11,7 +11,7 @@ import pytest
 
 from attnkit_conformance import core, peers
 from attnkit_conformance.adapters import families
-from attnkit_conformance.adapters.base import Absent
+from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.judge import judge
 from attnkit_conformance.judge.selection import find
 from attnkit_conformance.peers.further import FURTHER, Further

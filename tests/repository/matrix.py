@@ -14,14 +14,16 @@ import os
 import subprocess
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from tests.repository import projects
+
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECT, KIT_ALONE = projects.PROJECTS["attnkit"], projects.PROJECTS["attnkit-conformance"]
 EXTRAS = PROJECT["optional-dependencies"]
+OF_KIT = [*KIT_ALONE["dependencies"], *KIT_ALONE["optional-dependencies"]["full"]]
 PATHS = os.pathsep.join(str(ROOT / name) for name in ("", "reference", "conformance"))
 Step = tuple[str, ...]
 KIT: Step = ("-m", "attnkit_conformance", "run", "numpy", "torch", "jax", "-k", "not (jax and (property or /pair.))")
@@ -43,8 +45,8 @@ def libraries(side: str) -> list[str]:
     triton = [] if side == "oldest" else EXTRAS["triton"]
     named = [Requirement(text) for text in (*PROJECT["dependencies"], *torch, *triton, *EXTRAS["jax"])]
     if side == "newest":
-        return [each.name for each in named] + EXTRAS["conformance"] + [*TESTED_WITH]
-    return [f"{each.name}=={floor(each)}" for each in named] + EXTRAS["conformance"] + [*TESTED_WITH]
+        return [each.name for each in named] + OF_KIT + [*TESTED_WITH]
+    return [f"{each.name}=={floor(each)}" for each in named] + OF_KIT + [*TESTED_WITH]
 
 
 def floor(requirement: Requirement) -> str:

@@ -2,7 +2,7 @@
 
     python -m tests.repository.release VERSION
 
-A release is of a clean tree whose version, in `attnkit.__version__` and CITATION.cff, is the one asked for;
+A release is of a clean tree whose version, that of its three distributions and of CITATION.cff, is the one asked for;
 CHANGELOG.md has a section of that version with its date, and no tag has its name. Exit status 1 if something stands
 against it.
 """
@@ -15,7 +15,12 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 ROOT = Path(__file__).parents[2]
-PLACES = {"attnkit/__init__.py": r'^__version__ = "(.*)"$', "CITATION.cff": r"^version: (.*)$"}
+PACKAGE = r'^__version__ = "(.*)"$'
+PLACES = {
+    "attnkit/__init__.py": PACKAGE, "conformance/attnkit_conformance/__init__.py": PACKAGE,
+    "experiments/attnkit_experiments/__init__.py": PACKAGE, "experiments/pyproject.toml": r'"attnkit==([^"]*)"',
+    "CITATION.cff": r"^version: (.*)$",
+}  # fmt: skip
 SECTION = r"^## {version} \(([^)\n]*)\)\n(.*?)(?=^## |\Z)"
 
 

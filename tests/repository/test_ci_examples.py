@@ -4,7 +4,6 @@ import argparse
 import copy
 import re
 import shlex
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import yaml
 
 from attnkit_conformance.__main__ import parser
+from tests.repository.projects import EXTRAS
 from tests.repository.test_commands import understand_plugin
 
 ROOT = Path(__file__).parents[2]
@@ -28,10 +28,9 @@ def understand(command: str) -> None:
     assert words[:2] == ["python", "-m"], command
     module, given = words[2], words[3:]
     if module == "pip":
-        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         assert given[0] == "install"
-        for name in re.findall(r"attnkit\[(\w+)\]", " ".join(given)):
-            assert name in extras, command
+        for project, name in re.findall(r"(attnkit[\w-]*)\[(\w+)\]", " ".join(given)):
+            assert name in EXTRAS[project], command
     elif module == "pytest":
         understand_plugin(given)
     else:

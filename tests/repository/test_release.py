@@ -9,6 +9,9 @@ from tests.repository import release
 
 FILES = {
     "attnkit/__init__.py": '__version__ = "0.2.0"\n',
+    "conformance/attnkit_conformance/__init__.py": '__version__ = "0.2.0"\n',
+    "experiments/attnkit_experiments/__init__.py": '__version__ = "0.2.0"\n',
+    "experiments/pyproject.toml": 'dependencies = ["attnkit==0.2.0", "torch"]\n',
     "CITATION.cff": "cff-version: 1.2.0\nversion: 0.2.0\n",
     "CHANGELOG.md": "# Changelog\n\n## 0.2.0 (2026-12-01)\n\n- An op.\n\n## 0.1.0 (2026-11-30)\n\n- All ops.\n",
 }
@@ -24,7 +27,7 @@ def scratch(tmp_path: Path) -> Path:
     """A repository of which 0.2.0 may be released."""
     git(tmp_path, "init")
     for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "all")
@@ -40,6 +43,12 @@ def test_a_release_may_be_made(scratch: Path) -> None:
     [
         ("attnkit/__init__.py", "0.2.0", "0.2.1", "attnkit/__init__.py has version 0.2.1; expected 0.2.0"),
         ("attnkit/__init__.py", "__version__", "version", "attnkit/__init__.py has version none; expected 0.2.0"),
+        (
+            "experiments/pyproject.toml",
+            "==0.2.0",
+            "==0.1.0",
+            "experiments/pyproject.toml has version 0.1.0; expected 0.2.0",
+        ),
         ("CITATION.cff", "version: 0.2.0", "version: 0.1.0", "CITATION.cff has version 0.1.0; expected 0.2.0"),
         ("CHANGELOG.md", "0.2.0", "0.3.0", "CHANGELOG.md has no section '## 0.2.0 (YYYY-MM-DD)'"),
         ("CHANGELOG.md", "2026-12-01", "unreleased", "CHANGELOG.md dates 0.2.0 'unreleased'; expected YYYY-MM-DD"),

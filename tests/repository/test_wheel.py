@@ -1,10 +1,12 @@
-"""The wheel: what is in it, and that it works from any directory where only its hard dependencies are installed."""
+"""The wheels of the three distributions: what is in them, and that they work from any directory where only hard
+dependencies are installed."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
-import tomllib
+import tarfile
 import zipfile
 from importlib import metadata
 from importlib.util import find_spec
@@ -14,12 +16,24 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+import attnkit
 from docs import readme
+from tests.repository.projects import FOLDERS, INSTALLED, PROJECTS, ROOT
 from tests.repository.wheel_extras import IMPORTS
 
-ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = PROJECT["optional-dependencies"]
+HOLD = {
+    "attnkit": {"attnkit"},
+    "attnkit-conformance": {"attnkit_conformance", "attnkit_reference"},
+    "attnkit-experiments": {"attnkit_experiments"},
+}
+WITHOUT_KERNELS = os.environ | {"ATTNKIT_CPU_LEVEL": "none"}  # tests/native builds a wheel with them
+
+
+def build(kind: str, folder: Path, target: Path) -> Path:
+    """A distribution of the project in a folder."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(target)]
+    subprocess.run(command, cwd=folder, env=WITHOUT_KERNELS, check=True, capture_output=True)
+    return next(target.iterdir())
 
 
 def distribution(requirement: str) -> str:
@@ -27,31 +41,55 @@ def distribution(requirement: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory) -> Path:
-    """Without the compiled kernels: tests/native builds one with them."""
-    target = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)]
-    subprocess.run(command, cwd=ROOT, env=os.environ | {"ATTNKIT_CPU_LEVEL": "none"}, check=True, capture_output=True)
-    return next(target.glob("attnkit-*.whl"))
+def wheels(tmp_path_factory) -> dict[str, Path]:
+    return {name: build("wheel", folder, tmp_path_factory.mktemp("wheel")) for name, folder in FOLDERS.items()}
 
 
-def test_the_wheel_holds_its_packages_and_nothing_else(wheel):
+def assert_holds(wheel: Path, packages: set[str]) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.partition("/")[0] for name in names}
-    packages = {"attnkit", "attnkit_reference", "attnkit_conformance", "attnkit_experiments"}
     assert {t for t in tops if not t.endswith(".dist-info")} == packages
     assert {f"{package}/py.typed" for package in packages} <= {*names}
-    assert any(name.endswith("LICENSE") for name in names)
+    licence = zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("LICENSE")))
+    assert licence == (ROOT / "LICENSE").read_bytes()
 
 
-def test_an_index_shows_a_readme_whose_links_can_be_followed(wheel):
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_wheel_holds_its_packages_and_nothing_else(name, wheels):
+    assert_holds(wheels[name], HOLD[name])
+
+
+def test_the_kit_s_source_distribution_makes_its_wheel(tmp_path):
+    """Where nothing lies beside it: the reference is in it."""
+    with tarfile.open(build("sdist", FOLDERS["attnkit-conformance"], tmp_path / "sdist")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (folder,) = tmp_path.glob("attnkit_conformance-*")
+    assert_holds(build("wheel", folder, tmp_path / "wheel"), HOLD["attnkit-conformance"])
+
+
+def metadata_of(wheel: Path) -> str:
     archive = zipfile.ZipFile(wheel)
-    text = archive.read(next(name for name in archive.namelist() if name.endswith("/METADATA"))).decode()
+    return archive.read(next(name for name in archive.namelist() if name.endswith("/METADATA"))).decode()
+
+
+def test_distributions_have_one_version_and_need_each_other_in_it(wheels):
+    assert {wheel.name.split("-")[1] for wheel in wheels.values()} == {attnkit.__version__}
+    ours, same = re.compile(r"^Requires-Dist: (attnkit.*)$", re.MULTILINE), f"attnkit=={attnkit.__version__}"
+    needs = {name: ours.findall(metadata_of(wheel)) for name, wheel in wheels.items()}
+    assert needs == {"attnkit": [], "attnkit-conformance": [], "attnkit-experiments": [same]}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_an_index_shows_a_readme_whose_links_can_be_followed(name, wheels):
+    text = metadata_of(wheels[name])
     assert "Description-Content-Type: text/markdown" in text
-    assert "Attention variants that replace softmax, each defined **once**" in text
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
     assert all(target.startswith(("https://", "#")) for target in targets), targets
+    assert len(text.partition("\n\n")[2]) > 500
+
+
+def test_relative_links_of_the_readme_become_texts_or_links_into_the_repository():
     assert readme.readable("[a](docs/a.md#b) [c](https://c) [d](#d)") == "a [c](https://c) [d](#d)"
     assert readme.readable("[a](docs/a.md)", "https://x") == "[a](https://x/docs/a.md)"
 
@@ -69,22 +107,37 @@ def site_packages(environment: Path) -> Path:
     return next(environment.glob("lib/python*/site-packages"))
 
 
-@pytest.fixture(scope="session")
-def clean(wheel, tmp_path_factory) -> Path:
-    """The Python of a new virtual environment with the wheel, installed by pip, which finds nothing but links to the
-    hard dependencies of this environment: one that the wheel's metadata names beside them would be missing.
+def environment(folder: Path, wheels: dict[str, Path], *names: str) -> Path:
+    """The Python of a new virtual environment with the wheels of these names, installed by pip, which finds nothing but
+    links to the hard dependencies of this environment: one that a wheel's metadata names beside them would be missing.
     """
-    folder = tmp_path_factory.mktemp("clean") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     site, python = site_packages(folder), folder / "bin" / "python"
-    for requirement in PROJECT["dependencies"]:
-        held = metadata.distribution(distribution(requirement))
+    needs = {distribution(need) for name in names for need in PROJECTS[name]["dependencies"]}
+    for need in needs:
+        held = metadata.distribution(need)
         for top in {path.parts[0] for path in held.files if path.parts[0] not in ("..", "__pycache__")}:
             (site / top).symlink_to(held.locate_file(top))
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
-    done = subprocess.run([*pip, "install", "--no-index", str(wheel)], capture_output=True, text=True, check=False)
+    chosen = [str(wheels[name]) for name in names]
+    done = subprocess.run([*pip, "install", "--no-index", *chosen], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return python
+
+
+@pytest.fixture(scope="session")
+def clean(wheels, tmp_path_factory) -> Path:
+    """attnkit and the kit. The experiments have too many needs; what they say without them, their package says here."""
+    folder = tmp_path_factory.mktemp("clean") / "venv"
+    python = environment(folder, wheels, "attnkit", "attnkit-conformance")
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "install", "--no-index"]
+    subprocess.run([*pip, "--no-deps", str(wheels["attnkit-experiments"])], capture_output=True, check=True)
+    return python
+
+
+@pytest.fixture(scope="session")
+def kit_alone(wheels, tmp_path_factory) -> Path:
+    return environment(tmp_path_factory.mktemp("kit") / "venv", wheels, "attnkit-conformance")
 
 
 def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
@@ -100,7 +153,7 @@ def test_with_hard_dependencies_alone_the_judge_runs_from_any_directory(clean, t
     done = run(clean, tmp_path, "-m", "attnkit_conformance", "run", "-k", expression, "--ops", "--html", str(page))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bfloat16 is left out: it needs ml_dtypes" in done.stdout
-    assert "pip install 'attnkit[conformance]'" in done.stdout
+    assert "pip install 'attnkit-conformance[full]'" in done.stdout
     assert re.search(r"qk_layernorm +numpy-generic +f64 .* f32 .* f16 .* \d+ pass\n", done.stdout)
     assert re.search(r"^torch is not installed: torch$", done.stdout, re.MULTILINE)
     assert re.search(r"^[1-9]\d* pass, 0 fail, ", done.stdout, re.MULTILINE)
@@ -112,12 +165,27 @@ def test_what_an_extra_brings_is_named_where_it_is_missing(clean, tmp_path):
         (("run", "--dtype", "bfloat16"), "--dtype bfloat16 needs ml_dtypes, which is not installed: pip install"),
         (
             ("export", "there"),
-            "writing or reading golden vectors needs safetensors and ml_dtypes, not installed here: pip install",
+            "writing or reading golden vectors needs ml_dtypes, not installed here: pip install",
         ),
     ):
         done = run(clean, tmp_path, "-m", "attnkit_conformance", *arguments)
         assert (done.returncode, "Traceback" in done.stderr) == (2, False)
         assert text in done.stderr
+
+
+def test_the_kit_judges_the_kernels_of_others_without_attnkit(kit_alone, tmp_path):
+    """What is of attnkit says that it is not there; the commands that ask for it say so too."""
+    shutil.copy(ROOT / "docs" / "examples" / "ci" / "mine.py", tmp_path)
+    done = run(
+        kit_alone, tmp_path, "-m", "attnkit_conformance", "run", "mine:ADAPTER", "--profile", "small", "-k", "plain"
+    )
+    assert (done.returncode, " 0 fail, " in done.stdout) == (0, True), done.stdout + done.stderr
+    done = run(kit_alone, tmp_path, "-m", "attnkit_conformance", "run", "numpy", "-k", "qk_layernorm/float32/cross")
+    assert "attnkit is not installed: numpy" in done.stdout
+    for command in ("table", "mutate", "transforms"):
+        done = run(kit_alone, tmp_path, "-m", "attnkit_conformance", command)
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+        assert "needs attnkit" in done.stderr
 
 
 def test_console_scripts_are_the_command_lines(clean, tmp_path):
@@ -126,7 +194,7 @@ def test_console_scripts_are_the_command_lines(clean, tmp_path):
     assert (kit.returncode, "numpy-generic" in kit.stdout) == (0, True), kit.stderr
     study = run(clean.parent / "attnkit-experiments", tmp_path, "list")
     assert study.returncode == 2
-    assert study.stderr == "error: experiments need torch, which is not installed: pip install 'attnkit[experiments]'\n"
+    assert study.stderr == "error: experiments need torch, which is not installed: pip install attnkit-experiments\n"
 
 
 def test_the_wheel_is_imported_from_where_it_was_installed(clean, tmp_path):
@@ -144,11 +212,11 @@ def test_the_wheel_is_imported_from_where_it_was_installed(clean, tmp_path):
 ON_DEMAND = {"more-peers": pytest.mark.peers}  # installed by `make peers` alone
 
 
-@pytest.mark.parametrize("extra", [pytest.param(extra, marks=ON_DEMAND.get(extra, ())) for extra in EXTRAS])
+@pytest.mark.parametrize("extra", [pytest.param(extra, marks=ON_DEMAND.get(extra, ())) for extra in INSTALLED])
 def test_what_the_extras_name_is_what_is_imported(extra):
     """That its packages are those of this environment, in versions it allows; `wheel_extras` installs each anew."""
     missing = []
-    for text in EXTRAS[extra]:
+    for text in INSTALLED[extra][1]:
         requirement = Requirement(text)
         try:
             version = metadata.version(requirement.name)

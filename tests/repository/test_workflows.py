@@ -2,15 +2,15 @@
 
 import re
 import shlex
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.repository.projects import EXTRAS, FOLDERS, PROJECTS
+
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TARGETS = {*re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)}
 WORKFLOWS = {path.stem: path.read_text() for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
 PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
@@ -24,8 +24,9 @@ def understand(command: str) -> None:
         return
     assert words[:2] == ["python", "-m"], command
     if words[2] == "pip":
-        extras = re.findall(r"\.\[(.*)\]", command)[0].split(",")
-        assert [name for name in extras if name not in PROJECT["optional-dependencies"]] == [], command
+        by_folder = {folder: EXTRAS[name] for name, folder in FOLDERS.items()}
+        for place, extras in re.findall(r"-e (\S*?)\[(.*?)\]", " ".join(words)):
+            assert {*extras.split(",")} <= by_folder[(ROOT / place).resolve()].keys(), command
         assert words[words.index("-c") + 1] == "constraints.txt", command
     else:
         assert words[2] == "pytest", command
@@ -54,7 +55,7 @@ def test_there_is_a_workflow_for_each_concern_and_each_python() -> None:
     assert {*WORKFLOWS} == {"lint", "tests", "wheels", "docs"}
     pythons = yaml.safe_load(WORKFLOWS["tests"])["jobs"]["tests"]["strategy"]["matrix"]["python"]
     assert pythons == ["3.11", "3.12", "3.13", "3.14"]
-    assert PROJECT["requires-python"] == f">={pythons[0]}"
+    assert {project["requires-python"] for project in PROJECTS.values()} == {f">={pythons[0]}"}
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,22 @@
-"""Install the wheel with each extra into an environment of its own, and run it there: minutes and gigabytes.
+"""Install the wheels with each extra into an environment of its own, and run them there: minutes and gigabytes.
 
     python -m tests.repository.wheel_extras [EXTRA ...]     all by default
 
-For each extra: `pip install 'attnkit[EXTRA]'` with the pins of constraints.txt into a new virtual environment, import
-what it is for, judge one op on every library that is there, or for `peers` a function of
-each of them. Exit status 1 if an extra does not work.
+For each extra of attnkit or of the kit, and for attnkit-experiments: pip installs the wheels of attnkit and of the kit,
+with the extra or beside the experiments, and the pins of constraints.txt into a new virtual environment; import what it
+is for, judge one op on every library that is there, or for `peers` a function of each of them.
+Exit status 1 if an extra does not work.
 """
 
 import subprocess
 import sys
 import tempfile
-import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.repository.projects import FOLDERS, INSTALLED, ROOT
+
+EXPERIMENTS = "experiments"  # a distribution without extras
 # What an extra makes importable that nothing else does. cupy imports without a GPU, Triton's kernels need none to load.
 IMPORTS = {
     "torch": ("torch", "attnkit.nn", "attnkit.integrations.torch"),
@@ -21,7 +24,7 @@ IMPORTS = {
     "cupy": ("cupy",),
     "triton": ("triton",),
     "jax-triton": ("jax", "jax_triton"),
-    "conformance": ("rich", "safetensors", "ml_dtypes", "array_api_strict"),
+    "full": ("rich", "safetensors", "ml_dtypes", "array_api_strict"),
     "experiments": ("torch", "tyro", "sklearn", "tokenizers", "sacrebleu", "webdataset"),
     "transformers": ("attnkit.integrations.transformers", "attnkit.integrations.timm"),
     "flax": ("attnkit.integrations.flax",),
@@ -43,13 +46,23 @@ JUDGED_OF = {
 }
 
 
-def check(extra: str, wheel: Path, folder: Path) -> str | None:
+def build(folder: Path, target: Path) -> Path:
+    """The wheel of a project."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return next(target.glob("*.whl"))
+
+
+def check(extra: str, wheels: Mapping[str, Path], folder: Path) -> str | None:
     """What is wrong with an extra, or None."""
+    of = INSTALLED[extra][0]
+    asked = {name: str(wheels[name]) for name in ("attnkit", "attnkit-conformance", of)}
+    asked[of] += "" if extra == EXPERIMENTS else f"[{extra}]"
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = str(folder / "bin" / "python")
     pins = ["-c", str(ROOT / "constraints.txt")]
     steps = [
-        ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins, f"{wheel}[{extra}]"],
+        ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins, *asked.values()],
         ["-c", f"import {', '.join(name for name in IMPORTS[extra] if name != 'jax_triton') or 'attnkit'}"],
         JUDGED_OF.get(extra, JUDGED),
     ]
@@ -63,18 +76,15 @@ def check(extra: str, wheel: Path, folder: Path) -> str | None:
 
 def main(names: list[str]) -> int:
     """Check the extras named, or all."""
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    if unknown := [name for name in names if name not in known]:
-        print(f"error: no extra {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
+    if unknown := [name for name in names if name not in INSTALLED]:
+        print(f"error: no extra {', '.join(unknown)}; there are {', '.join(INSTALLED)}", file=sys.stderr)
         return 2
     failed = 0
     with tempfile.TemporaryDirectory() as place:
-        build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", place]
-        subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-        wheel = next(Path(place).glob("attnkit-*.whl"))
-        for name in names or known:
+        wheels = {name: build(folder, Path(place) / name) for name, folder in FOLDERS.items()}
+        for name in names or INSTALLED:
             with tempfile.TemporaryDirectory() as folder:
-                wrong = check(name, wheel, Path(folder) / "venv")
+                wrong = check(name, wheels, Path(folder) / "venv")
             if wrong:
                 failed += 1
                 print(f"{name}: FAILED at {wrong}", flush=True)

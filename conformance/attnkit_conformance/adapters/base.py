@@ -11,17 +11,14 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-import numpy as np
-
 import attnkit
 from attnkit.backends.native import lower
-from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.adapter import Unsupported, refusing
 from attnkit_conformance.adapters.bases.numpy import NumpyAdapter
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME
 
 Arrays = Mapping[str, Any]
-Forward = Callable[[str, Arrays, Arrays], dict[str, Any]]
 
 VJP = "_vjp"
 THREADS = "OMP_NUM_THREADS"
@@ -41,15 +38,6 @@ def implementations(library: str, gradients: bool = False) -> dict[str, tuple[st
     for op, names in kernels(library, gradients).items():
         ops_of |= {name: (*(ops_of.get(name) or ()), op) for name in names}
     return ops_of
-
-
-@contextmanager
-def refusing() -> Iterator[None]:
-    """NotImplementedError, by which a function says what it does not support, becomes Unsupported."""
-    try:
-        yield
-    except NotImplementedError as refusal:
-        raise Unsupported(str(refusal)) from refusal
 
 
 @contextmanager
@@ -152,36 +140,6 @@ def dispatches(row: Op) -> bool:
     return "impl" in inspect.signature(attrgetter(row.name)(attnkit)).parameters
 
 
-class Transformed:
-    """The derivatives of an adapter beyond gradients, by the transformations of its library."""
-
-    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> dict[str, Any]:
-        """Those of this kind; attnkit's NotImplementedError becomes Unsupported."""
-        raise NotImplementedError
-
-    def jvp(self, op: str, arrays: Arrays, params: Arrays, tangents: Arrays) -> dict[str, Any]:
-        """Tangents of the outputs."""
-        return self.derivatives("jvp", op, arrays, params, tangents)
-
-    def hvp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays, tangents: Arrays) -> dict[str, Any]:
-        """Derivatives of the gradients along the tangents."""
-        return self.derivatives("hvp", op, arrays, params, cotangents, tangents)
-
-    def vmap_grad(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays, samples: Arrays) -> dict[str, Any]:
-        """Gradients of each sample."""
-        return self.derivatives("vmap_grad", op, arrays, params, cotangents, samples)
-
-
-def differentiable(forward: Forward, op: str, arrays: Arrays, params: Arrays) -> Callable[[Arrays], dict[str, Any]]:
-    """The outputs of an op that have a gradient, as a function of arrays that replace some of the call."""
-
-    def outputs(some: Arrays) -> dict[str, Any]:
-        answer = forward(op, {**arrays, **some}, params)
-        return {name: x for name, x in answer.items() if name not in BY_NAME[op].not_differentiable}
-
-    return outputs
-
-
 class Explained(Exception):
     """The answer of attnkit.explain."""
 
@@ -200,26 +158,3 @@ def explain(row: Op, arrays: Arrays, params: Arrays) -> dict[str, str | None]:
     except Explained as answer:
         return answer.reasons
     raise RuntimeError(f"the binding of {row.name} does not call it")
-
-
-class Absent:
-    """Stands for a missing library or device: every case counts as unsupported, with the reason."""
-
-    def __init__(self, name: str, reason: str, dtypes: tuple[str, ...]) -> None:
-        self.name, self.reason, self.dtypes, self.description = name, reason, dtypes, reason
-
-    def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
-        """Nothing to convert to."""
-        return x
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        """Nothing to convert from."""
-        return x
-
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
-        """Unsupported."""
-        raise Unsupported(self.reason)
-
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
-        """Unsupported."""
-        raise Unsupported(self.reason)

@@ -7,7 +7,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from attnkit_conformance.adapters.base import Absent, AttnkitAdapter, implementations
+from attnkit_conformance.adapters.absent import Absent
+from attnkit_conformance.adapters.base import AttnkitAdapter, implementations
 from attnkit_conformance.model.memory import memory_of
 
 HALF_AND_ABOVE = ("float64", "float32", "float16")  # CuPy has no bfloat16

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attnkit_conformance.adapters.base import Absent
+from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.adapters.worker import WorkerAdapter
 from attnkit_conformance.model.case import DTYPES
 
@@ -34,8 +34,9 @@ DEFAULT = ("numpy", "numpy_readonly", "strict", "torch", "jax", "jax_x64", "cupy
 def family(name: str) -> list[Any]:
     """The adapters of one library, or of one mode that needs a process of its own."""
     library = REQUIRES[name]
-    if not is_installed(library):
-        return [Absent(name, f"{library} is not installed", DTYPES)]
+    for needed in (library, "attnkit"):
+        if not is_installed(needed):
+            return [Absent(name, f"{needed} is not installed", DTYPES)]
     if name == "auto":
         return [adapter for module in AUTO if is_installed(module) for adapter in adapters_of(module).auto()]
     if name == "strict":

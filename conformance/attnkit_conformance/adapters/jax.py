@@ -9,17 +9,10 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from attnkit_conformance.adapters.base import (
-    Arrays,
-    AttnkitAdapter,
-    Transformed,
-    differentiable,
-    implementations,
-    in_surroundings,
-    refusing,
-    refusing_by_name,
-)
+from attnkit_conformance.adapter import refusing
+from attnkit_conformance.adapters.base import Arrays, AttnkitAdapter, implementations, in_surroundings, refusing_by_name
 from attnkit_conformance.adapters.bases.jax import array_of, device_array
+from attnkit_conformance.adapters.derivatives import Transformed, differentiable
 from attnkit_conformance.adapters.derivatives import jax as transformations
 from attnkit_conformance.model.layout import MAKERS
 from attnkit_conformance.opdb import BY_NAME

@@ -11,7 +11,7 @@ from typing import Any
 
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter, Unsupported
-from attnkit_conformance.adapters.base import Absent
+from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.golden import draw_case
 from attnkit_conformance.judge import declared

@@ -12,7 +12,7 @@ from typing import Any
 from attnkit_conformance import peers
 from attnkit_conformance.adapter import Adapter, IllFormed, cut
 from attnkit_conformance.adapters import families
-from attnkit_conformance.adapters.base import Absent
+from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.adapters.isolated import LIMIT, Isolated, process_of
 from attnkit_conformance.adapters.serving import METHOD, METHODS, NEEDED, load, traits_of
 from attnkit_conformance.adapters.surroundings import surrounded

@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from attnkit_conformance.adapters.base import Absent
+from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.peers.gpu_only import GPU_ONLY, absent
 

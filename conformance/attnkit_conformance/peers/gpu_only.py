@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from attnkit_conformance.adapters.base import Absent
+from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.model.case import DTYPES
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from attnkit_conformance.adapters.base import kernels
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import PUBLIC
 
@@ -23,6 +22,8 @@ def row(op: Op, kernels_of: Iterable[Mapping[str, tuple[str, ...]]]) -> list[str
 
 def markdown() -> str:
     """The table between its markers."""
+    from attnkit_conformance.adapters.base import kernels  # of attnkit, which a kit for kernels of others does without
+
     by_library = [kernels(library) for library in LIBRARIES]
     lines = [list(COLUMNS), ["---"] * len(COLUMNS), *(row(op, by_library) for op in PUBLIC)]
     return "\n".join((BEGIN, *("| " + " | ".join(cells) + " |" for cells in lines), END))

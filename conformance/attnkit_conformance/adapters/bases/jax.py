@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.adapters.base import Transformed, differentiable
+from attnkit_conformance.adapters.derivatives import Transformed, differentiable
 from attnkit_conformance.adapters.derivatives import jax as transformations
 from attnkit_conformance.model.layout import MAKERS
 from attnkit_conformance.opdb import BY_NAME

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.adapters.base import Transformed, differentiable
+from attnkit_conformance.adapters.derivatives import Transformed, differentiable
 from attnkit_conformance.adapters.derivatives import torch as transformations
 from attnkit_conformance.model.case import DTYPES, is_dtype, numpy_dtype
 from attnkit_conformance.model.memory import memory_of

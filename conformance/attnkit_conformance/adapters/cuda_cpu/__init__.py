@@ -25,7 +25,8 @@ from attnkit.ops.packed import linear_attention_packed, pointwise_attention_pack
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.statistics import attention_with_statistics, row_statistics
 from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.adapters.base import Absent, Arrays
+from attnkit_conformance.adapters.absent import Absent
+from attnkit_conformance.adapters.base import Arrays
 from attnkit_conformance.adapters.cases import POINTWISE, base_arguments, cases, learned
 from attnkit_conformance.adapters.cuda_cpu.build import Edits, Library, missing_compiler
 from attnkit_conformance.adapters.cuda_cpu.machine import KernelFault, Machine

@@ -1,1 +1,41 @@
 """Derivatives beyond gradients, by the transformations of a library, of functions of named arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attnkit_conformance.opdb import BY_NAME
+
+Arrays = Mapping[str, Any]
+Forward = Callable[[str, Arrays, Arrays], dict[str, Any]]
+
+
+class Transformed:
+    """The derivatives of an adapter beyond gradients, by the transformations of its library."""
+
+    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> dict[str, Any]:
+        """Those of this kind; attnkit's NotImplementedError becomes Unsupported."""
+        raise NotImplementedError
+
+    def jvp(self, op: str, arrays: Arrays, params: Arrays, tangents: Arrays) -> dict[str, Any]:
+        """Tangents of the outputs."""
+        return self.derivatives("jvp", op, arrays, params, tangents)
+
+    def hvp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays, tangents: Arrays) -> dict[str, Any]:
+        """Derivatives of the gradients along the tangents."""
+        return self.derivatives("hvp", op, arrays, params, cotangents, tangents)
+
+    def vmap_grad(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays, samples: Arrays) -> dict[str, Any]:
+        """Gradients of each sample."""
+        return self.derivatives("vmap_grad", op, arrays, params, cotangents, samples)
+
+
+def differentiable(forward: Forward, op: str, arrays: Arrays, params: Arrays) -> Callable[[Arrays], dict[str, Any]]:
+    """The outputs of an op that have a gradient, as a function of arrays that replace some of the call."""
+
+    def outputs(some: Arrays) -> dict[str, Any]:
+        answer = forward(op, {**arrays, **some}, params)
+        return {name: x for name, x in answer.items() if name not in BY_NAME[op].not_differentiable}
+
+    return outputs

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.adapters.base import refusing
+from attnkit_conformance.adapter import Unsupported, refusing
 from attnkit_conformance.adapters.bases import HIDING, NUMBERS, declaration_of
 from attnkit_conformance.adapters.bases.arguments import visible_pairs
 from attnkit_conformance.adapters.bases.jax import JaxAdapter

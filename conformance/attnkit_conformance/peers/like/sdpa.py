@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from attnkit_conformance.adapter import Unsupported
-from attnkit_conformance.adapters.base import refusing
+from attnkit_conformance.adapter import Unsupported, refusing
 from attnkit_conformance.adapters.bases import HIDING, NUMBERS, declaration_of
 from attnkit_conformance.adapters.bases.torch import TorchAdapter
 from attnkit_conformance.peers.like import described, function_at, keywords_of
