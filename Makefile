@@ -120,7 +120,7 @@ native-wheel: library
 	  $(TOOLS)/python -m hatchling build -t wheel -d $(OUT)/wheel/built
 	PATH="$(CURDIR)/$(TOOLS):$$PATH" $(TOOLS)/python -m auditwheel repair --plat manylinux2014_$$(uname -m) -w $(OUT)/wheel $(OUT)/wheel/built/*.whl
 	for part in conformance experiments; do \
-	  (cd $$part && $(CURDIR)/$(TOOLS)/python -m hatchling build -t wheel -d $(CURDIR)/$(OUT)/wheel) || exit 1; done
+	  (cd $$part && $(abspath $(TOOLS))/python -m hatchling build -t wheel -d $(abspath $(OUT))/wheel) || exit 1; done
 	$(PYTHON) -m venv $(OUT)/wheel/clean
 	$(CLEAN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(OUT)/wheel/attnkit-*.whl \
 	  "$$(ls $(OUT)/wheel/attnkit_conformance-*.whl)[full]"
@@ -136,7 +136,7 @@ SOURCE := $(OUT)/sdist/clean/bin
 sdist: install
 	rm -rf $(OUT)/sdist
 	for part in . conformance experiments; do \
-	  (cd $$part && $(CURDIR)/$(BIN)/python -m hatchling build -t sdist -d $(CURDIR)/$(OUT)/sdist) || exit 1; done
+	  (cd $$part && $(abspath $(BIN))/python -m hatchling build -t sdist -d $(abspath $(OUT))/sdist) || exit 1; done
 	$(PYTHON) -m venv $(OUT)/sdist/clean
 	$(SOURCE)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(OUT)/sdist/attnkit-*.tar.gz \
 	  "$$(ls $(OUT)/sdist/attnkit_conformance-*.tar.gz)[full]"
@@ -231,7 +231,7 @@ matrix: library
 release-check: install
 	$(BIN)/python -m tests.repository.release "$(VERSION)"
 
-# Wheel, source distribution, site and test vectors into $(OUT)/release, and a tag here. Nothing is pushed or uploaded.
+# Wheels, source distributions, site and test vectors into $(OUT)/release, and a tag here. Nothing is pushed or uploaded.
 release: release-check
 	rm -rf $(OUT)/release $(OUT)/vectors
 	$(MAKE) native-wheel sdist site vectors
