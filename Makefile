@@ -16,7 +16,7 @@ export JAX_PLATFORMS ?= cpu
 # Hundreds of processes of the tests import the same modules: they are compiled once, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install library native native-wheel run test tests lint types conformance soak transforms gradients emulated smoke survival gpu gpu-wheels gpu-data benchmarks docs vectors notebooks site sdist wheel matrix release-check release clean
+.PHONY: install library native native-wheel portable-wheels run test tests lint types conformance soak transforms gradients emulated smoke survival gpu gpu-wheels gpu-data benchmarks docs vectors notebooks site sdist wheel matrix release-check release clean
 
 install: $(VENV)/.installed
 
@@ -107,8 +107,7 @@ native: library
 	$(BIN)/python -m attnkit.backends.native.build
 	$(BIN)/python -m pytest -q -rs -m emulated tests/native tests/library tests/integrations
 
-# A wheel for glibc 2.17 and later with every level, and those of the kit and the experiments, judged in an environment that
-# has the first two alone.
+# A wheel for glibc 2.17 and later with every level, judged in an environment that has it and the kit alone.
 TOOLS := $(OUT)/wheel/tools/bin
 CLEAN := $(OUT)/wheel/clean/bin
 
@@ -119,16 +118,27 @@ native-wheel: library
 	ATTNKIT_CPU_LEVEL=all CXX="$(CURDIR)/$(TOOLS)/python $(CURDIR)/attnkit/backends/native/manylinux.py" \
 	  $(TOOLS)/python -m hatchling build -t wheel -d $(OUT)/wheel/built
 	PATH="$(CURDIR)/$(TOOLS):$$PATH" $(TOOLS)/python -m auditwheel repair --plat manylinux2014_$$(uname -m) -w $(OUT)/wheel $(OUT)/wheel/built/*.whl
-	for part in conformance experiments; do \
-	  (cd $$part && $(abspath $(TOOLS))/python -m hatchling build -t wheel -d $(abspath $(OUT))/wheel) || exit 1; done
 	$(PYTHON) -m venv $(OUT)/wheel/clean
-	$(CLEAN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(OUT)/wheel/attnkit-*.whl \
-	  "$$(ls $(OUT)/wheel/attnkit_conformance-*.whl)[full]"
+	$(CLEAN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(OUT)/wheel/*.whl './conformance[full]'
 	cd $(OUT)/wheel && test "$$(clean/bin/python -m attnkit.backends.native.build --levels)" = "$(LEVELS)"
 	cd $(OUT)/wheel && for level in $(LEVELS); do \
 	  export ATTNKIT_CPU_LEVEL=$$level; \
 	  clean/bin/python -c "import attnkit; print(attnkit.native_status())" && \
 	  clean/bin/python -m attnkit_conformance run numpy --profile quick --workers $(WORKERS) -k "$(NATIVE) and not float16" || exit 1; done
+
+# The wheels of the kit and the experiments, and attnkit's for macOS, Windows and whatever else has none of its own: without
+# kernels, which it says. Judged as above.
+PORTABLE := $(OUT)/portable/clean/bin
+
+portable-wheels: install
+	rm -rf $(OUT)/portable
+	for part in . conformance experiments; do (cd $$part && \
+	  ATTNKIT_CPU_LEVEL=portable $(abspath $(BIN))/python -m hatchling build -t wheel -d $(abspath $(OUT))/portable) || exit 1; done
+	$(PYTHON) -m venv $(OUT)/portable/clean
+	$(PORTABLE)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(OUT)/portable/attnkit-*.whl \
+	  "$$(ls $(OUT)/portable/attnkit_conformance-*.whl)[full]"
+	cd $(OUT)/portable && clean/bin/python -c "import attnkit; print(attnkit.native_status())" && \
+	  clean/bin/python -m attnkit_conformance run numpy --profile quick --workers $(WORKERS) -k "pointwise and float32"
 
 # The source distributions, built into wheels, installed, and judged where nothing of the checkout is.
 SOURCE := $(OUT)/sdist/clean/bin
@@ -234,9 +244,9 @@ release-check: install
 # Wheels, source distributions, site and test vectors into $(OUT)/release, and a tag here. Nothing is pushed or uploaded.
 release: release-check
 	rm -rf $(OUT)/release $(OUT)/vectors
-	$(MAKE) native-wheel sdist site vectors
+	$(MAKE) native-wheel portable-wheels sdist site vectors
 	mkdir -p $(OUT)/release
-	cp $(OUT)/wheel/*.whl $(OUT)/sdist/*.tar.gz $(OUT)/release
+	cp $(OUT)/wheel/*.whl $(OUT)/portable/*.whl $(OUT)/sdist/*.tar.gz $(OUT)/release
 	tar -C $(OUT) -czf $(OUT)/release/attnkit-$(VERSION)-site.tar.gz site
 	tar -C $(OUT) -czf $(OUT)/release/attnkit-$(VERSION)-vectors.tar.gz vectors
 	cd $(OUT)/release && sha256sum * > SHA256SUMS

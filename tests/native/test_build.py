@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnkit.backends.native import build, manylinux
+from attnkit.backends.native import build, load, manylinux
 
 ROOT = Path(__file__).parents[2]
 LEVEL = next(iter(build.levels()))
@@ -38,6 +38,16 @@ def test_without_a_compiler_the_wheel_is_anybodys_and_says_why(tmp_path):
         names = [name for name in archive.namelist() if name.startswith("attnkit/backends/native/lib/")]
         assert names == [f"attnkit/backends/native/lib/{build.REASON}"]
         assert archive.read(names[0]) == b"CXX=/no/such/compiler is not there"
+
+
+def test_a_portable_wheel_says_how_to_get_what_it_lacks(tmp_path, fake_compiler):
+    made, _ = wheel(tmp_path, CXX=str(fake_compiler), ATTNKIT_CPU_LEVEL="portable")
+    assert made.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(made) as archive:
+        reason = archive.read(f"attnkit/backends/native/lib/{build.REASON}").decode()
+    assert reason == build.WITHOUT
+    assert not (tmp_path / "c++.calls").exists()
+    assert reason != load.UNWANTED  # so that the first slow call says so
 
 
 def test_a_compiler_that_fails_is_quoted(tmp_path):

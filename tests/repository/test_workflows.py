@@ -13,6 +13,7 @@ from tests.repository.projects import EXTRAS, FOLDERS, PROJECTS
 ROOT = Path(__file__).parents[2]
 TARGETS = {*re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)}
 WORKFLOWS = {path.stem: path.read_text() for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
+PUBLISH = "pypa/gh-action-pypi-publish@release/v1"
 PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
 
 
@@ -43,7 +44,7 @@ def check(text: str) -> None:
             if "run" in step:
                 understand(step["run"])
             else:
-                assert re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"]), step["uses"]
+                assert re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"]) or step["uses"] == PUBLISH, step["uses"]
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
@@ -52,10 +53,27 @@ def test_a_workflow_calls_what_there_is(name: str) -> None:
 
 
 def test_there_is_a_workflow_for_each_concern_and_each_python() -> None:
-    assert {*WORKFLOWS} == {"lint", "tests", "wheels", "docs"}
+    assert {*WORKFLOWS} == {"lint", "tests", "wheels", "docs", "release"}
     pythons = yaml.safe_load(WORKFLOWS["tests"])["jobs"]["tests"]["strategy"]["matrix"]["python"]
     assert pythons == ["3.11", "3.12", "3.13", "3.14"]
     assert {project["requires-python"] for project in PROJECTS.values()} == {f">={pythons[0]}"}
+
+
+def test_a_tag_publishes_what_was_built_without_a_token() -> None:
+    """By the job alone that has the right to; what other jobs upload is what it takes."""
+    jobs = yaml.safe_load(WORKFLOWS["release"])["jobs"]
+    allowed = {name: job["permissions"] for name, job in jobs.items() if "permissions" in job}
+    assert allowed == {"publish": {"id-token": "write"}}
+    assert jobs["publish"]["steps"][-1] == {"uses": PUBLISH}
+    uploads = [
+        step["with"] for job in jobs.values() for step in job["steps"] if "upload-artifact" in step.get("uses", "")
+    ]
+    assert {*jobs["publish"]["needs"]} == {*jobs} - {"publish"}
+    assert len(uploads) == 2
+    assert all(upload["name"].startswith("of-") for upload in uploads)
+    places = {path.partition("/")[2].partition("/")[0] for upload in uploads for path in upload["path"].split()}
+    assert places == {"wheel", "portable", "sdist"}
+    assert all(f"$(OUT)/{place}" in (ROOT / "Makefile").read_text() for place in places)
 
 
 @pytest.mark.parametrize(

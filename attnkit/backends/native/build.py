@@ -7,7 +7,8 @@ the compiler cannot compile is left out, by name; then the next lower one of thi
 
 Environment:
     CXX: the compiler, with options; default c++, g++ or clang++, the first that is found.
-    ATTNKIT_CPU_LEVEL: compile this level only (a name of `levels()`), "all", or "none".
+    ATTNKIT_CPU_LEVEL: compile this level only (a name of `levels()`), "all", "none", or "portable": none, in a wheel
+        for machines that have no other.
 """
 
 import ctypes
@@ -56,7 +57,8 @@ RECORD = "record.json"
 """Beside the libraries: the digest of each, the fingerprint of what they were compiled from, and why levels failed."""
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 REBUILD = "run python -m attnkit.backends.native.build"
-FORCED, ALL, NONE = "ATTNKIT_CPU_LEVEL", "all", "none"
+FORCED, ALL, NONE, PORTABLE = "ATTNKIT_CPU_LEVEL", "all", "none", "portable"
+WITHOUT = "this wheel, which is for every machine, holds none"
 
 
 def levels() -> dict[str, tuple[int, tuple[str, ...]]]:
@@ -158,13 +160,18 @@ def _run(command: Sequence[str]) -> None:
         raise RuntimeError(f"{command[0]} failed: {error}")
 
 
+def refuse_unwanted() -> None:
+    """LookupError where no library is asked for, whether or not there is a compiler."""
+    forced = os.environ.get(FORCED)
+    if forced in (NONE, PORTABLE):
+        raise LookupError(WITHOUT if forced == PORTABLE else f"{FORCED}={NONE}")
+
+
 def attempts(machine: Callable[[], int]) -> list[list[str]]:
     """Names of the levels to compile: those of the first attempt that has a success. Where none is named, the number of
     this machine's is asked for.
     """
     known, forced = levels(), os.environ.get(FORCED)
-    if forced == NONE:
-        raise LookupError(f"{FORCED}={NONE}")
     if forced == ALL:
         return [[*known]]
     if forced and forced not in known:
@@ -226,6 +233,7 @@ def link(
 
 def compile_into(folder: Path, objects: Path) -> dict[str, str]:
     """Compile the detector and what `attempts` names; the answer is why some levels failed. RuntimeError: all did."""
+    refuse_unwanted()
     detector = SOURCES / "detect.cpp"
     sources = [path for path in source_files() if path.suffix == ".cpp" and path != detector]
     with ThreadPoolExecutor(cores()) as pool:
