@@ -1,7 +1,19 @@
-"""Types that several modules share. An array of any library is `Any`: the array API has no typed protocol yet."""
+"""Types that several modules share. Public ops return arrays of the library that they are called with (`A`); behind
+them an array is `Any`, for its operators are the library's."""
 
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
+
+class StandardArray(Protocol):
+    """What arrays of NumPy, torch, JAX and CuPy share by name."""
+
+    @property
+    def shape(self) -> Any: ...
+    @property
+    def dtype(self) -> Any: ...
+
+
+A = TypeVar("A", bound=StandardArray)
 Array = Any
 Namespace = Any
 Causal = Literal["upper_left"] | bool

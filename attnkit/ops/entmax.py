@@ -14,7 +14,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.family import Family, op, vjp_of, weights_of
 from attnkit._core.mask import positions
 from attnkit._core.special import cumulative_sum, falling, real, relu, stop_gradient
-from attnkit._core.typing import Array, Common, Impl, Namespace
+from attnkit._core.typing import A, Array, Common, Impl, Namespace
 from attnkit.ops import softmax
 
 SMALLEST_ALPHA = 1.01
@@ -251,9 +251,7 @@ SPARSEMAX = ENTMAX.special("sparsemax_attention", sparsemax_options)
 
 
 @op(ENTMAX, ENTMAX.attend)
-def entmax_attention(
-    q: Array, k: Array, v: Array, *, alpha: Any = 1.5, impl: Impl = "auto", **common: Unpack[Common]
-) -> Array:
+def entmax_attention(q: A, k: A, v: A, *, alpha: Any = 1.5, impl: Impl = "auto", **common: Unpack[Common]) -> A:
     """o_i = Σ_j p_ij v_j with p_ij = [(α-1)s_ij - τ_i]₊^{1/(α-1)}, τ_i such that Σ_j p_ij = 1 over the visible keys.
 
     Peters et al. 2019 eq 8-11; with a learned α Correia et al. 2019 §3. Baseline of Shen et al. 2023, whose App. C
@@ -294,7 +292,7 @@ entmax_attention_vjp = vjp_of(
 
 
 @op(SPARSEMAX, calls=entmax_attention)
-def sparsemax_attention(q: Array, k: Array, v: Array, *, impl: Impl = "auto", **common: Unpack[Common]) -> Array:
+def sparsemax_attention(q: A, k: A, v: A, *, impl: Impl = "auto", **common: Unpack[Common]) -> A:
     """o_i = Σ_j p_ij v_j with p_i the point of the simplex nearest to s_i: p_ij = [s_ij - τ_i]₊, Σ_j p_ij = 1.
 
     Martins & Astudillo 2016 Prop. 1. It is `entmax_attention` with alpha = 2, exact.

@@ -11,7 +11,7 @@ from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with
 from attnkit._core.mask import Rows, visibility_of
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.tokens import chosen, cotangent
-from attnkit._core.typing import Array, Causal, Impl, Length, Namespace
+from attnkit._core.typing import A, Array, Causal, Impl, Length, Namespace
 from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
 
 _SILU = ACTIVATIONS["silu"]
@@ -124,7 +124,7 @@ def _pull(impl: str, x: Array, *others: Array, **options: Any) -> dict[str, Arra
 
 @operation_checked_by(_context, check.PLAIN_NUMBERS, runs=partial(_attend, "generic"))
 def gated_attention_unit(
-    x: Array,
+    x: A,
     w_z: Array,
     w_u: Array,
     w_v: Array,
@@ -138,7 +138,7 @@ def gated_attention_unit(
     length: Length = "visible",
     impl: Impl = "auto",
     **common: Unpack[OneHead],
-) -> Array:
+) -> A:
     """o = (u ⊙ a) W_o, where a_i = n_i^-alpha Σ_j relu(q_i·k_j)² v_j is squared-relu attention and u a gate.
 
     Hua et al. 2022 §3; used by Wortsman et al. 2023 §4. u = silu(x W_u), v = silu(x W_v), z = silu(x W_z),

@@ -10,7 +10,7 @@ from attnkit._core import quadratic
 from attnkit._core.check import is_learned
 from attnkit._core.family import Family, op, vjp_of, weights_of
 from attnkit._core.special import cumulative_sum, stop_gradient
-from attnkit._core.typing import Array, Common, Impl, Namespace
+from attnkit._core.typing import A, Array, Common, Impl, Namespace
 
 
 def _heads(x: Array) -> int:
@@ -117,7 +117,7 @@ GAUSSIAN = Family("gaussian_attention", weigh, score_gradient, prepare, exponent
 
 
 @op(GAUSSIAN, GAUSSIAN.attend)
-def gaussian_attention(q: Array, k: Array, v: Array, *, impl: Impl = "auto", **common: Unpack[Common]) -> Array:
+def gaussian_attention(q: A, k: A, v: A, *, impl: Impl = "auto", **common: Unpack[Common]) -> A:
     """o_i = Σ_j w_ij v_j with w_ij = exp(-(scale/2)·‖q_i - k_j‖² + bias_ij) on the visible keys, without a normaliser.
 
     Lu et al. 2021 (SOFT) eq 4-5, where k = q: with scale = 1/√d the exponent is -‖q_i - k_j‖²/(2√d).

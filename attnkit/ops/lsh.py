@@ -12,7 +12,7 @@ from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import generator, real, stop_gradient
 from attnkit._core.tokens import both, chosen, cotangent, key_mask, valid_keys, whole, zeros
-from attnkit._core.typing import Array, Causal, Impl, Namespace
+from attnkit._core.typing import A, Array, Causal, Impl, Namespace
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
 SELF_LOGIT = -1e5
@@ -311,7 +311,7 @@ def _pull(
 
 
 @operation_checked_by(_context, {"mask": key_mask})
-def lsh_buckets(qk: Array, rotations: Array, *, mask: Array | None = None, impl: Impl = "auto") -> Array:
+def lsh_buckets(qk: A, rotations: A, *, mask: Array | None = None, impl: Impl = "auto") -> A:
     """The buckets of tokens, integers (..., num_hashes, n): the first argmax of [x R, -x R] in each round.
 
     Kitaev et al. 2020 §2, h(x) = argmax([xR; -xR]); computed in float32 (float64 for float64). A token that falls
@@ -338,15 +338,15 @@ _GENERIC = _Softmax.by("generic")
 
 @operation_checked_by(_chunked_context, _OWN, runs=partial(_attend, _GENERIC))
 def lsh_attention(
-    qk: Array,
-    v: Array,
-    rotations: Array,
+    qk: A,
+    v: A,
+    rotations: A,
     *,
     chunk_size: int,
     mask: Array | None = None,
     causal: Causal = False,
     impl: Impl = "auto",
-) -> Array:
+) -> A:
     """o = Σ_r exp(lse_r - lse) o_r over rounds r of hashing, o_r softmax attention to neighbours in sorted order.
 
     Kitaev et al. 2020 §2. Logits qk_i·k̂_j with k̂ = x/√(‖x‖² + 10⁻⁶ d), the scale of the authors' code (trax): no 1/√d.

@@ -9,7 +9,7 @@ from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family
 from attnkit._core.tokens import cotangent, one_of
-from attnkit._core.typing import Array, Impl, Namespace
+from attnkit._core.typing import A, Array, Impl, Namespace
 from attnkit.ops import pointwise, softmax
 
 # how slots are weighed: like keys in the attention op of that name, without its scale and length
@@ -93,9 +93,9 @@ def _parts(
 
 @operation_checked_by(_context, _OWN)
 def key_value_memory(
-    x: Array,
-    keys: Array,
-    values: Array,
+    x: A,
+    keys: A,
+    values: A,
     *,
     activation: str = "relu",
     key_bias: Array | None = None,
@@ -104,7 +104,7 @@ def key_value_memory(
     norm_bias: Array | None = None,
     eps: float = 1e-5,
     impl: Impl = "auto",
-) -> Array:
+) -> A:
     """H = act(x keysᵀ + key_bias) values + value_bias, and LayerNorm over the features of H if norm_weight is given.
 
     Shen et al. 2023 eq 1 and 2: their K = W₁ = `keys`, V = W₂ = `values`, d_h = m slots. "relu" is a feed-forward

@@ -12,7 +12,7 @@ from attnkit._core.check import is_learned, layernorm_context
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, never, op, vjp_of, weights_of
 from attnkit._core.mask import log, raise_to
-from attnkit._core.typing import Array, Common, Impl, Length, Namespace
+from attnkit._core.typing import A, Array, Common, Impl, Length, Namespace
 
 
 def _shifted(xp: Namespace, s: Array, a: quadratic.Inputs, length: Length, shift: Any) -> Array:
@@ -119,9 +119,9 @@ POINTWISE = Family(
 
 @op(POINTWISE, POINTWISE.attend)
 def pointwise_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: A,
+    k: A,
+    v: A,
     *,
     activation: str = "relu",
     alpha: float | Array = 1.0,
@@ -130,7 +130,7 @@ def pointwise_attention(
     shift: float | str | Array = 0.0,
     impl: Impl = "auto",
     **common: Unpack[Common],
-) -> Array:
+) -> A:
     """o_i = Σ_j w_ij v_j with w_ij = gain·n_i^-alpha·h(s_ij + shift) on the keys j visible to query i, and 0 elsewhere.
 
     Wortsman et al. 2023 §3: φ = L^-α h with h = `activation`, α = `alpha`, L = n_i. The length factor is outside h.
@@ -209,15 +209,15 @@ SIGMOID = POINTWISE.special("sigmoid_attention", sigmoid_options)
 
 @op(RELUFORMER, calls=pointwise_attention)
 def reluformer_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: A,
+    k: A,
+    v: A,
     *,
     gamma: float | Array = 1.0,
     length: Length = "visible",
     impl: Impl = "auto",
     **common: Unpack[Common],
-) -> Array:
+) -> A:
     """o_i = Σ_j w_ij v_j with w_ij = relu(s_ij) / (gamma·√(n_i/2)), ReLUFormer's attention.
 
     Shen et al. 2023 eq 6, γ = `gamma`, n = n_i. It is `pointwise_attention` with relu, alpha = ½ and gain = √2/gamma,
@@ -244,8 +244,8 @@ reluformer_attention_vjp = vjp_of(
 
 @op(SIGMOID, calls=pointwise_attention)
 def sigmoid_attention(
-    q: Array, k: Array, v: Array, *, length: Length = "visible", impl: Impl = "auto", **common: Unpack[Common]
-) -> Array:
+    q: A, k: A, v: A, *, length: Length = "visible", impl: Impl = "auto", **common: Unpack[Common]
+) -> A:
     """o_i = Σ_j w_ij v_j with w_ij = σ(s_ij - log n_i).
 
     `pointwise_attention` with sigmoid, alpha = 0 and shift = "-log_length" (the bias b ≈ -log n of Ramapuram et al.

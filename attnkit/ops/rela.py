@@ -10,7 +10,7 @@ from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.family import Apart, Family, always, recorded, weights_of
 from attnkit._core.special import may_have_gradient, stop_gradient
-from attnkit._core.typing import Array, Common, Impl, Namespace
+from attnkit._core.typing import A, Array, Common, Impl, Namespace
 from attnkit.ops import pointwise
 
 NORM_AXES = ("hidden", "head")
@@ -169,17 +169,17 @@ def normalised_vjp(
 
 @operation_checked_by(_context, OWN)
 def rela_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    norm_weight: Array,
+    q: A,
+    k: A,
+    v: A,
+    norm_weight: A,
     *,
     gate_weight: Array | None = None,
     norm_axis: str = "hidden",
     eps: float = 1e-8,
     impl: Impl = "auto",
     **common: Unpack[Common],
-) -> Array:
+) -> A:
     """RMSNorm of x_i = Σ_j relu(s_ij) v_j, the heads joined: y = x/√(mean x² + eps) ⊙ norm_weight, (..., L, H·e).
 
     Zhang et al. 2021 §3 and their code; a baseline of Shen et al. 2023. s = scale·q kᵀ + bias, without a length scale.

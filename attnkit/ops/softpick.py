@@ -6,7 +6,7 @@ from attnkit._core import quadratic
 from attnkit._core.family import Family, always, op, vjp_of, weights_of
 from attnkit._core.special import magnitude, relu, stop_gradient
 from attnkit._core.tokens import first_maximum
-from attnkit._core.typing import Array, Common, Impl, Namespace
+from attnkit._core.typing import A, Array, Common, Impl, Namespace
 
 EPS = 1e-6
 
@@ -61,9 +61,7 @@ SOFTPICK = Family("softpick_attention", weigh, score_gradient, exact_zeros=alway
 
 
 @op(SOFTPICK)
-def softpick_attention(
-    q: Array, k: Array, v: Array, *, eps: float = EPS, impl: Impl = "auto", **common: Unpack[Common]
-) -> Array:
+def softpick_attention(q: A, k: A, v: A, *, eps: float = EPS, impl: Impl = "auto", **common: Unpack[Common]) -> A:
     """o_i = Σ_j w_ij v_j with w_ij = relu(a_ij) / (Σ_t |a_it| + eps), a_ij = exp(s_ij - m_i) - exp(-m_i), over the
     keys t visible to query i; s_ij = scale·q_i·k_j + bias_ij and m_i = max(0, max_t s_it).
 

@@ -8,7 +8,7 @@ from attnkit._core.dispatch import Kernel, namespace
 from attnkit._core.family import Family, op, vjp_of, weights_of
 from attnkit._core.learned import finite, scaled, served
 from attnkit._core.mask import Rows, log, row_length, visibility_of
-from attnkit._core.typing import Array, Common, Impl, Length, Namespace
+from attnkit._core.typing import A, Array, Common, Impl, Length, Namespace
 from attnkit.ops import softmax
 from attnkit.ops.softmax import SOFTMAX, softmax_attention, softmax_attention_vjp
 
@@ -74,16 +74,16 @@ SSMAX = Family(
 
 @op(SSMAX)
 def ssmax_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: A,
+    k: A,
+    v: A,
     *,
     slope: float | Array = 1.0,
     intercept: float | Array = 0.0,
     length: Length = "visible",
     impl: Impl = "auto",
     **common: Unpack[Common],
-) -> Array:
+) -> A:
     """o_i = Σ_j w_ij v_j with w_ij = exp(t_ij) / Σ_t exp(t_it) over the keys t visible to query i, and
     t_ij = (slope·log n_i + intercept)·scale·q_i·k_j + bias_ij.
 

@@ -1,4 +1,4 @@
-"""The README's examples as mypy sees them where attnkit is installed: `make types`."""
+"""The README's examples, and what ops return, as mypy sees them where attnkit is installed: `make types`."""
 
 import os
 import re
@@ -8,6 +8,21 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+RETURNED = """
+from typing import assert_type
+
+import attnkit, jax, numpy as np, torch
+
+t = torch.zeros(2, 4, 3)
+assert_type(attnkit.pointwise_attention(t, t, t), torch.Tensor)
+assert_type(attnkit.entmax_attention(t, t, t, alpha=1.5, causal=True), torch.Tensor)
+assert_type(attnkit.soft_attention(t, t, t[:, :2]), torch.Tensor)
+j = jax.numpy.zeros((2, 4, 3))
+assert_type(attnkit.sparsemax_attention(j, j, j), jax.Array)
+a: np.ndarray = np.zeros((2, 4, 3))
+assert_type(attnkit.gaussian_attention(a, a, a), np.ndarray)
+attnkit.gaussian_attention([1], [2], [3])  # type: ignore[type-var]
+"""
 
 
 def main() -> int:
@@ -17,6 +32,7 @@ def main() -> int:
         (folder := Path(base) / "readme").mkdir()
         for n, code in enumerate(blocks):
             (folder / f"block_{n}.py").write_text(code)
+        (folder / "returned.py").write_text(RETURNED)
         command = [sys.executable, "-m", "mypy", *map(str, sorted(folder.iterdir()))]
         return subprocess.run(command, cwd=ROOT, env=os.environ | {"MYPYPATH": base}, check=False).returncode
 

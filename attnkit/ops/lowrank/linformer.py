@@ -21,7 +21,7 @@ from attnkit._core.tokens import (
     valid_keys,
     zeros,
 )
-from attnkit._core.typing import Array, Impl, Namespace
+from attnkit._core.typing import A, Array, Impl, Namespace
 from attnkit.ops.lowrank.products import Attention, Softmax, Weigh
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
@@ -141,15 +141,15 @@ def pull(
 
 @operation_checked_by(_context, _OWN, runs=partial(attend, Softmax.of))
 def linformer_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    proj_k: Array,
-    proj_v: Array,
+    q: A,
+    k: A,
+    v: A,
+    proj_k: A,
+    proj_v: A,
     *,
     impl: Impl = "auto",
     **common: Unpack[Projected],
-) -> Array:
+) -> A:
     """o = softmax(scale·q (E k)ᵀ) (F v): attention to m "slots", fixed linear combinations of the keys.
 
     Wang et al. 2020 eq 7, E = `proj_k`, F = `proj_v`. There is no causal form: a slot mixes all keys.

@@ -25,7 +25,7 @@ from attnkit._core.tokens import (
     valid_keys,
     whole,
 )
-from attnkit._core.typing import Array, Impl, Namespace
+from attnkit._core.typing import A, Array, Impl, Namespace
 from attnkit.ops.lowrank.products import Attention, Softmax, Weigh
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
@@ -245,16 +245,16 @@ def _gradients(xp: Namespace, weigh: Weigh, a: _Inputs, do: Array) -> tuple[Arra
 
 @operation_checked_by(_context, _OWN, runs=partial(attend, Softmax.of))
 def nystrom_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: A,
+    k: A,
+    v: A,
     *,
     num_landmarks: int,
     inverse_steps: int = 6,
     init: str = "exact",
     impl: Impl = "auto",
     **common: Unpack[ScaledTokens],
-) -> Array:
+) -> A:
     """o = K1 Z K3 v with K1 = softmax(q k̃ᵀ), K2 = softmax(q̃ k̃ᵀ), K3 = softmax(q̃ kᵀ), all scaled, and Z ≈ K2⁻¹.
 
     Xiong et al. 2021, Algorithm 1. q̃ and k̃ are means over segments of the valid tokens of each item: m - (n mod m)

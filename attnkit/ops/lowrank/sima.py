@@ -9,7 +9,7 @@ from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.mask import positions
 from attnkit._core.special import magnitude
 from attnkit._core.tokens import Tokens, both, chosen, gradient_like, join_heads, key_mask, split_heads, valid_keys
-from attnkit._core.typing import Array, Impl, Namespace
+from attnkit._core.typing import A, Array, Impl, Namespace
 
 
 class GroupedTokens(Tokens, total=False):
@@ -95,9 +95,7 @@ def _prepare(
 
 
 @operation_checked_by(_context, OWN)
-def sima_attention(
-    q: Array, k: Array, v: Array, *, eps: float = 1e-12, impl: Impl = "auto", **tokens: Unpack[GroupedTokens]
-) -> Array:
+def sima_attention(q: A, k: A, v: A, *, eps: float = 1e-12, impl: Impl = "auto", **tokens: Unpack[GroupedTokens]) -> A:
     """o = q̂ (k̂ᵀ v) with x̂_tc = x_tc/max(Σ_t |x_tc|, eps) over the valid tokens t, for q and for k.
 
     Koohpayegani & Pirsiavash 2022 §3. Time O(L d e): no (L, S) array. No scale; the implied weights may be negative.

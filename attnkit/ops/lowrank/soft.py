@@ -11,7 +11,7 @@ from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import stop_gradient
 from attnkit._core.tokens import Tokens, both, checked_with_arrays, chosen, cotangent, diagonal, key_mask, valid_keys
-from attnkit._core.typing import Array, Impl, Namespace
+from attnkit._core.typing import A, Array, Impl, Namespace
 from attnkit.ops.gaussian import gaussian_attention, gaussian_attention_vjp
 from attnkit.ops.lowrank.newton import INVERSE_OPTIONS, inverted
 from attnkit.ops.lowrank.products import Attention, Gaussian, Weigh
@@ -134,9 +134,9 @@ _OWN = {**INVERSE_OPTIONS, "ridge": _ridge, "mask": key_mask, "landmark_mask": c
 
 @operation_checked_by(_context, _OWN, runs=partial(attend, inverted, Gaussian.of))
 def soft_attention(
-    q: Array,
-    v: Array,
-    landmarks: Array,
+    q: A,
+    v: A,
+    landmarks: A,
     *,
     landmark_mask: Array | None = None,
     newton_steps: int = 20,
@@ -146,7 +146,7 @@ def soft_attention(
     inverse_grad: str = "implicit",
     impl: Impl = "auto",
     **tokens: Unpack[Tokens],
-) -> Array:
+) -> A:
     """o = Pᵀ X P v with P_lj = exp(-‖landmark_l - q_j‖²/(2√d)) and X the T-step Newton inverse of A.
 
     Lu et al. 2021 eq 9 and Algorithm 1: their Q̃ = `landmarks`, A_lr = exp(-‖landmark_l - landmark_r‖²/(2√d)) + ridge·I,
