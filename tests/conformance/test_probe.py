@@ -9,7 +9,7 @@ import pytest
 from attnkit_conformance.families.entmax.samples import near_threshold
 from attnkit_conformance.golden import Golden, draw_case, golden
 from attnkit_conformance.model import tolerance
-from attnkit_conformance.model.case import NoDraw
+from attnkit_conformance.model.case import Case, NoDraw
 from attnkit_conformance.model.op import has_kinks
 from attnkit_conformance.model.probe import FLOOR, STEP, explicit, floored, may_be_on_kinks, probes, shaken
 from attnkit_conformance.opdb import BY_NAME, OPDB
@@ -149,3 +149,19 @@ def test_a_case_with_results_beyond_its_dtype_is_not_judged() -> None:
     with pytest.raises(NoDraw, match="plain: no draw in 8 has results that float16 has"):
         draw_case(replace(sample, draw=lambda *_: beyond))
     assert golden(draw_case(sample)).fits()
+
+
+@pytest.mark.parametrize("d", [16, 64, 256])
+def test_scores_that_are_summed_up_twice_are_within_bounds(d):
+    """In float32, forwards for lse and backwards for weights: where one key is seen its weight is beside 1."""
+    rng = np.random.default_rng(0)
+    for n in range(60):
+        size = (2.0, 4.0, 8.0)[n % 3]
+        q, k = (np.float32(size * rng.standard_normal((2, 1, d))) for _ in range(2))
+        v, do = (np.float32(rng.standard_normal((2, 1, 4))) for _ in range(2))
+        products = q * k / np.float32(np.sqrt(d))
+        there, back = (np.cumsum(p, axis=-1)[..., -1:] for p in (products, products[..., ::-1]))
+        arrays = {name: x.astype(float) for name, x in {"q": q, "k": k, "v": v}.items()}
+        case = Case(f"x{n}", "softmax_attention", "float32", arrays, {}, {"o": do.astype(float)})
+        limit = golden(case).gradients["v"]
+        assert np.all(np.abs(np.exp(back - there) * do - limit.golden) <= limit.allowed), n

@@ -5,12 +5,16 @@ and it finds nothing where nothing is wrong.
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
+import attnkit
 import attnkit_reference
 from attnkit.backends.native import lower
 from attnkit_conformance import core
@@ -315,3 +319,21 @@ def test_lengths_have_the_dtype_that_the_recipe_says_if_they_fit() -> None:
     for shape, dtype, expected in (("9x9", "uint64", "uint64"), ("9x9", "int8", "int8"), ("9x300", "int8", "int64")):
         case = Recipe("softmax_attention", {**plain, "shape": shape, "integers": dtype}).case()
         assert case.arrays["key_lengths"].dtype == expected
+
+
+@pytest.mark.parametrize("op", [op.name for op in OPDB if op.statistics and op.ties and op.group == "a"])
+def test_equal_scores_have_equal_weights_where_ties_are_drawn(op):
+    """In every library: otherwise rounding decides which key has the maximum. Rows of 129 end in what no vector fills,
+    where torch's sigmoid is another function.
+    """
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((50, 4, 1)), rng.integers(-3, 4, (50, 129, 1)) * 1.0
+    sides = np.where(q * np.swapaxes(k, -1, -2) > 0, np.swapaxes(k, -1, -2), np.nan)  # the largest scores are positive
+    for make in (np.float32, partial(torch.tensor, dtype=torch.float32), partial(jnp.asarray, dtype=np.float32)):
+        attend = getattr(attnkit, f"{op}_weights")
+        w = np.stack(
+            [np.asarray(attend(make(a), make(b), scale=0.25, impl="generic")) for a, b in zip(q, k, strict=True)]
+        )
+        farthest = np.abs(sides) == np.nanmax(np.abs(sides), axis=-1, keepdims=True)
+        for row, equal in zip(w.reshape(-1, 129), farthest.reshape(-1, 129), strict=True):
+            assert len(np.unique(row[equal])) == 1, (op, make)

@@ -36,10 +36,11 @@ def ssmax_errors(op: Op) -> Iterator[ErrorSample]:
 
 
 def ssmax_growth(case: Case) -> float:
-    """1 + max|t|/16, t the scores times the factors of their rows."""
+    """1 + max|t|/16, t the scores times the factors of their rows, or what moves them."""
     given = {name: x for name, x in (*case.arrays.items(), *case.params.items()) if name in (*OWN, *scoring.COMMON)}
     sc = ssmax_rows("sample", case.arrays["q"], case.arrays["k"], **given).scores
-    return tolerance.growth_of_exponent(float(np.max(np.abs(sc.s), initial=0.0, where=sc.visible)))
+    x = np.maximum(np.abs(sc.s), scoring.moved(sc))
+    return tolerance.growth_of_exponent(float(np.max(x, initial=0.0, where=sc.visible)))
 
 
 OPS = (

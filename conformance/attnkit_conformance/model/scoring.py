@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, compute_dtype, finfo
 from attnkit_reference._core import Scores, row_lengths, scores
 from attnkit_reference.pointwise import SCORE_FUNCTIONS
@@ -54,9 +55,20 @@ def shifted(case: Case, sc: Scores, settings: Settings | None) -> Array:
     return sc.s + (shift[..., None, None] if shift.ndim else shift)
 
 
+def moved(sc: Scores) -> Array:
+    """By how many roundings of 1 partial sums move each score: ½ √d √(Σ (scale q_i k_i)²).
+
+    Kernels compute the scores of a row twice, for its lse and for its weights, in two orders of summation. No probe
+    sees the difference where exact weights do not depend on it, as in a row of one visible key.
+    """
+    squares = sc.q**2 @ np.swapaxes(sc.k**2, -1, -2)
+    return np.asarray(np.abs(sc.scale) * tolerance.SUMS * np.sqrt(sc.q.shape[-1] * squares))
+
+
 def largest_exponent(case: Case, settings: Settings | None) -> float:
-    """max |visible exponent|, infinite ones (weight exactly 0) left out."""
+    """max |visible exponent|, infinite ones (weight exactly 0) left out, or what moves their scores if that is more."""
     sc = case_scores(case, with_v=False)
+    sums = float(np.max(moved(sc), initial=0.0, where=sc.visible))
     x = np.abs(shifted(case, sc, settings)[sc.visible])
     x = x[np.isfinite(x)]
     of_activation = (
@@ -64,4 +76,4 @@ def largest_exponent(case: Case, settings: Settings | None) -> float:
     )
     exponent = x if of_activation is None else of_activation(x)
     vanishing = -np.log(float(finfo(compute_dtype(case.dtype)).smallest_subnormal))
-    return float(np.max(np.maximum(x, np.minimum(exponent, vanishing)), initial=0.0))
+    return max(sums, float(np.max(np.maximum(x, np.minimum(exponent, vanishing)), initial=0.0)))

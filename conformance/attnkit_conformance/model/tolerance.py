@@ -19,6 +19,7 @@ HALF_ROUNDINGS = (
 )
 SUBNORMALS = 16.0  # of half types: weights below its range that are rounded to it for a product (A7) have no digits
 ALIKE = 4.0  # n equal numbers added up one after another are rounded alike: by up to n/4 eps of their sum
+SUMS = 0.5  # of √d: roundings by which partial sums of d products move a score from one order of summation to another
 WIDE = 64  # features, beyond which partial sums of scores cost more than their inputs
 EXPONENT_STEP = 16.0  # an error eps·|x| in an exponent x is a relative error of that size in exp(x)
 LARGEST_GROWTH = {"float16": 8.0, "bfloat16": 8.0, "float32": 200.0}  # beyond, bounds are meaningless
