@@ -248,11 +248,11 @@ def _headline_table(study: StudyResults, measure: Measure, own: Measure | None) 
         "difference to<br>its baseline", "training<br>loss", "parameters",
         *(["MFLOPs<br>per sample"] if has_flops else []), "ms per step",
     )  # fmt: skip
-    sampled = " ".join(f"{sentence}." for sentence in _sampled(study, measure))
+    sampled = "".join(f"{sentence}. " for sentence in _sampled(study, measure))
     text = (
         f"Test {measure.name} after the last step, mean ± standard deviation over seeds. Differences are paired by "
         "seed (same first weights where shapes agree, same batches), with a 95 % interval (Student); the baseline is "
-        f"named by the recipe. {sampled} Averaged: with the moving average of the weights. Training loss: mean of the "
+        f"named by the recipe. {sampled}Averaged: with the moving average of the weights. Training loss: mean of the "
         "last tenth of the steps. Step time: median over steps and seeds, and its ratio to the baseline's. "
         f"{study.load_text()}"
     )
