@@ -37,7 +37,7 @@ Its parts *decide*: of trained models the loss over a test set (of translations 
 validation set), and what a claim names where it is about something else. The metric of the task stands beside it.
 Differences are paired by seed (same first weights where shapes agree, same batches); intervals are Student's, 95 %,
 over seeds, uncorrected. They say nothing of other test sets: studies from now on have an interval [over seeds and test
-samples](../experiments.md#other-seeds-and-other-test-samples) beside it on their pages, those below do not.
+samples](../experiments.md#other-seeds-and-other-test-samples) beside it on their pages, none of those above has.
 
 - **Supported**: each part that decides is within its bounds, after Holm's correction for all comparisons that may
   decide claims of the same paper. *Uncorrected* is said of a part whose own interval is, and no more after correction.
