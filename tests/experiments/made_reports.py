@@ -92,6 +92,14 @@ def numbers_of(recipe: str, row: dict) -> dict:
         quadratic = row["method"] in ("transformer", "softmax", "relu")
         power = {"002-fig1b": 2 if quadratic else 1, "003-decoding": 1 if quadratic else 0}[recipe]
         return row | {"bytes": 1e3 * row["tokens"] ** power, "ms": row["tokens"] ** (power / 2), "note": ""}
+    if recipe == "003-memory":
+        expected = 256.0 * row["tokens"] * (64 if "sums" in row["method"] else 1)
+        sizes = dict.fromkeys(("layer_bytes", "expected_bytes", "bytes"), expected)
+        return row | sizes | {"formula": "n·e", "ms": 1.0, "took": "native"}
+    if recipe == "003-future":
+        mixed = row["method"] in ("linformer", "nystrom", "soft", "sima")
+        refused = f"{row['method']}_attention: unexpected argument 'causal'" if mixed else ""
+        return row | {"change": 1.0, "causal_change": "" if mixed else 0.0, "refused": refused}
     if recipe == "002-halving":
         return row | {"n": 0 if row["spread"] > 2 else "", "spectral_n": 0}
     return row | {"parameters": 1e6 * row["paper_parameters"] + 1, "without_inverse": 1e9 * (row["paper_flops"] or 0)}

@@ -16,7 +16,17 @@ from attnkit_experiments.engine.progress import many
 from attnkit_experiments.report import plots, samples, tables, words
 from attnkit_experiments.report.claims import SLOPE_TOLERANCE, Claims
 from attnkit_experiments.report.claims import hold as claims_hold
-from attnkit_experiments.report.html import badge, bullets, card, document, origin_section, safe, section, table
+from attnkit_experiments.report.html import (
+    badge,
+    bullets,
+    card,
+    changes_text,
+    document,
+    origin_section,
+    safe,
+    section,
+    table,
+)
 from attnkit_experiments.report.merging import read_studies
 from attnkit_experiments.report.results import Line, StudyResults, as_csv, command
 from attnkit_experiments.report.statistics import DRAWS, Spread
@@ -103,6 +113,7 @@ def as_markdown(study: StudyResults, recipe: Recipe) -> str:
     text = [
         f"# {recipe.id} · {study.label}" + (" · SMOKE, NOT A RESULT" if study.smoke else ""),
         "",
+        *([f"**{changed}**", ""] if (changed := changes_text(about["environment"])) else []),
         " ".join((f"{recipe.title}.", f"{about['label']}.", *conclusions(study, recipe))),
         f"{data['name']}, {data['text']}, {settings['steps']:,} steps; {about['environment']['device']}, "
         f"{many(about['environment']['threads'], 'thread')}. {study.load_text()}",
@@ -163,6 +174,8 @@ def _head(study: StudyResults, recipe: Recipe) -> str:
         f"<p>{many(finished, 'run')} of {settings['steps']:,} steps, {safe(about['data']['name'])}: "
         f"{safe(about['data']['text'])}.</p>"
     )
+    if changed := changes_text(about["environment"]):
+        text += f'<div class="alarm">{safe(changed)}</div>'
     if study.smoke:
         text += (
             '<div class="alarm"><b>This is a smoke run, not a result.</b> It trains for '

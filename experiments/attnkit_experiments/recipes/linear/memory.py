@@ -189,10 +189,11 @@ MEASUREMENT = Measurement(
     ),
     sections=sections,
     about=(
-        "One sequence in float32, causal; a layer's output is q, k and v of the next. What a layer keeps is half of "
-        "what the peak of four layers, forward and backward, has above that of two: its output, n·e numbers in each "
-        "head, is part of it. Bytes are those of torch's allocator: buffers of attnkit's library for CPUs are not "
-        "among them: it has a few segments of 64 tokens for each thread and a state, d·(e + 1) numbers. Times are medians."
+        "One sequence in float32, causal; a layer's output is q, k and v of the next. What a layer keeps is half "
+        "of what the peak of four layers, forward and backward, has above that of two: its output, n·e numbers in "
+        "each head, is part of it. Bytes are those of torch's allocator: buffers of attnkit's library for CPUs are "
+        "not among them, which has a few segments of 64 tokens for each thread and a state, d·(e + 1) numbers. "
+        "Times are medians."
     ),
     deviations=(
         "The text has no experiments. Its cumulative sums are the running sums; chunks are those of attnkit's generic "
