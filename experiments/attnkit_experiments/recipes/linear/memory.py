@@ -7,7 +7,7 @@ Expected: nothing is printed. By the formulas a layer whose input is q, k and v 
     numbers; running sums add n·d·e at least, weights of softmax n² at least. Both are checked; times are not.
 Settings: `methods` × `lengths`; one sequence, `heads` of `head_dim` features; `limit_gb`: what would keep more in a
     layer by its formula is not begun; `rounds` are timed.
-Cost: smoke seconds, cpu about two minutes on one CPU core.
+Cost: smoke seconds, cpu a few minutes on one CPU core.
 Command: python -m experiments run 003-memory --preset cpu --threads 1 --out runs/memory
 """
 
@@ -173,7 +173,7 @@ MEASUREMENT = Measurement(
     source="the text Transformers are RNNs, which has no experiments",
     presets={
         "smoke": Preset(Study(lengths=(256, 512), rounds=1), "seconds, 1 CPU core", "smoke: few tokens, timed once"),
-        "cpu": Preset(Study(), "about two minutes, 1 CPU core", "cpu: attention of one layer, without a model"),
+        "cpu": Preset(Study(), "a few minutes, 1 CPU core", "cpu: attention of one layer, without a model"),
     },
     items=items,
     measure=measure,
@@ -193,7 +193,7 @@ MEASUREMENT = Measurement(
         "of what the peak of four layers, forward and backward, has above that of two: its output, n·e numbers in "
         "each head, is part of it. Bytes are those of torch's allocator: buffers of attnkit's library for CPUs are "
         "not among them, which has a few segments of 64 tokens for each thread and a state, d·(e + 1) numbers. "
-        "Times are medians."
+        "Times are medians, and may be those of a busy machine; bytes do not depend on that."
     ),
     deviations=(
         "The text has no experiments. Its cumulative sums are the running sums; chunks are those of attnkit's generic "
