@@ -52,7 +52,7 @@ samples](../experiments.md#other-seeds-and-other-test-samples) beside it on thei
   trained models are undecided then; what is counted or timed is not touched.
 
 Counted and exact numbers need no seeds; times of a busy machine decide nothing. All verdicts are of this size: the
-papers' models, data and trainings are far larger. [What these pages no longer say](../changed-sentences.md), and why."""
+papers' models, data and trainings are far larger. [Sentences that changed](../changed-sentences.md), and why."""
 
 
 def render(runs: Sequence[Run]) -> dict[str, str]:
