@@ -51,6 +51,9 @@ def write_everything(reports: Path) -> Path:
             write_cells(reports, recipe, cells_of(recipe), name=f"{recipe}-{task}-cpu", changed=f"task={task}")
     many = ("activations=relu,relu_squared,gelu,softplus,identity",)
     write_cells(reports, "000-fig2", cells_of("000-fig2", many), name="000-fig2-many-cpu", changed=many[0])
+    squared = ("activations=relu_squared",)
+    for recipe in ("000-fig3", "000-fig4"):
+        write_cells(reports, recipe, cells_of(recipe, squared), name=f"{recipe}-squared-cpu", changed=squared[0])
     write_exact(reports / "000-fig2-cpu")
     for recipe, rows in measured().items():
         folder = reports / f"{recipe}-cpu"
