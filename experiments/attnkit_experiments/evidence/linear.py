@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from attnkit_experiments.evidence.checks import Growth, Level, Rows, as_good, lower, not_below
 from attnkit_experiments.evidence.claim import Claim
 from attnkit_experiments.evidence.runs import Record
@@ -41,9 +43,9 @@ def causal_change(row: Record) -> float | None:
     return float(row["causal_change"]) if row["causal_change"] else None
 
 
-def keeps(method: str, text: str, **bounds: float) -> Rows:
+def keeps(method: str, text: str, low: float = -math.inf, high: float = math.inf) -> Rows:
     keys = ("method", "layer_bytes", "expected_bytes")
-    return Rows(f"{method}: a layer keeps {text}", kept, where={"method": method}, keys=keys, **bounds)
+    return Rows(f"{method}: a layer keeps {text}", kept, low, high, where={"method": method}, keys=keys)
 
 
 CLAIMS = (
