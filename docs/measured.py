@@ -180,16 +180,22 @@ def trained() -> str:
 
 def repeated() -> str:
     """Cells that were trained again, as published and as they came out, in the units of their pages."""
-    lines = [["report", "cell", "", "published", "again", "equal numbers", "processors"]]
+    lines = [["report", "cell", "", "published", "again", "equal numbers", "processors, CPU library"]]
     for row in read_csv(REPORTS / "repeated.csv"):
         recipe = RECIPES[read_csv(REPORTS / row["report"] / "results.csv")[0]["recipe"]]
         measure = recipe.domain.measure
         old, new = (f"{measure.factor * float(row[key]):.{measure.digits}f}" for key in ("published", "repeated"))
         link = f"[{row['report']}](reports/{row['report']}/summary.md)"
-        places = " / ".join(dict.fromkeys(row[key].partition(", torch")[0] for key in ("published_on", "repeated_on")))
+        places = " / ".join(dict.fromkeys(_place(row[key]) for key in ("published_on", "repeated_on")))
         equal = f"{row['equal']} of {row['numbers']}"
         lines.append([link, row["cell"], measure.head, old, new, equal, places.replace("(R)", "")])
     return choosing.table(lines)
+
+
+def _place(text: str) -> str:
+    """The processor and the level of attnkit's library, without torch, of a line of repeated.csv."""
+    processor, _, rest = text.partition(", torch ")
+    return f"{processor}, {rest.partition(', CPU library ')[2]}"
 
 
 def predicted() -> str:

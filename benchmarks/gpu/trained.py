@@ -16,7 +16,7 @@ from benchmarks.gpu import train
 from benchmarks.gpu.studies import EVIDENCE, RATES
 
 OURS = (
-    *("summary.md", "results.csv", "cells.csv", "curves.csv", "exact.csv", "claims.json"),
+    *("summary.md", "results.csv", "cells.csv", "curves.csv", "exact.csv", "differences.csv", "claims.json"),
     *("losses.csv", "norms.csv", "layers.csv", "residuals.csv"),
 )
 """What docs/reports has of a study: the site makes the page from them."""

@@ -51,6 +51,9 @@ def write_everything(reports: Path) -> Path:
             write_cells(reports, recipe, cells_of(recipe), name=f"{recipe}-{task}-cpu", changed=f"task={task}")
     many = ("activations=relu,relu_squared,gelu,softplus,identity",)
     write_cells(reports, "000-fig2", cells_of("000-fig2", many), name="000-fig2-many-cpu", changed=many[0])
+    squared = ("activations=relu_squared",)
+    for recipe in ("000-fig3", "000-fig4"):
+        write_cells(reports, recipe, cells_of(recipe, squared), name=f"{recipe}-squared-cpu", changed=squared[0])
     write_exact(reports / "000-fig2-cpu")
     for recipe, rows in measured().items():
         folder = reports / f"{recipe}-cpu"
@@ -92,6 +95,14 @@ def numbers_of(recipe: str, row: dict) -> dict:
         quadratic = row["method"] in ("transformer", "softmax", "relu")
         power = {"002-fig1b": 2 if quadratic else 1, "003-decoding": 1 if quadratic else 0}[recipe]
         return row | {"bytes": 1e3 * row["tokens"] ** power, "ms": row["tokens"] ** (power / 2), "note": ""}
+    if recipe == "003-memory":
+        expected = 256.0 * row["tokens"] * (64 if "sums" in row["method"] else 1)
+        sizes = dict.fromkeys(("layer_bytes", "expected_bytes", "bytes"), expected)
+        return row | sizes | {"formula": "n·e", "ms": 1.0, "took": "native"}
+    if recipe == "003-future":
+        mixed = row["method"] in ("linformer", "nystrom", "soft", "sima")
+        refused = f"{row['method']}_attention: unexpected argument 'causal'" if mixed else ""
+        return row | {"change": 1.0, "causal_change": "" if mixed else 0.0, "refused": refused}
     if recipe == "002-halving":
         return row | {"n": 0 if row["spread"] > 2 else "", "spectral_n": 0}
     return row | {"parameters": 1e6 * row["paper_parameters"] + 1, "without_inverse": 1e9 * (row["paper_flops"] or 0)}

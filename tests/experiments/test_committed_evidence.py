@@ -149,3 +149,24 @@ def test_a_repeated_cell_was_compared_with_the_committed_report(line):
     assert cell[line["measure"]] == line["published"]
     if line["equal"] == line["numbers"]:
         assert line["repeated"] == line["published"]
+
+
+@pytest.mark.parametrize("line", read_csv(DOCS / "reports" / "repeated.csv"), ids=lambda line: line["report"])
+def test_a_repeated_cell_names_the_level_of_the_library(line):
+    """That of the report's own CSV, and "not recorded" where it has none."""
+    level = read_csv(DOCS / "reports" / line["report"] / "results.csv")[0].get("native") or "not recorded"
+    assert line["published_on"].endswith(f", CPU library {level}")
+    assert ", CPU library " in line["repeated_on"]
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "reports").glob("*/summary.md")), ids=lambda path: path.parent.name)
+def test_a_summary_says_what_its_intervals_and_its_commit_lack(path):
+    """First of all that it is from a tree with changes, and of intervals that the test sample is not in them."""
+    rows, text = read_csv(path.parent / "results.csv"), path.read_text()
+    commit, _, changed = rows[0].get("commit", "").partition(" + ")
+    sentence = f"Not from a commit: made by {commit} with changes that were not committed."
+    assert text.split("\n\n")[1].startswith(f"**{sentence}**") == bool(changed)
+    assert text.count(sentence) == 2 * bool(changed)
+    seen = any(row.get("difference_95") for row in rows)
+    kept = (path.parent / "differences.csv").exists()
+    assert text.count("Test sample: not in the interval.") == 2 * (seen and not kept)

@@ -99,7 +99,7 @@ class Problem:
     def __init__(self, kind=Power, power=1.0, sizes=(3,)):
         torch.manual_seed(0)
         self.model, self.sizes = Model(kind, power), sizes
-        self.apply = self.model
+        self.apply, self.outcomes = self.model, {}
 
     def sample_ids(self, step):
         return np.arange(self.sizes[step % len(self.sizes)])

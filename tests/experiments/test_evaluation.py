@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -51,12 +52,17 @@ def evaluations(recipe: str, corpus: str, out: Path, world: World) -> list[tuple
     run.step(0)
     calls: list[int] = []
     blocks_of(run.task.model)[-1].register_forward_hook(lambda *_: calls.append(1))
-    shared = run.evaluate(), len(calls)
+    shared = run.evaluate() | each_sample(run.outcomes), len(calls)
     run.task.model.eval()
-    alone = run.task.evaluate(), len(calls) - shared[1]
+    alone = run.task.evaluate() | each_sample(run.task.outcomes), len(calls) - shared[1]
     for values, _ in (shared, alone):
         values.pop("decode_seconds", None)
     return [shared, alone]
+
+
+def each_sample(outcomes: dict[str, np.ndarray]) -> dict[str, list]:
+    assert outcomes
+    return {f"{name} of each sample": x.tolist() for name, x in outcomes.items()}
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,8 @@ from .stopping import stopped_after
 CELL = Path("cells", "relu-alpha1-seed0")
 EDITS = json.loads((Path(__file__).parents[1] / "attacks" / "own" / "edits.json").read_text())
 FILES = ("study.json", "result.json", "config.json", "metrics.jsonl", "weights.safetensors", "maps.safetensors",
-         "model/config.json", "model/model.safetensors", "checkpoints/step-00000004.json")  # fmt: skip
+         "outcomes.safetensors", "model/config.json", "model/model.safetensors",
+         "checkpoints/step-00000004.json")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -114,19 +114,20 @@ def test_what_differs_is_listed_up_to_ten():
     published = Published("fig2", study, [cell], cell)
     elsewhere = Comparison(published, again, RECIPES["000-fig2"].domain.measure, study | {"torch": "2.1"})
     assert elsewhere.text().splitlines() == [
-        "fig2: softmax-seed0: 3 of 15 numbers are equal, bit for bit; published from one CPU, torch 2.0, repeated on "
-        "one CPU, torch 2.1",
+        "fig2: softmax-seed0: 3 of 15 numbers are equal, bit for bit; published from one CPU, torch 2.0, CPU "
+        "library not recorded, repeated on one CPU, torch 2.1, CPU library not recorded",
         *(f"    x{n}: 1 published, 2" for n in range(10)),
         "    and 2 more",
         "    accuracy: within two standard deviations of the seeds, 50.0",
     ]
     native = Comparison(published, again, elsewhere.measure, study | {"native": "x86-64-v4"})
-    assert native.record()["published_on"] == "one CPU, torch 2.0"
+    assert native.record()["published_on"] == "one CPU, torch 2.0, CPU library not recorded"
     assert native.record()["repeated_on"] == "one CPU, torch 2.0, CPU library x86-64-v4"
     other = Comparison(published, again | {"accuracy": "0.4"}, elsewhere.measure, study)
     assert other.within is None
     assert (
         other.text().splitlines()[0]
-        == "fig2: softmax-seed0: 2 of 15 numbers are equal, bit for bit; both on one CPU, torch 2.0"
+        == "fig2: softmax-seed0: 2 of 15 numbers are equal, bit for bit; both on one CPU, torch 2.0, CPU "
+        "library not recorded"
     )
     assert other.text().endswith("accuracy: one seed has no two standard deviations of the seeds, 50.0")

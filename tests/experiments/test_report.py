@@ -15,6 +15,7 @@ import attnkit
 from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.engine.errors import UserError
+from attnkit_experiments.engine.outcomes import OUTCOMES_FILE
 from attnkit_experiments.images import plots as image_plots
 from attnkit_experiments.report import tables
 from attnkit_experiments.report.results import read_study
@@ -220,6 +221,7 @@ def test_a_report_opens_with_what_is_decided(out, undrawn):
         for seed, value in enumerate(values):
             path = out / "cells" / f"{name}-seed{seed}" / "result.json"
             path.write_text(json.dumps(json.loads(path.read_text()) | {"accuracy": value}))
+            path.with_name(OUTCOMES_FILE).unlink()
     sentence = (
         "Accuracy beside softmax (55.0 ± 7.1 %), uncorrected: lower for relu, α = 0; undecided for relu, α = 1 "
         "(would see 653.4)."

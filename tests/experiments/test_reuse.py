@@ -40,7 +40,7 @@ def test_a_cell_of_another_recipe_is_copied_and_named_as_here(trained, tiny, tmp
     assert f"{SAME}: trained in 000-fig4: {SOURCE}, accuracy" in capsys.readouterr().out
     ours, theirs = result_of(out, SAME), result_of(trained, SOURCE)
     assert ours == theirs | {"variant": "relu-alpha1-norm", "reused": f"000-fig4: {SOURCE}"}
-    for name in ("metrics.jsonl", "weights.safetensors", "maps.safetensors"):
+    for name in ("metrics.jsonl", "weights.safetensors", "maps.safetensors", "outcomes.safetensors"):
         assert (out / "cells" / SAME / name).read_bytes() == (trained / "cells" / SOURCE / name).read_bytes()
     assert {line.name: list(line.results) for line in read_study(out).lines} == {
         "relu-alpha1-norm": [0], "relu-alpha1-nonorm": [0],

@@ -19,7 +19,6 @@ from attnkit_experiments.engine.speed import RATES
 from attnkit_experiments.engine.train import reproducible
 from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.recipes import RECIPES
-from attnkit_experiments.report.html import library_text
 from attnkit_experiments.report.results import as_csv, read_csv
 from attnkit_experiments.report.statistics import Spread
 from attnkit_experiments.report.tables import concentration, numbers
@@ -126,7 +125,9 @@ class Comparison:
 
 
 def place(environment: Mapping[str, Any]) -> str:
-    return f"{environment['device']}, torch {environment['torch']}{library_text(environment)}"
+    """Processor, torch, and the level of attnkit's library for CPUs."""
+    level = environment.get("native") or "not recorded"
+    return f"{environment['device']}, torch {environment['torch']}, CPU library {level}"
 
 
 def name_of(cell: Mapping[str, str]) -> str:

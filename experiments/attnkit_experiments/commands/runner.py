@@ -2,6 +2,7 @@
 
     OUT/study.json                      the request, its data and versions
     OUT/cells/VARIANT-seedN/config.json metrics.jsonl checkpoints/ weights.safetensors maps.safetensors result.json
+                                        outcomes.safetensors, of each test sample
                                         weights_ema.safetensors, with a moving average of the weights
     OUT/claims.json  OUT/finished.json  the exact statements; written last
 

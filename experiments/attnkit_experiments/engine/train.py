@@ -30,6 +30,7 @@ from attnkit_experiments.engine.ema import MovingAverage
 from attnkit_experiments.engine.errors import Diverged, UserError
 from attnkit_experiments.engine.metrics import Metrics, summary
 from attnkit_experiments.engine.optim import TrainConfig, learning_rate, make_optimizer
+from attnkit_experiments.engine.outcomes import Outcomes, write_outcomes
 from attnkit_experiments.engine.preemption import Preempted
 from attnkit_experiments.engine.progress import meter
 from attnkit_experiments.engine.sampler import ids_hash
@@ -49,6 +50,9 @@ class Task(Protocol):
 
     apply: Callable[..., Any]
     """The callable for `loss`: the model, or its wrapper."""
+
+    outcomes: Outcomes
+    """What the last `evaluate` found of each test sample, in every process; {} where a task has none."""
 
     divisible: bool
     """Whether equally many samples always need equal memory, and shares add up to one loss however they are split."""
@@ -148,8 +152,9 @@ def train(
     "accumulate" is the number of parts of a step, if the configuration leaves it open.
 
     The main process writes `metrics.jsonl` (a line per step and per evaluation, which `track` shows elsewhere too),
-    `checkpoints/`, and, with a moving average, `weights_ema.safetensors`; the returned task has the whole model, even
-    if training was sharded, and is not compiled. `work` says what a sample costs.
+    `checkpoints/`, after the last step `outcomes.safetensors`, and, with a moving average, `weights_ema.safetensors`;
+    the returned task has the whole model, even if training was sharded, and is not compiled. `work` says what a sample
+    costs.
 
     Errors: Diverged if the loss or the gradient stops being finite; UserError if all checkpoints are damaged, or
     foreign, that of `check`, which is called before something is written, and that of `compiler`; Preempted, after a
@@ -197,6 +202,8 @@ def _train(
         def evaluate(step: int) -> None:
             evaluation = run.evaluate()
             if metrics:
+                if step == config.steps:  # before the line that says that this step was evaluated
+                    write_outcomes(folder, run.outcomes, config_hash)
                 metrics.write({"step": step, "evaluation": evaluation})
 
         unevaluated = config.evaluates_after(start) and metrics is not None and metrics.evaluated < start
@@ -246,6 +253,8 @@ def _train(
         checkpoint.write_weights(folder / "weights_ema.safetensors", averaged, {"config_hash": config_hash})
     task = run.whole()
     mean = mean_of_checkpoints(task, config, checkpoints.folder, world, device)
+    if mean and world.main:
+        write_outcomes(folder, task.outcomes, config_hash)
     task = run.of_whole_sequences(task)
     took: dict[str, Any] = {"implementations": {op: sorted(names) for op, names in sorted(ran.items())}}
     if not config.accumulate:
@@ -280,6 +289,8 @@ class Run:
         self._make_of_whole_sequences = make
         self.task = self.make()
         self.average = MovingAverage(self.task.model, config.ema, world, device) if config.ema else None
+        self.outcomes: Outcomes = {}
+        """Those of the last evaluation, without the moving average."""
         self.accumulate = config.accumulate or fitting_parts(make, config, device, world)
         if config.activation_checkpointing:
             recompute_blocks(self.task.model)
@@ -349,7 +360,7 @@ class Run:
         """The metrics, and with the suffix _ema those of the moving average of the weights."""
         task, averaged = self.whole(), self.averaged_weights()
         task.model.eval()
-        values = task.evaluate(self.world)
+        values, self.outcomes = task.evaluate(self.world), task.outcomes
         if averaged:
             with weights_in_place(task.model, averaged):
                 values |= {f"{name}_ema": value for name, value in task.evaluate(self.world).items()}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from attnkit_experiments.evidence.checks import Growth, Level, as_good, lower, not_below
+import math
+
+from attnkit_experiments.evidence.checks import Growth, Level, Rows, as_good, lower, not_below
 from attnkit_experiments.evidence.claim import Claim
+from attnkit_experiments.evidence.runs import Record
 
 COPIED = 0.05
 """Our margin of accuracy on repeated symbols."""
@@ -29,6 +32,20 @@ def quality(task: str) -> Claim:
         task=task,
         needs=needs,
     )
+
+
+def kept(row: Record) -> float | None:
+    """What a layer keeps for its backward pass, by the formula of its method."""
+    return float(row["layer_bytes"]) / float(row["expected_bytes"]) if row["layer_bytes"] else None
+
+
+def causal_change(row: Record) -> float | None:
+    return float(row["causal_change"]) if row["causal_change"] else None
+
+
+def keeps(method: str, text: str, low: float = -math.inf, high: float = math.inf) -> Rows:
+    keys = ("method", "layer_bytes", "expected_bytes")
+    return Rows(f"{method}: a layer keeps {text}", kept, low, high, where={"method": method}, keys=keys)
 
 
 CLAIMS = (
@@ -74,6 +91,53 @@ CLAIMS = (
         (
             *(Growth({"method": name}, "ms", "tokens", "ms", low=-0.1, high=0.1) for name in CAUSAL),
             Growth({"method": "softmax"}, "ms", "tokens", "ms", low=0.3),
+        ),
+    ),
+    Claim(
+        "states need not be kept",
+        "memory of training",
+        "Automatic differentiation of running sums keeps a state for each token, n·d·e numbers. Only the gradient of q "
+        "needs states: summed again in the backward pass, they leave its output, n·e, as all that a layer keeps (here: "
+        "1.1 times that at most).",
+        "003-memory",
+        (
+            keeps("linear, running sums", "n·d·e numbers or more", low=0.99),
+            keeps("linear, recomputed", "1.1·n·e numbers at most", high=1.1),
+            keeps("linear", "1.1·n·e numbers at most", high=1.1),
+        ),
+    ),
+    Claim(
+        "Linformer cannot be causal",
+        "Linformer",
+        "Its projections mix all tokens before a query meets a key, so that later ones cannot be masked, while linear "
+        "attention can hide them: no causal output changes by a bit with later tokens.",
+        "003-future",
+        (
+            Rows(
+                "linformer: earlier outputs change with later tokens",
+                lambda row: float(row["change"]),
+                low=0.01,
+                where={"method": "linformer"},
+                keys=("method", "change"),
+            ),
+            Rows(
+                "linformer_attention refuses causal=True by name",
+                lambda row: float(row["refused"].startswith("linformer_attention: ")),
+                low=0.5,
+                where={"method": "linformer"},
+                keys=("method", "refused"),
+            ),
+            *(
+                Rows(
+                    f"{name}, causal: no bit changes",
+                    causal_change,
+                    low=-1e-30,
+                    high=1e-30,
+                    where={"method": name},
+                    keys=("method", "causal_change"),
+                )
+                for name in CAUSAL
+            ),
         ),
     ),
 )

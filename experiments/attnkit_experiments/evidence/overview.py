@@ -36,7 +36,8 @@ A claim is a comparison that a machine can check: a difference or a level, and t
 Its parts *decide*: of trained models the loss over a test set (of translations that over the 1,014 pairs of the
 validation set), and what a claim names where it is about something else. The metric of the task stands beside it.
 Differences are paired by seed (same first weights where shapes agree, same batches); intervals are Student's, 95 %,
-over seeds, uncorrected. They say nothing of other test sets.
+over seeds, uncorrected. They say nothing of other test sets: studies from now on have an interval [over seeds and test
+samples](../experiments.md#other-seeds-and-other-test-samples) beside it on their pages, none of those above has.
 
 - **Supported**: each part that decides is within its bounds, after Holm's correction for all comparisons that may
   decide claims of the same paper. *Uncorrected* is said of a part whose own interval is, and no more after correction.
@@ -51,7 +52,7 @@ over seeds, uncorrected. They say nothing of other test sets.
   trained models are undecided then; what is counted or timed is not touched.
 
 Counted and exact numbers need no seeds; times of a busy machine decide nothing. All verdicts are of this size: the
-papers' models, data and trainings are far larger."""
+papers' models, data and trainings are far larger. [Sentences that changed](../changed-sentences.md), and why."""
 
 
 def render(runs: Sequence[Run]) -> dict[str, str]:

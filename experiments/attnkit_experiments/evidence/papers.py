@@ -138,6 +138,8 @@ LINEAR = Paper(
                "Time of one more token after n others", LOGARITHMIC),
         Figure("003-decoding", "memory", draw.against_tokens("bytes", "state or cache, MB", 1e-6, {}),
                "What decoding keeps", LOGARITHMIC),
+        Figure("003-memory", "memory", draw.against_tokens("layer_bytes", "a layer keeps, MB", 1e-6, {}),
+               "What a layer keeps for its backward pass", LOGARITHMIC),
     ),
 )  # fmt: skip
 

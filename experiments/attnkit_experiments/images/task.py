@@ -16,6 +16,7 @@ from attnkit_experiments.data.images.dataset import ImageData
 from attnkit_experiments.data.images.lazy import LazyImages
 from attnkit_experiments.data.images.pixels import open_pixels
 from attnkit_experiments.engine.errors import require_in
+from attnkit_experiments.engine.outcomes import Outcomes
 from attnkit_experiments.engine.sampler import build_seeded, generator, sample_ids
 from attnkit_experiments.engine.speed import INPUT
 from attnkit_experiments.engine.transfer import upload
@@ -53,19 +54,24 @@ class AugmentConfig:
         require_in("(0, 1]", smallest_crop=self.smallest_crop)
 
 
-def softmax_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """-Σ_n Σ_c t_nc log softmax(z_n)_c; smoothing spreads over all classes, the true one included (torch's way)."""
-    return cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum")
+def softmax_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0, reduction: str = "sum") -> Tensor:
+    """-Σ_n Σ_c t_nc log softmax(z_n)_c; smoothing spreads over all classes, the true one included (torch's way).
+
+    reduction="none" gives each n instead.
+    """
+    return cross_entropy(logits, targets, label_smoothing=smoothing, reduction=reduction)
 
 
-def sigmoid_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+def sigmoid_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0, reduction: str = "sum") -> Tensor:
     """-Σ_n Σ_c (t_nc log σ(z_nc) + (1 - t_nc) log σ(-z_nc)): big_vision's sigmoid_xent, a sum over classes.
+
+    reduction="none" gives each n and c instead.
 
     ValueError for a smoothing other than 0: it has none.
     """
     if smoothing:
         raise ValueError(f"the sigmoid loss has no label smoothing: smoothing must be 0, got {smoothing:g}")
-    return binary_cross_entropy_with_logits(logits, targets, reduction="sum")
+    return binary_cross_entropy_with_logits(logits, targets, reduction=reduction)
 
 
 LOSSES: dict[str, Callable[..., Tensor]] = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
@@ -108,6 +114,7 @@ class ImageTask:
         self.apply: Callable[..., Tensor] = self.model
         self.augmentation, self.batch, self.seed, self.device = augmentation, batch, seed, device
         self.precision = precision
+        self.outcomes: Outcomes = {}
         self.classes = model.classes
         self.loss_of = loss
         self.probes, self.shots = probes, shots
@@ -179,9 +186,14 @@ class ImageTask:
             labels, images = self.test_labels[start : start + EVALUATION_BATCH], augment.normalise(pixels)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 logits = self.model(images).float()
-            right = int((self.judged[logits[:, self.judged].argmax(1)] == labels).sum())
-            parts.append((right, float(self.loss_of(logits, one_hot(labels, self.classes).float()))))
-        correct, total = map(sum, zip(*world.gathered(parts), strict=True))
+            right = self.judged[logits[:, self.judged].argmax(1)] == labels
+            targets = one_hot(labels, self.classes).float()
+            losses = self.loss_of(logits, targets, reduction="none").reshape(len(labels), -1).sum(1)
+            each = right.cpu().numpy(), losses.cpu().numpy()
+            parts.append((int(right.sum()), float(self.loss_of(logits, targets)), each))
+        corrects, totals, found = zip(*world.gathered(parts), strict=True)
+        correct, total = sum(corrects), sum(totals)
+        self.outcomes = dict(zip(("accuracy", "test_loss"), map(np.concatenate, zip(*found, strict=True)), strict=True))
         return {"accuracy": correct / count, "test_loss": total / count} | self.probed(world)
 
     def probed(self, world: World) -> dict[str, float]:

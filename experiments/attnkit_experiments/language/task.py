@@ -13,6 +13,7 @@ from attnkit.nn import parallelize
 from attnkit_experiments.data.text.bytes import TextData
 from attnkit_experiments.engine.errors import require_in
 from attnkit_experiments.engine.losses import nats
+from attnkit_experiments.engine.outcomes import Outcomes
 from attnkit_experiments.engine.sampler import build_seeded, generator, sample_ids
 from attnkit_experiments.engine.speed import INPUT
 from attnkit_experiments.engine.transfer import upload
@@ -66,6 +67,7 @@ class LanguageTask:
         self.precision, self.device, self.kind = precision, device, kind
         self.name, self.vocabulary, self.tokens_per_byte = data.name, data.vocabulary, data.tokens_per_byte
         self.train, self.test = data.train, data.test
+        self.outcomes: Outcomes = {}
         self.part = slice(0, self.length)
         """The tokens of a window that this process has."""
 
@@ -112,15 +114,19 @@ class LanguageTask:
         in nats per token.
         """
         at_once = max(min(EVALUATION_TOKENS, EVALUATION_LOGITS // self.vocabulary) // self.length, 1)
-        parts = []
+        parts: list[torch.Tensor] = []
+        windows_of: list[tuple[int, np.ndarray]] = []
         for start in world.own(range(0, len(self.tested_ids()), at_once)):
             tokens, targets, counts = self.tested_sample(start, at_once)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 logits = self.model(tokens, self.part.start)
             found = nats(logits, targets) / math.log(2), logits.argmax(-1) == targets, torch.ones_like(targets)
             sums = torch.zeros(len(found), self.length, dtype=torch.float64)  # 0 where other processes have tokens
-            sums[:, self.part] = torch.stack([each.double().where(counts, 0.0).sum(0) for each in found]).cpu()
+            each = torch.stack([x.double().where(counts, 0.0) for x in found]).cpu()
+            sums[:, self.part] = each.sum(1)
             parts.append(sums)
+            windows_of.append((start, each.sum(2).numpy()))
+        self.outcomes = self.of_windows(world.gathered(windows_of))
         bits, right, counted = torch.stack(world.gathered(parts)).sum(0)
         mean, quarter = float(bits.sum() / counted.sum()), max(self.length // 4, 1)
         scores = {
@@ -132,6 +138,17 @@ class LanguageTask:
             for name, part in (("first_quarter", slice(quarter)), ("last_quarter", slice(-quarter, None))):
                 scores[name] = float(bits[part].sum() / counted[part].sum()) * self.tokens_per_byte
         return scores
+
+    def of_windows(self, parts: list[tuple[int, np.ndarray]]) -> Outcomes:
+        """The outcomes of windows from bits, right tokens and their number (3, windows), from one window on: sums over
+        the tokens that a process has.
+        """
+        sums = np.zeros((3, len(self.tested_ids())))
+        for start, part in parts:
+            sums[:, start : start + part.shape[1]] += part
+        bits, right, counted = sums
+        scores = {"bits_per_byte": bits * self.tokens_per_byte, "test_loss": bits * math.log(2), "accuracy": right}
+        return {name: np.stack([x, counted], 1).astype(np.float32) for name, x in scores.items()}
 
 
 def windows(count: int, length: int) -> int:

@@ -95,6 +95,12 @@ def library_text(environment: Mapping[str, Any]) -> str:
     return f", CPU library {native}" if native else ""
 
 
+def changes_text(environment: Mapping[str, Any]) -> str:
+    """A sentence for a study from a tree that no commit has, "" for others."""
+    commit, _, changed = environment["commit"].partition(" + ")
+    return f"Not from a commit: made by {commit} with changes that were not committed." if changed else ""
+
+
 def origin_section(about: Mapping[str, Any], device: str, more: Mapping[str, str]) -> str:
     """The origin of a study, from its study.json: versions, `device` with its machine, `more` facts, the commands."""
     environment = about["environment"]

@@ -10,7 +10,7 @@ from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import write_text
 from attnkit_experiments.engine.progress import many
 from attnkit_experiments.report import words
-from attnkit_experiments.report.html import badge, bullets, document, origin_section, safe, section, table
+from attnkit_experiments.report.html import badge, bullets, changes_text, document, origin_section, safe, section, table
 from attnkit_experiments.report.results import as_csv, command, label
 from attnkit_experiments.study.measurement import Measurement, read_rows
 from attnkit_experiments.study.stored import read_asked
@@ -46,6 +46,7 @@ def as_markdown(measurement: Measurement, rows: list[dict[str, Any]], about: Map
     text = [
         f"# {measurement.id} · {label(about)}{smoke}",
         "",
+        *([f"**{changed}**", ""] if (changed := changes_text(about["environment"])) else []),
         f"{measurement.title}. {_scale(about)}.",
         f"{measurement.about} {_device(about)}.",
         f"`{command(about)}`",
@@ -74,6 +75,8 @@ def render(measurement: Measurement, rows: list[dict[str, Any]], about: Mapping[
         f'<span class="soft">· after {safe(measurement.source)}</span></p>'
         f"<p>{safe(_scale(about))}. {safe(measurement.about)}</p>"
     ]
+    if changed := changes_text(about["environment"]):
+        parts.append(f'<div class="alarm">{safe(changed)}</div>')
     parts += [section(part) for part in measurement.sections(rows, about)]
     cells = [[safe(column.text(row)) for column in measurement.columns] for row in rows]
     heads = [safe(column.head).replace(", ", "<br>") for column in measurement.columns]

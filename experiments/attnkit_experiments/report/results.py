@@ -8,6 +8,7 @@ import io
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from safetensors.numpy import load_file
 from attnkit_experiments.engine.arrays import Arrays, conform_arrays
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.metrics import read_metrics
+from attnkit_experiments.engine.outcomes import read_outcomes
 from attnkit_experiments.report.claims import Claims, read_claims
+from attnkit_experiments.report.samples import Tested, differences
 from attnkit_experiments.report.statistics import Difference, Spread
 from attnkit_experiments.study.recipe import Domain
 from attnkit_experiments.study.stored import MAPS_FILE, read_analysis, read_result, read_trained
@@ -219,6 +222,16 @@ class StudyResults:
         if not shared:
             return None
         return Difference.of([line.results[seed][key] - baseline.results[seed][key] for seed in shared])
+
+    @cached_property
+    def tested(self) -> dict[str, dict[str, Tested]]:
+        """Intervals of differences to the baseline over seeds and test samples, by score and variant."""
+        kept = {
+            (line.name, seed): read_outcomes(line.folders[seed], result)
+            for line in self.lines
+            for seed, result in line.results.items()
+        }
+        return differences(kept, {line.name: line.variant["baseline"] for line in self.lines})
 
     def step_ratio(self, line: Line) -> float | None:
         baseline = self.by_name(line.variant["baseline"])

@@ -1,14 +1,15 @@
-"""Means over seeds, paired differences with their intervals, the difference that they would find, and Holm's correction
-for many of them.
+"""Means over seeds, paired differences with their intervals over seeds and test samples, the difference that they would
+find, and Holm's correction for many of them.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from scipy.special import nctdtrinc, stdtr, stdtrit
 
 from attnkit_experiments.study.recipe import Measure
@@ -112,6 +113,43 @@ class Difference:
     def would_see(self, measure: Measure) -> str:
         """What these seeds would have found, in the measure's unit."""
         return "" if self.seen is None else f"would see {measure.factor * self.seen:.{measure.digits}f}"
+
+
+DRAWS = 2000
+"""Test sets that are drawn: the ends of an interval are then the 50th from either side."""
+
+
+def scores_of_drawn_sets(
+    outcomes: Sequence[np.ndarray], score: Callable[[np.ndarray, int], np.ndarray], draws: int = DRAWS
+) -> np.ndarray:
+    """Scores (draws, cells) of cells on test sets that are drawn with replacement, the same for all cells.
+
+    outcomes: (n, columns) of each cell, of which a set sums the rows of its samples; score: sums (cells, columns) and
+    the number of samples to scores. Equal sizes have equal draws.
+    """
+    samples = len(outcomes[0])
+    table, rng = np.stack(outcomes, 1).reshape(samples, -1), np.random.default_rng(0)
+    scores = np.empty((draws, len(outcomes)))
+    for each in scores:
+        times = np.bincount(rng.integers(samples, size=samples), minlength=samples)
+        each[:] = score((times @ table).reshape(len(outcomes), -1), samples)
+    return scores
+
+
+def interval_with_samples(gaps: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of a mean difference over seeds and test samples, by a bootstrap of both levels.
+
+    gaps: (draws, seeds), the differences of each seed on test sets that are drawn with replacement. All seeds and
+    both variants have the same test set in a draw, since a hard sample is hard for all of them. Seeds are drawn from
+    Student's t around the mean of a draw, by its spread over seeds, and not with replacement: of three that gives the
+    interval from the least to the largest, which covers the truth three times in four. Where all test sets are alike
+    this is Student's interval over seeds, and where all seeds are alike the bootstrap of samples.
+    """
+    draws, seeds = gaps.shape
+    t = stdtrit(seeds - 1, (np.random.default_rng(1).permutation(draws) + 0.5) / draws)
+    centres = gaps.mean(1) + t * gaps.std(1, ddof=1) / math.sqrt(seeds)
+    low, high = np.quantile(centres, [LEVEL / 2, 1 - LEVEL / 2], method="hazen")  # whose places are those of t above
+    return float(low), float(high)
 
 
 def holm(values: Sequence[float]) -> list[float]:

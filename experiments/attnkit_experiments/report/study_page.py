@@ -13,13 +13,23 @@ from typing import Any
 
 from attnkit_experiments.engine.files import write_text
 from attnkit_experiments.engine.progress import many
-from attnkit_experiments.report import plots, tables, words
+from attnkit_experiments.report import plots, samples, tables, words
 from attnkit_experiments.report.claims import SLOPE_TOLERANCE, Claims
 from attnkit_experiments.report.claims import hold as claims_hold
-from attnkit_experiments.report.html import badge, bullets, card, document, origin_section, safe, section, table
+from attnkit_experiments.report.html import (
+    badge,
+    bullets,
+    card,
+    changes_text,
+    document,
+    origin_section,
+    safe,
+    section,
+    table,
+)
 from attnkit_experiments.report.merging import read_studies
 from attnkit_experiments.report.results import Line, StudyResults, as_csv, command
-from attnkit_experiments.report.statistics import Spread
+from attnkit_experiments.report.statistics import DRAWS, Spread
 from attnkit_experiments.study.recipe import Measure, Published, Recipe
 
 FULL = ("paper", "i1k", "fairseq", "wmt14")
@@ -37,11 +47,14 @@ SPEED: dict[str, tuple[str, float, int]] = {
 def write_report(folders: Sequence[Path], recipe: Recipe, *, show_images: bool = True) -> Path:
     """Write the files into the first folder; returns the page. UserError if there is nothing to report."""
     study, folder = read_studies(folders, recipe), folders[0]
-    samples = {"samples": "shown" if show_images else "hidden"}
-    records = [record(study, line, recipe.domain.measure) | samples for line in study.lines if line.results]
+    shown = {"samples": "shown" if show_images else "hidden"}
+    records = [record(study, line, recipe.domain.measure) | shown for line in study.lines if line.results]
     write_text(folder / "results.csv", as_csv(records))
     write_text(folder / "cells.csv", as_csv(tables.cells(study)))
     write_text(folder / "curves.csv", as_csv(tables.curves(study)))
+    (folder / "differences.csv").unlink(missing_ok=True)
+    if study.tested:
+        write_text(folder / "differences.csv", as_csv(tables.differences(study)))
     if study.claims:
         write_text(folder / "exact.csv", as_csv(tables.exact(study.claims)))
     page = render(study, recipe, show_images=show_images)
@@ -100,6 +113,7 @@ def as_markdown(study: StudyResults, recipe: Recipe) -> str:
     text = [
         f"# {recipe.id} · {study.label}" + (" · SMOKE, NOT A RESULT" if study.smoke else ""),
         "",
+        *([f"**{changed}**", ""] if (changed := changes_text(about["environment"])) else []),
         " ".join((f"{recipe.title}.", f"{about['label']}.", *conclusions(study, recipe))),
         f"{data['name']}, {data['text']}, {settings['steps']:,} steps; {about['environment']['device']}, "
         f"{many(about['environment']['threads'], 'thread')}. {study.load_text()}",
@@ -114,6 +128,8 @@ def as_markdown(study: StudyResults, recipe: Recipe) -> str:
             continue
         difference = study.difference(line, measure.key)
         gap = difference.text(measure) if difference else ""
+        if tested := study.tested.get(measure.key, {}).get(line.name):
+            gap += f"; {tested.text(measure)}"
         scores = line.over_seeds(measure.key)
         value = scores.text(measure.digits, measure.factor)
         if (ema := f"{measure.key}_ema") in line.first:
@@ -121,6 +137,7 @@ def as_markdown(study: StudyResults, recipe: Recipe) -> str:
         if own:
             value = f"{_own(line, own)} | {value}"
         text.append(f"| {line.label} | {scores.n} | {value} | {gap} | {line.step_ms():.0f} |")
+    text += ["", *([] if study.smoke else [f"{sentence}." for sentence in _sampled(study, measure)])]
     text += ["", *(f"{name}: {uninspected_text(reason)}" for name, reason in study.uninspected.items())]
     return "\n".join(text).rstrip() + "\n"
 
@@ -157,6 +174,8 @@ def _head(study: StudyResults, recipe: Recipe) -> str:
         f"<p>{many(finished, 'run')} of {settings['steps']:,} steps, {safe(about['data']['name'])}: "
         f"{safe(about['data']['text'])}.</p>"
     )
+    if changed := changes_text(about["environment"]):
+        text += f'<div class="alarm">{safe(changed)}</div>'
     if study.smoke:
         text += (
             '<div class="alarm"><b>This is a smoke run, not a result.</b> It trains for '
@@ -222,13 +241,15 @@ def _headline_table(study: StudyResults, measure: Measure, own: Measure | None) 
         if (ema := f"{measure.key}_ema") in line.first:
             averaged = f"<br><small>averaged {line.over_seeds(ema).text(measure.digits, measure.factor)}</small>"
         ratio, difference = study.step_ratio(line), study.difference(line, measure.key)
+        tested = study.tested.get(measure.key, {}).get(line.name)
         rows.append(
             (
                 safe(line.label),
                 str(scores.n),
                 *([_own(line, own)] if own else []),
                 f'<span class="{"soft" if study.smoke else "big"}">{value}</span>{averaged}',
-                difference.text(measure) if difference else "",
+                (difference.text(measure) if difference else "")
+                + (f"<br><small>{tested.text(measure)}</small>" if tested else ""),
                 line.over_seeds("last_loss").text(3),
                 f"{line.first['parameters']:,}",
                 *([f"{line.first['flops_per_sample'] / 1e6:.1f}"] if has_flops else []),
@@ -240,14 +261,30 @@ def _headline_table(study: StudyResults, measure: Measure, own: Measure | None) 
         "difference to<br>its baseline", "training<br>loss", "parameters",
         *(["MFLOPs<br>per sample"] if has_flops else []), "ms per step",
     )  # fmt: skip
+    sampled = "".join(f"{sentence}. " for sentence in _sampled(study, measure))
     text = (
         f"Test {measure.name} after the last step, mean ± standard deviation over seeds. Differences are paired by "
         "seed (same first weights where shapes agree, same batches), with a 95 % interval (Student); the baseline is "
-        "named by the recipe. Averaged: with the moving average of the weights. Training loss: mean of the last tenth "
-        f"of the steps. Step time: median over steps and seeds, and its ratio to the baseline's. {study.load_text()}"
+        f"named by the recipe. {sampled}Averaged: with the moving average of the weights. Training loss: mean of the "
+        "last tenth of the steps. Step time: median over steps and seeds, and its ratio to the baseline's. "
+        f"{study.load_text()}"
     )
     title = "What came out (smoke: ignore the numbers)" if study.smoke else "Result"
     return f'<h2>{title} {badge(study.label, study.smoke)}</h2><p class="soft">{text}</p>{table(head, rows)}'
+
+
+def _sampled(study: StudyResults, measure: Measure) -> list[str]:
+    """A sentence on what the intervals say of other test samples, for a study that has intervals."""
+    seen = [line for line in study.lines if (gap := study.difference(line, measure.key)) and gap.half_width is not None]
+    found = study.tested.get(measure.key, {})
+    if not seen:
+        return []
+    if not found:
+        return [samples.ABSENT.capitalize()]
+    counts = " or ".join(f"{n:,}" for n in sorted({each.samples for each in found.values()}))
+    rest = [line.label for line in seen if line.name not in found]
+    text = f"With the test sample: over seeds and {counts} test samples, by {DRAWS:,} test sets drawn with replacement"
+    return [text, *([f"{' · '.join(rest)}: {samples.ABSENT}"] if rest else [])]
 
 
 def _own(line: Line, own: Measure) -> str:

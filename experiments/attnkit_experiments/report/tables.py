@@ -135,6 +135,18 @@ def residuals(study: StudyResults) -> list[dict[str, Any]]:
     ]
 
 
+def differences(study: StudyResults) -> list[dict[str, Any]]:
+    """Differences to the baseline that have an interval over seeds and test samples, beside Student's over seeds."""
+    return [
+        {"variant": line.name, "baseline": line.variant["baseline"], "score": name}
+        | {"difference": gap.mean, "student_95": gap.half_width}
+        | {"low_95": tested.low, "high_95": tested.high, "seeds": tested.seeds, "samples": tested.samples}
+        for name, found in study.tested.items()
+        for line in study.lines
+        if (tested := found.get(line.name)) and (gap := study.difference(line, name))
+    ]
+
+
 FIGURES = {
     "losses": ("training loss against step", losses),
     "norms": ("norm of the gradient", norms),

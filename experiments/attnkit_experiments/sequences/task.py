@@ -12,6 +12,7 @@ from torch import Tensor
 from attnkit_experiments.data.sequences.dataset import PADDING, SequenceData, Split
 from attnkit_experiments.engine.errors import require_in
 from attnkit_experiments.engine.losses import nats
+from attnkit_experiments.engine.outcomes import Outcomes
 from attnkit_experiments.engine.sampler import build_seeded, sample_ids, seeded
 from attnkit_experiments.engine.speed import INPUT
 from attnkit_experiments.engine.transfer import upload
@@ -56,6 +57,7 @@ class SequenceTask:
         self.apply: Callable[..., Any] = self.model
         self.data, self.batch, self.seed, self.device = data, batch, seed, device
         self.length, self.pad_to_multiple, self.precision = model.length, pad_to_multiple, precision
+        self.outcomes: Outcomes = {}
         self.tokens = torch.from_numpy(data.tokens).to(device)
         self.starts = torch.from_numpy(data.starts).to(device)
 
@@ -98,25 +100,29 @@ class SequenceTask:
         `majority` is the accuracy of always answering the most common class of train: a method below it has learned
         nothing.
         """
-        accuracy, loss = self.measure(self.data.test, world)
+        accuracy, loss, self.outcomes = self.measure(self.data.test, world)
         scores = {"accuracy": accuracy, "test_loss": loss, "majority": self.data.majority()}
         if len(self.data.valid):
-            accuracy, loss = self.measure(self.data.valid, world)
+            accuracy, loss, _ = self.measure(self.data.valid, world)
             scores |= {"valid_accuracy": accuracy, "valid_loss": loss}
         return scores
 
     @torch.no_grad()
-    def measure(self, split: Split, world: World) -> tuple[float, float]:
-        """(accuracy, mean cross-entropy) of the model, which the caller has put in evaluation mode."""
+    def measure(self, split: Split, world: World) -> tuple[float, float, Outcomes]:
+        """(accuracy, mean cross-entropy) of the model, which the caller has put in evaluation mode, and both of each
+        sample.
+        """
         parts = []
         for start in world.own(range(0, len(split), self.batch)):
             rows = split.rows[start : start + self.batch]
             labels = upload(split.labels[start : start + self.batch], self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
                 logits = self.model(self.padded(rows, self.width_of(rows)))
-            parts.append((int((logits.argmax(1) == labels).sum()), float(nats(logits, labels).sum())))
-        correct, total = map(sum, zip(*world.gathered(parts), strict=True))
-        return correct / len(split), total / len(split)
+            right, losses = logits.argmax(1) == labels, nats(logits, labels)
+            parts.append((int(right.sum()), float(losses.sum()), (right.cpu().numpy(), losses.cpu().numpy())))
+        corrects, totals, found = zip(*world.gathered(parts), strict=True)
+        each = dict(zip(("accuracy", "test_loss"), map(np.concatenate, zip(*found, strict=True)), strict=True))
+        return sum(corrects) / len(split), sum(totals) / len(split), each
 
 
 def require_fit(data: SequenceData, model: ClassifierConfig, batch: int, pad_to_multiple: int) -> None:

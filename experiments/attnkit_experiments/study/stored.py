@@ -14,6 +14,7 @@ from attnkit_experiments.engine.terms import Counted
 if typing.TYPE_CHECKING:
     from attnkit_experiments.study.recipe import Domain
 
+TRANSLATIONS_FILE, REFERENCES_FILE = "translations.txt", "references.txt"  # of a cell: the test split, line by line
 MAPS_FILE = "maps.safetensors"  # of a cell: arrays that its inspection leaves for figures
 Count = Annotated[int, In("[1, inf)")]
 Seconds = Annotated[float, In("[0, inf)")]

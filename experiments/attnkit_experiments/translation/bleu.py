@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 
 class Bleu(NamedTuple):
     """`score` in 0..100, hypothesis tokens over reference tokens, and sacrebleu's signature."""
@@ -33,6 +35,30 @@ def corpus_bleu(
     metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
     score = metric.corpus_score(list(hypotheses), [list(references)])
     return Bleu(score.score, score.sys_len / score.ref_len, str(metric.get_signature()))
+
+
+def sentence_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """What corpus BLEU sums over sentences, by 13a: (n, 10) int32 as `engine.outcomes` has it."""
+    from sacrebleu.metrics import BLEU  # only needed for translation
+
+    metric = BLEU(effective_order=True)  # changes the score of a sentence, which is not used, and no count
+    found = [metric.sentence_score(one, [other]) for one, other in zip(hypotheses, references, strict=True)]
+    return np.array([[each.sys_len, each.ref_len, *each.counts, *each.totals] for each in found], dtype=np.int32)
+
+
+def paired_bootstrap(
+    baseline: Sequence[str], systems: Sequence[Sequence[str]], references: Sequence[str]
+) -> list[float]:
+    """p-values of systems beside a baseline by sacrebleu's paired bootstrap (Koehn 2004): 1,000 test sets drawn with
+    replacement, the same for all, by sacrebleu's own seed.
+    """
+    from sacrebleu.metrics import BLEU  # only needed for translation
+    from sacrebleu.significance import PairedTest, Result
+
+    named: list[tuple[str, Sequence[str]]] = [(str(n), each) for n, each in enumerate((baseline, *systems))]
+    _, scores = PairedTest(named, {"BLEU": BLEU(references=[list(references)])}, None, test_type="bs")()
+    found = (each for each in scores["BLEU"][1:] if isinstance(each, Result))
+    return [each.p_value for each in found if each.p_value is not None]
 
 
 def moses(language: str) -> Callable[[str], str]:

@@ -16,7 +16,7 @@ from attnkit_experiments.data.text.documents import length_buckets
 from attnkit_experiments.engine.files import write_json, write_text, written_aside
 from attnkit_experiments.engine.schema import In
 from attnkit_experiments.study.recipe import Cell
-from attnkit_experiments.study.stored import MAPS_FILE, Count
+from attnkit_experiments.study.stored import MAPS_FILE, REFERENCES_FILE, TRANSLATIONS_FILE, Count
 from attnkit_experiments.translation.concentration import Analysis, analyse, attention_maps
 from attnkit_experiments.translation.task import TranslationTask, evaluating, make_batch
 
@@ -48,13 +48,14 @@ class Signatures(TypedDict):
 def inspect(task: TranslationTask, initial: TranslationTask, cell: Cell, folder: Path) -> dict[str, Any]:
     """Means over layers of the paper's measures before and after training, decoding speed, loss by length.
 
-    Writes `analysis.json` (every layer), `translations.txt`, `maps.safetensors`.
+    Writes `analysis.json` (every layer), `translations.txt` and `references.txt`, `maps.safetensors`.
     """
     if not task.translations:  # of weights that were loaded
         task.evaluate()
     trained, untrained = (analysis(each, cell.settings["analysed"]) for each in (task, initial))
     write_json(folder / "analysis.json", {"trained": plain(trained.to_dict()), "initial": plain(untrained.to_dict())})
-    write_text(folder / "translations.txt", "".join(f"{text}\n" for text in task.translations))
+    for name, texts in ((TRANSLATIONS_FILE, task.translations), (REFERENCES_FILE, task.scored.target_text)):
+        write_text(folder / name, "".join(f"{text}\n" for text in texts))
     write_maps(task, cell.settings["map_tokens"], folder / MAPS_FILE)
     return {
         **{name: finite(value) for name, value in trained.means().items()},

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.report import plots
 from attnkit_experiments.report.html import card, safe, table
 from attnkit_experiments.report.results import Line, StudyResults
 from attnkit_experiments.study.recipe import Section
+from attnkit_experiments.study.stored import REFERENCES_FILE, TRANSLATIONS_FILE
 from attnkit_experiments.translation import plots as translation_plots
+from attnkit_experiments.translation.bleu import paired_bootstrap
 
 
 def sections(study: StudyResults, show_samples: bool) -> list[Section]:
@@ -14,6 +19,7 @@ def sections(study: StudyResults, show_samples: bool) -> list[Section]:
     sizes = translation_plots.against_size(study)
     parts = [
         Section("Translation", TRANSLATION, translation_table(study)),
+        *([Section("On other test sentences", PAIRED, paired)] if (paired := paired_table(study)) else []),
         *([Section("Against size", SIZES, card(sizes))] if sizes else []),
         Section("Learning curves", CURVES, card(plots.learning_curves(study))),
         Section("Gradient norms", NORMS, card(translation_plots.gradient_norms(study))),
@@ -32,6 +38,10 @@ TRANSLATION = (
     "Beam search on the test split. BLEU is sacrebleu's on detokenised text; the tokenised one, on Moses' tokens and "
     "without case, is what papers print. A length ratio far from 1 or many translations that ran to their limit mean "
     "an undertrained model."
+)
+PAIRED = (
+    "p-values of the difference to the baseline's BLEU by sacrebleu's paired bootstrap, which draws 1,000 test sets, "
+    "of each seed alone: they say nothing of other seeds. The interval with the test sample, above, is of both."
 )
 SIZES = "Mean and standard deviation over seeds of what the recipe varies, on a logarithmic axis."
 CURVES = "Label-smoothed loss per target token, with the regulariser where a method has one, averaged over seeds."
@@ -79,6 +89,46 @@ def translation_table(study: StudyResults) -> str:
     )
     signature = plots.trained(study)[0].first["signatures"]["bleu"]
     return table(head, rows) + f'<p class="soft">sacrebleu signature <code>{safe(signature)}</code></p>'
+
+
+def paired_table(study: StudyResults) -> str:
+    """p-values by variant and seed; "" where no seed of a variant and its baseline has its translations."""
+    found: dict[str, dict[int, float]] = {}
+    trained = plots.trained(study)
+    for name in dict.fromkeys(line.variant["baseline"] for line in trained):
+        baseline = study.by_name(name)
+        for seed in baseline.results if baseline else ():
+            theirs = translations(baseline.folders[seed]) if baseline else None
+            ours = {
+                line.name: translations(line.folders[seed])
+                for line in trained
+                if line.variant["baseline"] == name and seed in line.results
+            }
+            kept = {variant: each[0] for variant, each in ours.items() if theirs and each and each[1] == theirs[1]}
+            if theirs and kept:
+                for variant, p in zip(kept, paired_bootstrap(theirs[0], [*kept.values()], theirs[1]), strict=True):
+                    found.setdefault(variant, {})[seed] = p
+    seeds = sorted({seed for values in found.values() for seed in values})
+    rows = [
+        (safe(line.label), *(_number(found[line.name].get(seed), 3) for seed in seeds))
+        for line in trained
+        if line.name in found
+    ]
+    return table(("variant", *(f"seed {seed}" for seed in seeds)), rows) if rows else ""
+
+
+def translations(folder: Path) -> tuple[list[str], list[str]] | None:
+    """The translations of a cell and their references, None where they were not kept.
+
+    Errors: UserError where there are not as many of both.
+    """
+    paths = folder / TRANSLATIONS_FILE, folder / REFERENCES_FILE
+    if not all(path.exists() for path in paths):
+        return None
+    ours, theirs = (path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] for path in paths)
+    if len(ours) != len(theirs) or not ours:
+        raise UserError(f"{paths[0]}: has {len(ours)} translations, {paths[1].name} beside it {len(theirs)} references")
+    return ours, theirs
 
 
 def measures_table(study: StudyResults) -> str:

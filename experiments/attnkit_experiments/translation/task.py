@@ -20,11 +20,12 @@ from attnkit_experiments.data.text.batches import TokenBatches
 from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, Sentences, Split, TranslationData
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.losses import nats
+from attnkit_experiments.engine.outcomes import Outcomes
 from attnkit_experiments.engine.sampler import build_seeded, seeded
 from attnkit_experiments.engine.speed import INPUT
 from attnkit_experiments.engine.transfer import upload
 from attnkit_experiments.engine.world import ALONE, World
-from attnkit_experiments.translation.bleu import corpus_bleu
+from attnkit_experiments.translation.bleu import corpus_bleu, sentence_statistics
 from attnkit_experiments.translation.decode import DecodeConfig, beam_search
 from attnkit_experiments.translation.model import LayerRows, TranslationConfig, Translator
 from attnkit_experiments.translation.smoothing import Smoothed, fairseq_smoothed
@@ -150,6 +151,7 @@ class TranslationTask:
         self.search_batches = TokenBatches(sources, sources, budget=beam_budget, seed=0)
         self.regularised = self.model.regularised()
         self.apply: Callable[..., Any] = self.model
+        self.outcomes: Outcomes = {}
         self.translations: tuple[str, ...] = ()
         self.decode_seconds = math.nan
         """The translations of the scored split by `evaluate`, and their time."""
@@ -207,13 +209,18 @@ class TranslationTask:
         with evaluating(self.model):
             losses = self.sentence_losses(self.data.valid, self.valid_batches, world)
             translated = self.translate(self.scored, self.search_batches, world)
-        loss = float(losses.sum() / (self.data.valid.target.lengths + 1).sum())
+        tokens = self.data.valid.target.lengths + 1
+        loss = float(losses.sum() / tokens.sum())
         self.translations, self.decode_seconds = translated.texts, translated.seconds
         texts, references = translated.texts, self.scored.target_text
         bleu = corpus_bleu(texts, references)
         flat = [[self.tokenised(text) for text in side] for side in (texts, references)]
         tokenised = corpus_bleu(flat[0], flat[1], tokenize="none", lowercase=True)
         self.signatures = {"bleu": bleu.signature, "bleu_tokenised": tokenised.signature}
+        self.outcomes = {
+            "valid_loss": np.stack([losses, tokens], 1).astype(np.float32),
+            "bleu": sentence_statistics(texts, references),
+        }
         return {
             "valid_loss": loss,
             "valid_perplexity": math.exp(loss) if loss < 700 else math.inf,
