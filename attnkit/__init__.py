@@ -209,9 +209,10 @@ if not TYPE_CHECKING:  # to mypy a module with this has every attribute
     def __getattr__(name: str) -> NoReturn:
         """AttributeError; for what others call an op, such as `relu_attention`, with the call that it is here."""
         op, options = spelled_out(name)
-        call = f"{op}(q, k, v, {', '.join(f'{option}={value!r}' for option, value in options.items())})"
-        hint = f"; what is called so elsewhere is attnkit.{call}" if options and name.endswith("_attention") else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", name=name, obj=sys.modules[__name__])
+        if options and name.endswith("_attention"):
+            call = f"{op}(q, k, v, {', '.join(f'{option}={value!r}' for option, value in options.items())})"
+            raise AttributeError(f"attnkit has no {name}; what is called so elsewhere is attnkit.{call}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:
