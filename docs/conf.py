@@ -13,7 +13,9 @@ sys.path[:0] = [
 import attnkit  # noqa: E402
 from docs import site  # noqa: E402
 
-REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"]["custom"][
+    "repository"
+]
 
 project = "attnkit"
 author = "The attnkit authors"

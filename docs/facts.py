@@ -104,13 +104,12 @@ def everything() -> str:
     missing = [op.name for op in PUBLIC if op.name not in pages]
     if missing:
         raise LookupError(f"write `<!-- facts of NAME -->` and `<!-- end -->` on a page of docs/variants: {missing}")
-    lines = ["| variant | op | definition | own parameters | kernels |", "|---|---|---|---|---|"]
+    lines = ["| variant | definition | own parameters | kernels |", "|---|---|---|---|"]
     for op in PUBLIC:
         own = pages[op.name].stem == op.name
-        name = f"[{drawing.title(op)}]({op.name}.md)" if own else ""
+        name = f"[{drawing.title(op)}]({op.name}.md)<br>{code([op.name])}" if own else link(op, pages)
         kernels = dict.fromkeys(name for library in table.LIBRARIES for name in kernels_of(library).get(op.name, ()))
-        cells = (name, code([op.name]) if own else link(op, pages), op.formula, code(op.own), ", ".join(kernels))
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {name} | {op.formula} | {code(op.own)} | {', '.join(kernels)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -96,7 +96,8 @@ def in_page(picture: str, title: str) -> str:
 
 def in_block(picture: str) -> str:
     """An <svg> as a block of HTML, which an empty line would end."""
-    wide = float((re.search(r'<svg[^>]*? width="([\d.]+)pt"', picture) or [0, WIDE + 1])[1]) > WIDE
+    width = re.search(r'<svg[^>]*? width="([\d.]+)pt"', picture)
+    wide = width is None or float(width[1]) > WIDE
     picture = re.sub(r"\n\s*(?=\n)", "", picture.strip())
     return f'<div class="drawn{" wide" if wide else ""}">{picture}</div>'
 
@@ -162,10 +163,11 @@ def write(app: Sphinx, error: Exception | None) -> None:
             out = Path(app.outdir) / target(path)
             out.parent.mkdir(exist_ok=True)
             held = json.loads(path.read_text())
-            if path.name == "peers.json":
-                out.write_text(peers_page.page(held))
-            else:
-                out.write_text(benchmarks_page.html(held["environment"], held["records"]))
+            peers = path.name == "peers.json"
+            page = peers_page.page(held) if peers else benchmarks_page.html(held["environment"], held["records"])
+            out.write_text(
+                page.replace("<main>", '<main>\n<p><a href="../index.html" style="color: inherit">attnkit</a></p>', 1)
+            )
 
 
 def theme_options(repository: str) -> dict[str, Any]:
