@@ -134,7 +134,7 @@ def pages_of_files(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
         code = app.builder.highlighter.highlight_block(  # type: ignore[attr-defined]
             path.read_text(), LANGUAGES.get(path.suffix, "text")
         )
-        body = f"<h1>{path.name}</h1>\n<p>The file <code>{name}</code> of the repository.</p>\n{code}"
+        body = f'<h1>A file of the repository</h1>\n<p><code class="literal">{name}</code></p>\n{code}'
         yield target(path).removesuffix(".html"), {"title": name, "body": body}, "page.html"
 
 

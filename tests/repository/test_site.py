@@ -101,7 +101,7 @@ def test_links_open_and_figures_are_there(site, pages):
 def test_pictures_have_the_colours_of_the_page(site, pages):
     """What is drawn is in the page, without the ink and the paper of its file; notebooks have rules for the dark."""
     for path, text in pages.items():
-        images = [image for image in re.findall(r"<img\b[^>]*>", text) if "sidebar-logo" not in image]
+        images = [image for image in re.findall(r"<img\b[^>]*>", text) if not re.search("sidebar-logo|toggler", image)]
         assert path.parent.name == "notebooks" or not images, f"{path.relative_to(site)}: {images}"
         for picture in re.findall(r'(?s)<div class="drawn[^>]*>.*?</svg>', text):
             fixed = re.findall("(?:fill|stroke): ?(?:#ffffff|#22262b|#1d2430|#d5dae1)", picture)
