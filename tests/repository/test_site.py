@@ -139,9 +139,10 @@ def test_the_first_screen_says_what_how_and_shows_speed_and_weights(site, pages)
 
 @pytest.mark.pages
 def test_search_knows_what_others_call_relu_attention(site):
-    """By the words of its index, which are stemmed."""
+    """By the words of its index, which are stemmed, and by an entry that puts the page of the op first."""
     index = (site / "searchindex.js").read_text()
     assert re.search(r'"?relu_attent"?:', index)
+    assert re.search(r'"?relu_attention"?:\[\[\d+,"index-\d+",true\]\]', index)
     assert "ReLU attention and other point-wise functions" in index
 
 
