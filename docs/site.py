@@ -118,8 +118,8 @@ def open_files(app: Sphinx, doctree: nodes.document) -> None:
 def shown(app: Sphinx) -> set[Path]:
     """Files that pages link to, of which the site has the text."""
     if not hasattr(app.env, "attnkit_shown"):
-        app.env.attnkit_shown = set()  # type: ignore[attr-defined]
-    return app.env.attnkit_shown  # type: ignore[attr-defined, no-any-return]
+        app.env.attnkit_shown = set()
+    return app.env.attnkit_shown
 
 
 def merge(app: Sphinx, env: Any, docnames: list[str], other: Any) -> None:
@@ -131,9 +131,7 @@ def pages_of_files(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
     """A page of each file that is shown as text."""
     for path in sorted(shown(app)):
         name = path.relative_to(ROOT).as_posix()
-        code = app.builder.highlighter.highlight_block(  # type: ignore[attr-defined]
-            path.read_text(), LANGUAGES.get(path.suffix, "text")
-        )
+        code = app.builder.highlighter.highlight_block(path.read_text(), LANGUAGES.get(path.suffix, "text"))
         body = f'<h1>A file of the repository</h1>\n<p><code class="literal">{name}</code></p>\n{code}'
         yield target(path).removesuffix(".html"), {"title": name, "body": body}, "page.html"
 

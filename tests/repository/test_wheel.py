@@ -53,7 +53,9 @@ def test_an_index_shows_a_readme_whose_links_can_be_followed(wheel):
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
     assert all(target.startswith(("https://", "#")) for target in targets), targets
     assert readme.readable("[a](docs/a.md#b) [c](https://c) [d](#d)") == "a [c](https://c) [d](#d)"
-    assert readme.readable("[a](docs/a.md)", "https://x") == "[a](https://x/docs/a.md)"
+    assert readme.readable("[a](docs/a.md)", "https://x") == "[a](https://x/blob/main/docs/a.md)"
+    assert readme.readable("a\n\n![b](docs/b.svg)\n\n*what b\nis*\n\nc\n") == "a\n\nc\n"
+    assert readme.readable("![b](docs/b.svg)\n\n*is*\n", "https://x") == "![b](https://x/raw/main/docs/b.svg)\n\n*is*\n"
 
 
 def test_the_links_of_the_package_follow_from_the_address_of_the_repository(tmp_path):
