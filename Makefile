@@ -175,7 +175,6 @@ survival: library
 	$(BIN)/python -m pytest -q -m survival tests/experiments
 
 docs: install
-	$(BIN)/python -m attnkit_conformance table --write README.md
 	$(BIN)/python -m attnkit_conformance surroundings --write docs/judging-yours.md
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/facts.py

@@ -4,6 +4,9 @@ Every op takes arrays of one library and returns arrays of the same library; imp
 Layouts, masks, lengths, dropout and null rows mean the same in every op: see docs/semantics.md.
 """
 
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
 from attnkit import analysis, backends, landmarks
 from attnkit._core.activations import NAMES as ACTIVATIONS
 from attnkit._core.dispatch import explain, hand_judgement, hand_tables, implementations, using
@@ -55,6 +58,7 @@ from attnkit.ops.lowrank.sima import sima_attention, sima_attention_vjp, sima_at
 from attnkit.ops.lowrank.soft import soft_attention, soft_attention_vjp, soft_attention_weights
 from attnkit.ops.lsh import lsh_attention, lsh_attention_vjp, lsh_attention_weights, lsh_buckets, random_rotations
 from attnkit.ops.memory import key_value_memory, key_value_memory_vjp
+from attnkit.ops.names import spelled_out
 from attnkit.ops.packed import (
     linear_attention_packed,
     linear_attention_packed_vjp,
@@ -198,6 +202,17 @@ __all__ = [
     "ssmax_attention_weights",
     "using",
 ]
+
+
+if not TYPE_CHECKING:  # to mypy a module with this has every attribute
+
+    def __getattr__(name: str) -> NoReturn:
+        """AttributeError; for what others call an op, such as `relu_attention`, with the call that it is here."""
+        op, options = spelled_out(name)
+        if options and name.endswith("_attention"):
+            call = f"{op}(q, k, v, {', '.join(f'{option}={value!r}' for option, value in options.items())})"
+            raise AttributeError(f"attnkit has no {name}; what is called so elsewhere is attnkit.{call}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

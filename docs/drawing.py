@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -22,6 +23,8 @@ Array = Any
 Params = Mapping[str, Any]
 
 SIDE = 8
+PHONE = 5.2  # inches: such a picture is shown at two thirds of its size on a phone
+PAGES = Path(__file__).parent / "variants"
 QUERIES = {"a": (3, 2), "b": (4, 4), "c": (0, 7)}  # (row, column): on the stroke, in the hole, in a corner
 
 
@@ -95,6 +98,8 @@ def number(x: Any) -> str:
 # ------------------------------------------------------------------------------------------------- colours and panels
 
 INK, FAINT, MARK = "#22262b", "#8a9099", "#c2378a"
+LINE = "#d5dae1"
+STROKE = "#2b3036"  # over weights, which are on white where the site has INK on black
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#22262b")  # Okabe and Ito 2008
 HIDDEN = "#e4e6e9"  # pairs that are not visible
 STEPS = 33  # colours of a scale: enough for the eye, and a third of the bytes
@@ -180,7 +185,7 @@ def draw_map(axes: Axes, x: Drawn, name: str, by: Scale) -> None:
 def draw_outline(axes: Axes, image: Array) -> None:
     """The border of the stroke, and a frame without ticks."""
     centres = np.arange(-1, SIDE + 1) + 0.5
-    axes.contour(centres, centres, np.pad(image, 1), [0.3], colors=INK)
+    axes.contour(centres, centres, np.pad(image, 1), [0.3], colors=STROKE)
     axes.set(xticks=[], yticks=[], xlim=(0, SIDE), ylim=(SIDE, 0))
 
 
@@ -241,24 +246,56 @@ def input_picture(scene: Scene, op: Op) -> Figure:
     return figure
 
 
-def panels(number_of_panels: int, columns: int = 6) -> tuple[Figure, list[Axes]]:
+def panels(number_of_panels: int, columns: int = 6, width: float = 8.6) -> tuple[Figure, list[Axes]]:
     rows = -(-number_of_panels // columns)
-    figure = Figure(figsize=(8.6, 1.62 * rows))
+    figure = Figure(figsize=(width, (width / columns + 0.19) * rows))
     axes = [figure.add_subplot(rows, columns, n + 1) for n in range(number_of_panels)]
     figure.subplots_adjust(0.01, 0.02, 0.99, 1 - 0.24 / figure.get_figheight(), wspace=0.08, hspace=0.22)
     return figure, axes
 
 
+def title(op: Op) -> str:
+    """What its page calls an op."""
+    return (PAGES / f"{op.name}.md").read_text().partition("\n")[0].removeprefix("# ")
+
+
 def short(op: Op) -> str:
-    return op.name.removesuffix("_attention")
+    return title(op).partition(" attention")[0]
 
 
 def overview_picture(defaults: list[Drawn], name: str = "a") -> Figure:
-    """One query, all variants with their defaults, each in a colour scale of its own."""
-    figure, places = panels(len(defaults))
+    """One query, all variants with their defaults, each in a colour scale of its own, legible on a phone."""
+    figure, places = panels(len(defaults), columns=5, width=PHONE)
     for axes, x in zip(places, defaults, strict=True):
         draw_map(axes, x, name, scale(x.pixels[row_of(name)]))
-        axes.set_title(short(x.op), color=INK, fontsize=9, pad=4)
+        axes.set_title(short(x.op), color=INK, fontsize=9.5, pad=4)
+    return figure
+
+
+def speed_picture(rows: list[tuple[str, dict[str, float]]]) -> Figure:
+    """Times as fast as softmax, by variant and by mode of a call, the fastest call on top."""
+    figure = Figure(figsize=(PHONE, 5.0))
+    axes = figure.add_axes((0.23, 0.13, 0.73, 0.8))
+    rows = sorted(rows, key=lambda row: row[1]["forward"])
+    axes.axvline(1, color=INK, linewidth=1)
+    for mode, label, filled in (("forward", "forward", True), ("forward+backward", "forward and backward", False)):
+        style: dict[str, Any] = {
+            "color": LINES[0],
+            "markerfacecolor": LINES[0] if filled else "#ffffff",
+            "markersize": 5.5,
+        }
+        axes.plot([row[1][mode] for row in rows], range(len(rows)), "o", label=label, **style)
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=9.5)
+    ticks = [0.5, 1, 2, 5, 10, 20]
+    axes.set(xscale="log", xlim=(0.5, 40), ylim=(-0.6, len(rows) - 0.4))
+    axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks], fontsize=9.5)
+    axes.set_xlabel("times as fast as torch's softmax", fontsize=9.5)
+    axes.minorticks_off()
+    axes.grid(axis="both", color=LINE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    figure.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.2, 1.0), ncols=2, fontsize=9.5, handletextpad=0.2)
     return figure
 
 

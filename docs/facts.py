@@ -28,7 +28,7 @@ from attnkit_conformance.adapters.base import kernels  # noqa: E402
 from attnkit_conformance.model.op import Op  # noqa: E402
 from attnkit_conformance.opdb import BY_NAME, PUBLIC  # noqa: E402
 from attnkit_conformance.report import table  # noqa: E402
-from docs import costs, measured  # noqa: E402
+from docs import costs, drawing, measured  # noqa: E402
 
 DOCS = ROOT / "docs"
 FOLDER = DOCS / "variants"
@@ -104,7 +104,12 @@ def everything() -> str:
     missing = [op.name for op in PUBLIC if op.name not in pages]
     if missing:
         raise LookupError(f"write `<!-- facts of NAME -->` and `<!-- end -->` on a page of docs/variants: {missing}")
-    lines = ["| op | definition |", "|---|---|", *(f"| {link(op, pages)} | {op.formula} |" for op in PUBLIC)]
+    lines = ["| variant | definition | own parameters | kernels |", "|---|---|---|---|"]
+    for op in PUBLIC:
+        own = pages[op.name].stem == op.name
+        name = f"[{drawing.title(op)}]({op.name}.md)<br>{code([op.name])}" if own else link(op, pages)
+        kernels = dict.fromkeys(name for library in table.LIBRARIES for name in kernels_of(library).get(op.name, ()))
+        lines.append(f"| {name} | {op.formula} | {code(op.own)} | {', '.join(kernels)} |")
     return "\n".join(lines) + "\n"
 
 

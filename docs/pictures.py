@@ -1,6 +1,6 @@
 """Pictures of attention weights: every variant on one real input, with the same queries and keys for all of them.
 
-    python docs/pictures.py                      # all of them, into docs/families/pictures
+    python docs/pictures.py                      # all of them, and one of speeds, into docs/families/pictures
     python docs/pictures.py --only entmax_attention --out FOLDER
 
 The ops come from the op database of the conformance kit: every row with weights gets a picture of each of its settings
@@ -14,6 +14,7 @@ import argparse
 import base64
 import inspect
 import io
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -38,6 +39,7 @@ from docs.drawing import SIDE, Drawn, Params, Scene  # noqa: E402
 Array = Any
 
 FOLDER = ROOT / "docs" / "families" / "pictures"
+TIMES = ROOT / "benchmarks" / "results" / "variants-cpu.json"
 FEATURES, POOL = 8, 2
 DIGIT = 0  # the first image of the set, a nought
 
@@ -140,6 +142,18 @@ def weigh(op: Op, params: Params, scene: Scene) -> Drawn:
     return Drawn(op, params, scene, arrays, w, pixels)
 
 
+def speeds() -> list[tuple[str, dict[str, float]]]:
+    """How many times as fast as torch's softmax the variants are, of what `python -m benchmarks variants` has measured,
+    by mode: at the most tokens, without causality.
+    """
+    rows = json.loads(TIMES.read_text())["rows"]
+    most, found = max(row["n"] for row in rows), dict[str, dict[str, float]]()
+    for row in rows:
+        if row["n"] == most and not row["causal"]:
+            found.setdefault(row["op"], {})[row["mode"]] = row["ratio"]["median"]
+    return [(drawing.short(BY_NAME[name]), by_mode) for name, by_mode in found.items()]
+
+
 # ------------------------------------------------------------------------------------------------- files
 
 
@@ -193,6 +207,7 @@ def draw(folder: Path, only: list[str]) -> None:
         if not only:
             save(drawing.input_picture(inputs, BY_NAME["softmax_attention"]), folder / "input.svg")
             save(drawing.overview_picture(first), folder / "overview.svg")
+            save(drawing.speed_picture(speeds()), folder / "speed.svg")
             save(drawing.entropy_picture(first), folder / "entropy.svg")
             save(drawing.concentration_picture(first), folder / "concentration.svg")
 

@@ -1,4 +1,5 @@
-"""README.md as a package index shows it: links that only a checkout can follow become their texts.
+"""README.md as a package index shows it: links that only a checkout can follow become their texts, and pictures with
+their captions are left out.
 
 hatchling calls it when it builds the metadata. Where pyproject.toml names the repository they point there instead, and
 so do the package's own links.
@@ -15,12 +16,16 @@ except ImportError:
 
 FILES = "/blob/main"
 """Behind the address of a repository, where its files are shown."""
+PICTURES = "/raw/main"
+"""Behind it, where a file is sent as what it is."""
+IMAGE = re.compile(r"!\[([^\]]*)\]\((?!https?:)([^)]+)\)(\n\n\*[^*]+\*\n*)?")
 LINK = re.compile(r"\[((?:[^\]\[]|\n)+)\]\((?!https?:|#)([^)]+)\)")
 
 
-def readable(text: str, source: str = "") -> str:
-    """Relative links as links into `source`, or as their texts; links to sections of the page itself stay."""
-    return LINK.sub(rf"[\1]({source}/\2)" if source else r"\1", text)
+def readable(text: str, repository: str = "") -> str:
+    """Relative links as links into the repository, or as their texts; links to sections of the page itself stay."""
+    text = IMAGE.sub(rf"![\1]({repository}{PICTURES}/\2)\3" if repository else "", text)
+    return LINK.sub(rf"[\1]({repository}{FILES}/\2)" if repository else r"\1", text)
 
 
 def links(repository: str) -> dict[str, str]:
@@ -38,8 +43,7 @@ class Hook(MetadataHookInterface):
         """Set both."""
         repository = self.config["repository"].rstrip("/")
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
-        source = f"{repository}{FILES}" if repository else ""
-        metadata["readme"] = {"content-type": "text/markdown", "text": readable(text, source)}
+        metadata["readme"] = {"content-type": "text/markdown", "text": readable(text, repository)}
         metadata["urls"] = links(repository)
 
 

@@ -21,12 +21,12 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
 def spelled_out(name: str) -> tuple[str, dict[str, Any]]:
     """The op that a name stands for, and the options that the name includes.
 
-    "softmax" is short for "softmax_attention", and so on. An activation is point-wise attention with it: "relu" is
-    `pointwise_attention` with activation="relu". But "sigmoid" is `sigmoid_attention`, whose shift is -log n, and
-    "entmax15" is `entmax_attention` with alpha=1.5.
+    "softmax" is short for "softmax_attention", and so on. An activation is point-wise attention with it: "relu", or
+    "relu_attention", is `pointwise_attention` with activation="relu". But "sigmoid" is `sigmoid_attention`, whose shift
+    is -log n, and "entmax15" is `entmax_attention` with alpha=1.5.
     """
-    if name in PRESETS:
-        op, options = PRESETS[name]
+    if (short := name.removesuffix("_attention")) in PRESETS:
+        op, options = PRESETS[short]
         return op, dict(options)
     return (name if name.endswith("_attention") else f"{name}_attention"), {}
 

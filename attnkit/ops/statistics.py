@@ -199,7 +199,7 @@ def row_statistics(
     blocks; `row_statistics_vjp` recomputes them instead.
 
     Args:
-        op: an attention op of this package or its name: one of those marked in the README's table of ops.
+        op: an attention op of this package or its name: one of those with `row_statistics` beside them on their pages.
         q, k: as in the op.
         fields: names of the fields to compute; None = all six.
         impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see

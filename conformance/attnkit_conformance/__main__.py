@@ -1,4 +1,4 @@
-"""python -m attnkit_conformance COMMAND: run, verify, table, unnoticed, planted, transforms, surroundings, mutate,
+"""python -m attnkit_conformance COMMAND: run, verify, unnoticed, planted, transforms, surroundings, mutate,
 export, vectors, compare, validate, badge, scoreboard or peers."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judge
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
 from attnkit_conformance.peers.like import KINDS, path_of
-from attnkit_conformance.report import badge, files, saved, scoreboard, summary, table, terminal, trust, unnoticed
+from attnkit_conformance.report import badge, files, saved, scoreboard, summary, terminal, trust, unnoticed
 from attnkit_conformance.report import surroundings as surroundings_page
 from attnkit_conformance.studies.planted import BUGS
 from attnkit_conformance.studies.planted import page as planted_page
@@ -84,11 +84,6 @@ def parser() -> argparse.ArgumentParser:
     own = commands.add_parser("verify", help="which of attnkit's kernels to trust on the GPU of this machine")
     own.add_argument("--seconds", type=float, default=120.0, help="for how long; every op is judged once (120)")
     own.add_argument("--json", type=Path, help="write every verdict as JSON")
-
-    tab = commands.add_parser("table", help="the table of ops for the documentation, as markdown")
-    group = tab.add_mutually_exclusive_group()
-    group.add_argument("--check", type=Path, metavar="FILE", help="exit status 1 unless FILE holds the current table")
-    group.add_argument("--write", type=Path, metavar="FILE", help="replace the table in FILE")
 
     blind = commands.add_parser("unnoticed", help="what could be wrong in results without a failure, as markdown")
     blind.add_argument("-k", metavar="EXPR", help="ops whose name matches")
@@ -173,7 +168,6 @@ def main(arguments: list[str] | None = None) -> int:
         commands = {
             "run": run,
             "verify": verify,
-            "table": show_table,
             "unnoticed": show_unnoticed,
             "planted": show_planted,
             "transforms": judge_transforms,
@@ -387,20 +381,6 @@ def written(path: Path, text: str) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     print(f"written: {path}")
-    return 0
-
-
-def show_table(args: argparse.Namespace) -> int:
-    """Print, check or write the table of ops."""
-    require("the table of ops", "attnkit")
-    if args.check:
-        current = table.is_current(args.check)
-        print(f"{args.check} is {'up to date' if current else 'out of date: run table --write ' + str(args.check)}")
-        return int(not current)
-    if args.write:
-        table.write(args.write)
-        return 0
-    print(table.markdown())
     return 0
 
 

@@ -21,9 +21,23 @@ def test_every_op_and_every_activation_has_a_short_name():
         assert spelled_out(name) == spelled_out(name.removesuffix("_attention")) == (name, {})
     for activation in {*attnkit.ACTIVATIONS} - {"sigmoid"}:
         assert spelled_out(activation) == ("pointwise_attention", {"activation": activation})
+        assert spelled_out(f"{activation}_attention") == spelled_out(activation)
     assert spelled_out("entmax15") == ("entmax_attention", {"alpha": 1.5})
     for op, options in PRESETS.values():
         assert {*options} <= {*inspect.signature(getattr(attnkit, op)).parameters}
+
+
+def test_what_others_call_an_op_says_what_it_is_here():
+    with pytest.raises(
+        AttributeError, match=r"relu_attention; .* attnkit\.pointwise_attention\(q, k, v, activation='relu'\)"
+    ):
+        _ = attnkit.relu_attention
+    with pytest.raises(AttributeError, match=r"attnkit\.entmax_attention\(q, k, v, alpha=1\.5\)"):
+        _ = attnkit.entmax15_attention
+    for name in ("relu", "rely_attention", "softmax"):
+        assert not hasattr(attnkit, name)
+        with pytest.raises(AttributeError, match=f"module 'attnkit' has no attribute '{name}'"):
+            getattr(attnkit, name)
 
 
 def test_a_name_with_options_of_its_own():

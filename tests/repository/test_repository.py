@@ -64,9 +64,11 @@ LARGER = {
     for name in ("copying-linear", "digits-relu", "digits-softmax")
 }
 PICTURES = {
+    "docs/_static/logo.svg",
     "docs/cost-of-paper.svg",
-    "docs/families/pictures/overview.svg",  # of the index
-    "docs/results/pictures/beside-softmax.svg",  # of the README
+    "docs/families/pictures/overview.svg",  # of the README and the index
+    "docs/families/pictures/speed.svg",
+    "docs/results/pictures/beside-softmax.svg",
     "docs/reports/000-fig2-digits/attention-of-the-middle-patch.svg",  # of weights that no CSV has
     "docs/reports/000-fig2-digits/weight-by-layer.svg",
     "docs/reports/002-fig3-digits/heat-maps.svg",

@@ -69,9 +69,10 @@ def test_links_and_their_anchors_are_there(site, pages):
     names = {path: set(re.findall(r"""\bid=["']([^"']+)["']""", text)) for path, text in pages.items()}
     checked = 0
     for path, text in pages.items():
-        for target in re.findall(r"""<a\b[^>]*?\bhref=["']([^"']*)["']""", text):
+        for target in re.findall(r"""<(?:a|link|script|img)\b[^>]*?\b(?:href|src)=["']([^"']*)["']""", text):
             if re.match(r"[a-z]+:", target):
                 continue
+            target = target.partition("?v=")[0]
             file, _, anchor = unquote(unescape(target)).partition("#")
             there = (path.parent / file).resolve() if file else path
             assert there.exists(), f"{path.relative_to(site)}: {target}"
@@ -83,17 +84,66 @@ def test_links_and_their_anchors_are_there(site, pages):
 
 
 @pytest.mark.pages
-def test_links_to_pages_open_and_figures_are_there(site, pages):
-    """Nothing that a browser could show is offered as a download, and no place of a figure is left empty."""
+def test_links_open_and_figures_are_there(site, pages):
+    """Nothing but notebooks is offered as a download, and no place of a figure is left empty."""
     for path, text in pages.items():
-        offered = re.findall(r"""href=["']([^"']*_downloads/[^"']*\.(?:html|md|svg))["']""", text)
-        assert not offered, f"{path.relative_to(site)}: {offered}"
+        offered = re.findall(r"""href=["']([^"']*_downloads/[^"']*)["']""", text)
+        assert all(name.endswith(".ipynb") for name in offered), f"{path.relative_to(site)}: {offered}"
         left = re.findall(r"<em>Figure: .*?</em>|&lt;!-- \S+\.svg: |Picture, on the site", text)
         assert not left, f"{path.relative_to(site)}: {left}"
     report = pages[site / "reports" / "000-fig2-cpu" / "summary.html"]
-    assert report.count('<div class="drawn"><svg') == 5
+    assert report.count('<div class="drawn wide"><svg') == 5
     assert "Who agrees with the definitions" in pages[site / "reports" / "peers.html"]
     assert 'href="reports/peers.html"' in pages[site / "peers.html"]
+
+
+@pytest.mark.pages
+def test_pictures_have_the_colours_of_the_page(site, pages):
+    """What is drawn is in the page, without the ink and the paper of its file; notebooks have rules for the dark."""
+    for path, text in pages.items():
+        images = [image for image in re.findall(r"<img\b[^>]*>", text) if not re.search("sidebar-logo|toggler", image)]
+        assert path.parent.name == "notebooks" or not images, f"{path.relative_to(site)}: {images}"
+        for picture in re.findall(r'(?s)<div class="drawn[^>]*>.*?</svg>', text):
+            fixed = re.findall("(?:fill|stroke): ?(?:#ffffff|#22262b|#1d2430|#d5dae1)", picture)
+            assert not fixed, f"{path.relative_to(site)}: {fixed[0]}"
+    style = (site / "_static" / "site.css").read_text()
+    assert style.count(".cell_output img { filter: ") == 4
+
+
+@pytest.mark.pages
+def test_words_of_headings_fit_a_phone(site, pages):
+    """They are not broken, and have room in 358 pixels, those of a phone without margins, at 0.6 em a bold letter."""
+    style = (site / "_static" / "site.css").read_text()
+    assert re.search(r"h1, h2, h3, h4 \{[^}]*overflow-wrap: normal[^}]*hyphens: none", style)
+    phone = style.partition("@media (max-width: 600px) { h1")[2].partition("\n")[0]
+    sizes = dict(zip("123", re.findall(r"font-size: ([\d.]+)em", phone), strict=True))
+    for path, text in pages.items():
+        for level, heading in re.findall(r"(?s)<h([123])\b[^>]*>(.*?)</h\1>", text):
+            words = unescape(re.sub("<[^>]*>", "", heading.partition('<a class="headerlink')[0])).split()
+            wide = [word for word in words if 0.6 * 16 * float(sizes[level]) * len(word) > 358]
+            assert not wide, f"{path.relative_to(site)}: {wide}"
+
+
+@pytest.mark.pages
+def test_the_first_screen_says_what_how_and_shows_speed_and_weights(site, pages):
+    text = pages[site / "index.html"]
+    first = text.partition("<h1>attnkit")[2].partition('<span></span><span class="kn">import')[0]
+    assert "Attention variants that replace softmax" in first
+    assert "pip" in first
+    pair = first.partition('<div class="pair">')[2]
+    assert re.findall(r'<div class="drawn"><svg role="img" aria-label="(\w+ \w+)', pair) == ["How many", "One query"]
+    assert 'rel="icon"' in text or 'rel="shortcut icon"' in text
+    assert "copybutton.js" in text
+    assert 'action="search.html"' in text
+
+
+@pytest.mark.pages
+def test_search_knows_what_others_call_relu_attention(site):
+    """By the words of its index, which are stemmed, and by an entry that puts the page of the op first."""
+    index = (site / "searchindex.js").read_text()
+    assert re.search(r'"?relu_attent"?:', index)
+    assert re.search(r'"?relu_attention"?:\[\[\d+,"index-\d+",true\]\]', index)
+    assert "ReLU attention and other point-wise functions" in index
 
 
 @pytest.mark.pages
@@ -115,7 +165,69 @@ def test_formulas_are_mathml(pages):
     assert not any("math notranslate" in text for text in pages.values())
 
 
+# ---------------------------------------------------------------------------------------------- what the site adds
+
+
+@pytest.fixture(scope="module")
+def docs():
+    """The modules of docs, which are no package that is installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        import docs.pictures
+        import docs.site
+
+        yield docs
+
+
+def test_links_to_the_repository_follow_from_its_address(docs):
+    assert docs.site.theme_options("") == {}
+    options = docs.site.theme_options("https://x/y")
+    assert options["source_repository"] == options["footer_icons"][0]["url"] == "https://x/y"
+
+
+def test_every_report_is_listed_once_by_its_question(docs):
+    text = (DOCS / "reports" / "index.md").read_text()
+    folders = sorted(path.parent.name for path in (DOCS / "reports").glob("*/summary.md"))
+    assert sorted(folder for _, folder in docs.site.QUESTION.findall(text)) == folders
+    assert sorted(re.findall(r"^(\S+)/summary$", text, re.MULTILINE)) == folders
+    questions = docs.site.questions()
+    assert all(question.endswith("?") for question in questions.values())
+    assert len({*questions.values()}) == len(folders)
+    page = docs.site.titled("# 000-fig2 · preset cpu\n\nText\n\n## Result names=a,b alphas=0,1\n", "000-fig2-cpu")
+    assert page.startswith(f"# {questions['000-fig2-cpu']}\n\nReport 000-fig2 · preset cpu\n")
+    assert "\n## Result names=a, b alphas=0,1\n" in page
+
+
+def test_a_picture_takes_the_colours_of_the_page(docs):
+    path = '<path style="fill: #ffffff; stroke: #22262b"/>'
+    picture = f'<?xml version="1.0"?>\n<svg width="{{}}pt" height="9pt">{path}\n\n</svg>\n'
+    text = docs.site.in_page(picture.format("374.4"), 'A "name"')
+    path = '<path style="fill: var(--paper); stroke: var(--ink)"/>'
+    named = 'role="img" aria-label="A &quot;name&quot;"'
+    assert text == f'<div class="drawn"><svg {named} width="374.4pt" height="9pt">{path}\n</svg></div>'
+    assert '<div class="drawn wide">' in docs.site.in_page(picture.format("619.2"), "")
+
+
+def test_the_picture_of_speed_is_current(docs, tmp_path):
+    """It is drawn from what was measured."""
+    pictures = docs.pictures
+    speeds = dict(pictures.speeds())
+    assert speeds["Softmax"] == {"forward": 1.0, "forward+backward": 1.0}
+    assert len(speeds) > 15
+    with pictures.mpl.rc_context(pictures.drawing.STYLE):
+        pictures.save(pictures.drawing.speed_picture(pictures.speeds()), tmp_path / "speed.svg")
+    kept = DOCS / "families" / "pictures" / "speed.svg"
+    assert (tmp_path / "speed.svg").read_text() == kept.read_text(), "run `make docs`"
+
+
 # ---------------------------------------------------------------------------------------------- pages of variants
+
+
+def test_variants_have_human_names():
+    for page in (DOCS / "variants").glob("*.md"):
+        title = page.read_text().partition("\n")[0].removeprefix("# ")
+        assert re.fullmatch("[A-Z][^_]*", title), f"{page.name}: {title}"
+    assert "`relu_attention`" in (DOCS / "variants" / "pointwise_attention.md").read_text()
 
 
 @pytest.fixture(scope="module")

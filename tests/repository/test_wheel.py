@@ -91,7 +91,9 @@ def test_an_index_shows_a_readme_whose_links_can_be_followed(name, wheels):
 
 def test_relative_links_of_the_readme_become_texts_or_links_into_the_repository():
     assert readme.readable("[a](docs/a.md#b) [c](https://c) [d](#d)") == "a [c](https://c) [d](#d)"
-    assert readme.readable("[a](docs/a.md)", "https://x") == "[a](https://x/docs/a.md)"
+    assert readme.readable("[a](docs/a.md)", "https://x") == "[a](https://x/blob/main/docs/a.md)"
+    assert readme.readable("a\n\n![b](docs/b.svg)\n\n*what b\nis*\n\nc\n") == "a\n\nc\n"
+    assert readme.readable("![b](docs/b.svg)\n\n*is*\n", "https://x") == "![b](https://x/raw/main/docs/b.svg)\n\n*is*\n"
 
 
 def test_the_links_of_the_package_follow_from_the_address_of_the_repository(tmp_path):
@@ -182,7 +184,7 @@ def test_the_kit_judges_the_kernels_of_others_without_attnkit(kit_alone, tmp_pat
     assert (done.returncode, " 0 fail, " in done.stdout) == (0, True), done.stdout + done.stderr
     done = run(kit_alone, tmp_path, "-m", "attnkit_conformance", "run", "numpy", "-k", "qk_layernorm/float32/cross")
     assert "attnkit is not installed: numpy" in done.stdout
-    for command in ("table", "mutate", "transforms"):
+    for command in ("mutate", "transforms"):
         done = run(kit_alone, tmp_path, "-m", "attnkit_conformance", command)
         assert (done.returncode, "Traceback" in done.stderr) == (2, False)
         assert "needs attnkit" in done.stderr

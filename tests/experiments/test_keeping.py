@@ -7,12 +7,12 @@ import torch
 
 import attnkit
 from attnkit_experiments.__main__ import main
-from attnkit_experiments.recipes.linear import future, memory
+from attnkit_experiments.recipes.linear import future, keeping
 from tests.library.arrays import assert_close
 
 CPU = torch.device("cpu")
 SHOWN = ("linear, running sums", "linear, chunks kept", "linear, recomputed")
-FEW = memory.Study(methods=SHOWN, lengths=(256,), head_dim=16, rounds=1)
+FEW = keeping.Study(methods=SHOWN, lengths=(256,), head_dim=16, rounds=1)
 SHORT = future.Study(tokens=12, head_dim=4, slots=3)
 
 
@@ -22,7 +22,7 @@ def rows_of(recipe, study):
 
 @pytest.fixture(scope="module")
 def kept():
-    return rows_of(memory, FEW)
+    return rows_of(keeping, FEW)
 
 
 def test_what_a_layer_keeps(kept):
@@ -32,7 +32,7 @@ def test_what_a_layer_keeps(kept):
     assert sizes["linear, recomputed"] == 4 * n * d
     assert sizes["linear, running sums"] >= 4 * n * d * d
     assert sizes["linear, chunks kept"] > 2 * sizes["linear, recomputed"]
-    memory.check(kept)
+    keeping.check(kept)
     assert [row["took"] for row in kept] == ["torch", "generic", "generic and recomputed"]
 
 
@@ -43,22 +43,22 @@ def test_a_method_that_keeps_something_else_is_named(kept):
     with pytest.raises(
         ValueError, match=r"linear, recomputed: a layer of 256 tokens keeps .* expected at most 1.25 times"
     ):
-        memory.check([recomputed[0] | {"layer_bytes": 2 * recomputed[0]["layer_bytes"]}])
+        keeping.check([recomputed[0] | {"layer_bytes": 2 * recomputed[0]["layer_bytes"]}])
     with pytest.raises(ValueError, match=r"linear, running sums: a layer of 256 tokens keeps .* expected at least"):
-        memory.check([sums[0] | {"layer_bytes": 1}])
+        keeping.check([sums[0] | {"layer_bytes": 1}])
 
 
 def test_what_does_not_fit_is_not_begun():
-    study = memory.Study(methods=("softmax, weights kept",), lengths=(1024,), limit_gb=1e-3)
-    (row,) = rows_of(memory, study)
+    study = keeping.Study(methods=("softmax, weights kept",), lengths=(1024,), limit_gb=1e-3)
+    (row,) = rows_of(keeping, study)
     assert (row["layer_bytes"], row["ms"], row["took"]) == (None, None, "not begun: 0.0 GB")
-    memory.check([row])
+    keeping.check([row])
 
 
 def test_the_methods_are_linear_and_softmax_attention():
     """Written out without attnkit's eps in the denominator."""
     x = torch.randn(3, 1, 2, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    ours = memory.METHODS["linear, running sums"].attend, memory.METHODS["softmax, weights kept"].attend
+    ours = keeping.METHODS["linear, running sums"].attend, keeping.METHODS["softmax, weights kept"].attend
     assert_close(ours[0](*x), attnkit.linear_attention(*x, causal=True, eps=0.0), 30)
     assert_close(ours[1](*x), attnkit.softmax_attention(*x, causal=True), 30)
 
