@@ -151,17 +151,28 @@ def test_a_case_with_results_beyond_its_dtype_is_not_judged() -> None:
     assert golden(draw_case(sample)).fits()
 
 
+def softmax_alone(there, back):
+    return np.exp(back - there)
+
+
+def softpick_alone(there, back):
+    return np.maximum(np.expm1(back), 0.0) / (np.abs(np.expm1(there)) + 1e-6 * np.exp(np.maximum(there, 0.0)))
+
+
 @pytest.mark.parametrize("d", [16, 64, 256])
-def test_scores_that_are_summed_up_twice_are_within_bounds(d):
-    """In float32, forwards for lse and backwards for weights: where one key is seen its weight is beside 1."""
+@pytest.mark.parametrize(
+    ("op", "weight"), [("softmax_attention", softmax_alone), ("softpick_attention", softpick_alone)]
+)
+def test_scores_that_are_summed_up_twice_are_within_bounds(op, weight, d):
+    """In float32, forwards for what a row is divided by and backwards for weights: where one key is seen its weight is
+    beside 1."""
     rng = np.random.default_rng(0)
-    for n in range(60):
-        size = (2.0, 4.0, 8.0)[n % 3]
+    for n in range(120):
+        size = (0.5, 2.0, 4.0, 8.0)[n % 4]
         q, k = (np.float32(size * rng.standard_normal((2, 1, d))) for _ in range(2))
         v, do = (np.float32(rng.standard_normal((2, 1, 4))) for _ in range(2))
         products = q * k / np.float32(np.sqrt(d))
-        there, back = (np.cumsum(p, axis=-1)[..., -1:] for p in (products, products[..., ::-1]))
+        there, back = (np.cumsum(p, axis=-1)[..., -1:].astype(float) for p in (products, products[..., ::-1]))
         arrays = {name: x.astype(float) for name, x in {"q": q, "k": k, "v": v}.items()}
-        case = Case(f"x{n}", "softmax_attention", "float32", arrays, {}, {"o": do.astype(float)})
-        limit = golden(case).gradients["v"]
-        assert np.all(np.abs(np.exp(back - there) * do - limit.golden) <= limit.allowed), n
+        limit = golden(Case(f"x{n}", op, "float32", arrays, {}, {"o": do.astype(float)})).gradients["v"]
+        assert np.all(np.abs(weight(there, back) * do - limit.golden) <= limit.allowed), n

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from attnkit_conformance.model import errors
+import numpy as np
+
+from attnkit_conformance.model import errors, scoring
+from attnkit_conformance.model.case import Case
 from attnkit_conformance.model.op import OPTIONAL, QKV, Op, always, o_and_lse
 from attnkit_conformance.scenes import attention
+from attnkit_reference._core import Scores
+from attnkit_reference.softmax import softmax_rows
+
+
+def resummed(case: Case) -> tuple[np.ndarray, Scores]:
+    """dw/ds = w where the sum of a row stays."""
+    rows = softmax_rows("sample", case.arrays["q"], case.arrays["k"], **scoring.options(case))
+    return rows.w, rows.scores
+
 
 OPS = (
     Op(
@@ -22,6 +34,7 @@ OPS = (
         compute_outputs=("lse",),
         errors=errors.attention_errors,
         exponent=always,
+        resummed=resummed,
         weights=True,
         statistics=True,
         bias_inf=True,

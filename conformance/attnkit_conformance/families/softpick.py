@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from attnkit_conformance.model import errors
-from attnkit_conformance.model.case import ErrorSample
+import numpy as np
+
+from attnkit_conformance.model import errors, scoring
+from attnkit_conformance.model.case import Case, ErrorSample
 from attnkit_conformance.model.errors import wrong
 from attnkit_conformance.model.op import OPTIONAL, QKV, Op, Params, always, o_only
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes import attention
+from attnkit_reference._core import Scores
+from attnkit_reference.softpick import softpick_rows
 
 SINGLE = Scene("single", 1, 1, d=2, e=1, lead=((3, 4),) * 3, size=0.3)
 """One key, a small score and a large eps: elsewhere dw and Σ w dw cancel, and bfloat16 has no digit of dq."""
@@ -37,6 +41,13 @@ def exact_ties(scene: Scene, params: Params) -> Scene:
     return replace(scene, d=16, options=(*scene.options, "grid")) if "equal_keys" in scene.options else scene
 
 
+def resummed(case: Case) -> tuple[np.ndarray, Scores]:
+    """dw/ds = exp(s - m)/D where D stays, s > 0: of a small score much more than its weight."""
+    rows = softpick_rows("sample", case.arrays["q"], case.arrays["k"], **scoring.options(case, ("eps",)))
+    s = np.where(rows.scores.visible & (rows.w > 0), rows.scores.s, np.inf)
+    return rows.w / -np.expm1(-s), rows.scores
+
+
 OPS = (
     Op(
         name="softpick_attention",
@@ -58,6 +69,7 @@ OPS = (
         differentiable=(*QKV, "bias", "scale"),
         errors=softpick_errors,
         exponent=always,
+        resummed=resummed,
         kinks=lambda params: (0.0,),
         steep=always,
         adapt=exact_ties,

@@ -14,6 +14,7 @@ from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes import attention
 from attnkit_conformance.scenes.attention import CAUSAL, LENGTH_ARRAY
 from attnkit_conformance.scenes.options import LEARNED
+from attnkit_reference._core import Scores
 from attnkit_reference.ssmax import ssmax_rows
 
 NUMBERS = ("slope", "intercept")
@@ -35,12 +36,16 @@ def ssmax_errors(op: Op) -> Iterator[ErrorSample]:
     yield wrong(op, "gain-not-taken", ValueError, "unexpected argument 'gain'", {"gain": 1.0})
 
 
+def resummed(case: Case) -> tuple[np.ndarray, Scores]:
+    """Weights and scores as softmax has them: of queries times the factors of their rows."""
+    rows = ssmax_rows("sample", case.arrays["q"], case.arrays["k"], **scoring.options(case, OWN))
+    return rows.w, rows.scores
+
+
 def ssmax_growth(case: Case) -> float:
-    """1 + max|t|/16, t the scores times the factors of their rows, or what moves them."""
-    given = {name: x for name, x in (*case.arrays.items(), *case.params.items()) if name in (*OWN, *scoring.COMMON)}
-    sc = ssmax_rows("sample", case.arrays["q"], case.arrays["k"], **given).scores
-    x = np.maximum(np.abs(sc.s), scoring.moved(sc))
-    return tolerance.growth_of_exponent(float(np.max(x, initial=0.0, where=sc.visible)))
+    """1 + max|t|/16, t the scores times the factors of their rows."""
+    _, sc = resummed(case)
+    return tolerance.growth_of_exponent(float(np.max(np.abs(sc.s), initial=0.0, where=sc.visible)))
 
 
 OPS = (
@@ -69,6 +74,7 @@ OPS = (
         errors=ssmax_errors,
         exponent=always,
         growth=ssmax_growth,
+        resummed=resummed,
         ties=False,
         weights=True,
         statistics=True,

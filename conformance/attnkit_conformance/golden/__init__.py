@@ -170,15 +170,29 @@ def limits_of(op: Op, case: Case) -> Callable[[str, np.ndarray, np.ndarray, str]
     before = magnitudes(op, without_signs(case)) if summands and VALUES & case.arrays.keys() else summands
     growth = growth_of(op, case)
     wide = tolerance.growth_of_width(case.arrays["q"].shape[-1]) if "q" in case.arrays else 1.0
+    hidden = hidden_noise(op, case)
     twice = {"sum_squares": 2.0 * growth}  # errors of the weights count twice in their squares
 
     def limit(name: str, x: np.ndarray, near: np.ndarray, dtype: str) -> Limit:
         own = summands.get(name, np.zeros(()))
         earlier = summands.get(f"{name}_before", before.get(name, own))
-        noise = wide * near + np.maximum(earlier - own, 0.0)
+        noise = wide * near + np.maximum(earlier - own, 0.0) + hidden.get(name, 0.0)
         return tolerance.limit(x, dtype, own, noise, twice.get(name, growth))
 
     return limit
+
+
+def hidden_noise(op: Op, case: Case) -> Mapping[str, np.ndarray]:
+    """What no probe sees of dv: kernels sum up the scores of a row twice, for what it is divided by and for its
+    weights, in two orders, and in exact arithmetic a row of one key has a weight of 1 whatever its score.
+    """
+    resummed = op.subject(case.params).resummed
+    if resummed is None or "v" not in op.differentiable or "o" not in case.cotangents:
+        return {}
+    slopes, sc = resummed(case)
+    moved = slopes * scoring.moved(sc) * (1.0 if sc.keep is None else np.abs(sc.keep))
+    dv = np.swapaxes(moved, -1, -2) @ np.abs(np.nan_to_num(case.cotangents["o"]))
+    return {"v": reduce_to(dv, case.arrays["v"].shape, sc.groups) / tolerance.BOUND["float32"]}
 
 
 def magnitudes(op: Op, case: Case) -> Mapping[str, np.ndarray]:

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from attnkit_conformance.model import scoring
 from attnkit_conformance.model.binding import FIELDS, PLAIN, Binding
 from attnkit_conformance.model.case import DTYPES, INTEGER, Case, ErrorSample, Sample, compute_dtype
 from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.scene import Scene
+from attnkit_reference._core import Scores
 from attnkit_reference.pointwise import SCORE_FUNCTIONS, ScoreFunction
 
 Params = Mapping[str, Any]
@@ -89,6 +92,8 @@ class Op:
     outside: tuple[str, ...] = ()  # arguments that affect only the output, beside v and dropout
     joined: bool = False  # the output has its heads joined, (..., L, H·e)
     steep: Callable[[Params], bool] = lambda params: False  # is a small weight a difference: exact scores for entropy
+    # D: slopes of weights by scores where what rows are divided by stays, and the scores; None where the probe sees all
+    resummed: Callable[[Case], tuple[np.ndarray, Scores]] | None = None
     ties: bool = True  # weights that are equal on paper are equal bit by bit
     extra: tuple[tuple[Scene, Params], ...] = ()  # scenes with variants beyond those that all ops share
     complete: Callable[[Case], Case | None] | None = None  # adds arrays of the op's own to a draw; None: another draw

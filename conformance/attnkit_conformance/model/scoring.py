@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,15 @@ def subject(case: Case) -> str:
     return str(case.params.get("op", case.op.removesuffix("_weights")))
 
 
+def options(case: Case, own: Collection[str] = ()) -> dict[str, Any]:
+    """The options of attention in a case, and those of its op of these names."""
+    return {name: x for name, x in (*case.arrays.items(), *case.params.items()) if name in (*own, *COMMON)}
+
+
 def case_scores(case: Case, with_v: bool = True) -> Scores:
     """Sanitised inputs, exact scores and visibility of an attention case."""
-    common = {name: x for name, x in (*case.arrays.items(), *case.params.items()) if name in COMMON}
     values = case.arrays.get("v") if with_v else None
-    return scores(subject(case), case.arrays["q"], case.arrays["k"], values, **common)
+    return scores(subject(case), case.arrays["q"], case.arrays["k"], values, **options(case))
 
 
 def no_settings(params: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -56,19 +60,15 @@ def shifted(case: Case, sc: Scores, settings: Settings | None) -> Array:
 
 
 def moved(sc: Scores) -> Array:
-    """By how many roundings of 1 partial sums move each score: ½ √d √(Σ (scale q_i k_i)²).
-
-    Kernels compute the scores of a row twice, for its lse and for its weights, in two orders of summation. No probe
-    sees the difference where exact weights do not depend on it, as in a row of one visible key.
-    """
+    """By how many roundings of 1 partial sums move each score from one order of summation to another:
+    ½ √d √(Σ (scale q_i k_i)²)."""
     squares = sc.q**2 @ np.swapaxes(sc.k**2, -1, -2)
     return np.asarray(np.abs(sc.scale) * tolerance.SUMS * np.sqrt(sc.q.shape[-1] * squares))
 
 
 def largest_exponent(case: Case, settings: Settings | None) -> float:
-    """max |visible exponent|, infinite ones (weight exactly 0) left out, or what moves their scores if that is more."""
+    """max |visible exponent|, infinite ones (weight exactly 0) left out."""
     sc = case_scores(case, with_v=False)
-    sums = float(np.max(moved(sc), initial=0.0, where=sc.visible))
     x = np.abs(shifted(case, sc, settings)[sc.visible])
     x = x[np.isfinite(x)]
     of_activation = (
@@ -76,4 +76,4 @@ def largest_exponent(case: Case, settings: Settings | None) -> float:
     )
     exponent = x if of_activation is None else of_activation(x)
     vanishing = -np.log(float(finfo(compute_dtype(case.dtype)).smallest_subnormal))
-    return max(sums, float(np.max(np.maximum(x, np.minimum(exponent, vanishing)), initial=0.0)))
+    return float(np.max(np.maximum(x, np.minimum(exponent, vanishing)), initial=0.0))
