@@ -86,7 +86,7 @@ def scaled(xp: Namespace, q: Array, scale: Any) -> Array:
     Padding may hold infinities; of their product with 0 NumPy would warn.
     """
     if not check.is_learned(scale):
-        return q * scale
+        return q * scale if scale != 0 else xp.where(xp.isfinite(q), finite(xp, q) * scale, math.nan)
     fixed = stop_gradient(scale)
     beyond = xp.where(fixed == 0, math.nan, q * xp.where(fixed == 0, 1.0, fixed))
     return xp.where(xp.isfinite(q), finite(xp, q) * scale, beyond)

@@ -15,7 +15,7 @@ from attnkit_conformance.report import exchange
 from attnkit_conformance.scenes.attention import CAUSAL, GQA, attention_case, fitting, variant_label
 
 DTYPES = ("float32", "float64")
-LARGEST = 60_000  # bytes of a case of the quick profile
+LARGEST = 55_000  # bytes of a case of the quick profile
 LIMIT = 20_000_000  # bytes of all files
 SMALL = (
     Scene("small-cross", 9, 17, d=5, e=3),
