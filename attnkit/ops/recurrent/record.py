@@ -70,8 +70,8 @@ class Recurrent(NamedTuple):
         """o in the dtype of q, or (o, state)."""
         p = prepared(self, q, k, v, self.gates_of(arrays, options), **options)
         o, state = self.forward(p.xp, p.call)
-        o = p.xp.broadcast_to(joined(p.xp, o, q.shape[-2]), (*p.leading, q.shape[-2], v.shape[-1]))
-        o = cast(p.xp, o, q.dtype)
+        o = chosen(p.xp, p.live, joined(p.xp, o, q.shape[-2]))  # the cotangent of a row that sees nothing may be NaN
+        o = cast(p.xp, p.xp.broadcast_to(o, (*p.leading, q.shape[-2], v.shape[-1])), q.dtype)
         return (o, (state,)) if return_state else o
 
     def vjp(self, q: Array, k: Array, v: Array, *others: Any, dstate: State | None = None, **options: Any) -> Any:
