@@ -418,6 +418,29 @@ def unstack(xp: Namespace, x: Array, axis: int) -> tuple[Array, ...]:
     return tuple(xp.unbind(x, dim=axis)) if library(x) == "torch" else tuple(xp.unstack(x, axis=axis))
 
 
+def varying(x: Any) -> frozenset[Any]:
+    """The axes of a mesh along which an array of JAX, or one of this type, varies within shard_map."""
+    import jax
+
+    kind: Any = x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
+    axes: frozenset[Any] = kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
+    return axes
+
+
+def varying_alike(arrays: Any) -> Any:
+    """Arrays of JAX that all vary along the axes along which any of them does: a gradient of one that does not is then
+    the sum over the devices."""
+    import jax
+
+    axes = frozenset[Any]().union(*map(varying, jax.tree.leaves(arrays)))
+
+    def cast(x: Any) -> Any:
+        missing = tuple(sorted(axes - varying(x)))
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, arrays) if axes else arrays
+
+
 def folded(
     xp: Namespace, step: Callable[..., Any], first: Array, parts: tuple[Array, ...], backwards: bool = False
 ) -> tuple[Array, tuple[Array, ...]]:
@@ -427,7 +450,7 @@ def folded(
     if library(first) == "jax":
         import jax
 
-        in_front = [xp.moveaxis(x, -3, 0) for x in parts]
+        first, in_front = varying_alike((first, [xp.moveaxis(x, -3, 0) for x in parts]))  # what scan carries, too
         state, outputs = jax.lax.scan(lambda s, xs: step(s, *xs), first, in_front, reverse=backwards)
         return state, tuple(xp.moveaxis(x, 0, -3) for x in outputs)
     slices = list(zip(*(unstack(xp, x, axis=-3) for x in parts), strict=True))
