@@ -72,7 +72,8 @@ def _run(xp: Namespace, m: Call, c: _Chunks) -> tuple[Array, Array, Array]:
         return S * whole + k @ u, (S, u)
 
     if not wanted.shape[-3]:
-        return m.first[..., None, :, :][..., :0, :, :], wanted, m.first
+        none = m.first[..., None, :, :][..., :0, :, :]
+        return none, wanted, m.first + xp.sum(c.k_until.mT @ wanted, axis=-3)
     last, (states, u) = _folded(xp, c, step, m.first, wanted, held, c.k_until.mT)
     return states, u, last
 

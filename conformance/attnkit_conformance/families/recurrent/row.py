@@ -148,7 +148,7 @@ def step_of(op: Op) -> Op:
         formula=f"one more token of `{op.name}`: (state, q_t, k_t, v_t, {op.arguments[-1]}_t) → (o_t, state)",
         arguments=tuple(f"{name}_t" for name in op.arguments),
         outputs=lambda params: ("o_t", "S"),
-        samples=lambda op, dtype, profile: iter(()),
+        samples=samples.step_samples,
         own=("scale",),
         levels={**samples.STEPS, **own_levels},
         sizes=samples.LONG_STEPS,

@@ -63,6 +63,15 @@ LONG: tuple[Row, ...] = tuple(
 )
 LONG_STEPS: tuple[Row, ...] = ({"shape": "128x128", "batch": "none"}, {"shape": "33x65", "batch": "single"})
 LONGEST = 4096
+LONG_SCENE: Mapping[str, Row] = {
+    f"mixed-{LONGEST}": {"gates": "mixed", "batch": "single", "shape": str(LONGEST), "width": "16x3",
+                         "return_state": True},
+}  # fmt: skip
+SCENES: Mapping[str, Row] = {
+    "padded": {"shape": "17", "width": "5x3", "mask": "keys", "key_lengths": "some", "poison": "yes", "chunk_size": 5},
+    "resumed": {"width": "5x3", "gates": "mixed", "initial_state": LENGTH_ARRAY, "return_state": True},
+}
+STEP_SCENES: Mapping[str, Row] = {"first": {"shape": "5x3"}, "later": {"shape": "5x3", "initial_state": LENGTH_ARRAY}}
 
 
 @dataclass(frozen=True)
@@ -203,12 +212,22 @@ def property_case(op: Op, scene: Property, params: Params, label: str, dtype: st
 
 
 def samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """Thousands of tokens whose gates are of all kinds, once in every profile."""
+    """Few small calls; and thousands of tokens whose gates are of all kinds, once in every profile."""
+    yield from written(op, dtype, SCENES, row_case)
     if dtype == "float32":
-        plain = {name: levels[0] for name, levels in op.levels.items()}
-        row = {**plain, **op.kind.in_properties, "gates": "mixed", "batch": "single", "shape": str(LONGEST),
-               "width": "16x3", "return_state": True}  # fmt: skip
-        yield sample(op.name, dtype, f"mixed-{LONGEST}", row_case, op, f"mixed-{LONGEST}", row, dtype, 1.0)
+        yield from written(op, dtype, LONG_SCENE, row_case)
+
+
+def step_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
+    """The first token, and one after a state."""
+    yield from written(op, dtype, STEP_SCENES, step_row)
+
+
+def written(op: Op, dtype: str, scenes: Mapping[str, Row], make: Callable[..., Case]) -> Iterator[Sample]:
+    """Plain rows of the grammar, but for what the scenes name."""
+    plain = {name: levels[0] for name, levels in op.levels.items()} | op.kind.in_properties
+    for name, row in scenes.items():
+        yield sample(op.name, dtype, name, make, op, name, {**plain, **row}, dtype, 1.0)
 
 
 def step_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
