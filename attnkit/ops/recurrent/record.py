@@ -74,8 +74,13 @@ class Recurrent(NamedTuple):
         o = cast(p.xp, p.xp.broadcast_to(o, (*p.leading, q.shape[-2], v.shape[-1])), q.dtype)
         return (o, (state,)) if return_state else o
 
-    def vjp(self, q: Array, k: Array, v: Array, *others: Any, dstate: State | None = None, **options: Any) -> Any:
-        """Gradients in the shapes and dtypes of their arguments."""
+    def vjp(self, *arrays: Any, **options: Any) -> dict[str, Any]:
+        return self.gradients(f"{self.name}_vjp", *arrays, **options)
+
+    def gradients(
+        self, op: str, q: Array, k: Array, v: Array, *others: Any, dstate: State | None = None, **options: Any
+    ) -> dict[str, Any]:
+        """Gradients in the shapes and dtypes of their arguments; `op` is the function that was called."""
         *arrays, do = others
         gates = self.gates_of(tuple(arrays), options)
         p = prepared(self, q, k, v, gates, **options)
@@ -83,7 +88,7 @@ class Recurrent(NamedTuple):
         if do is None:
             do = zeros(xp, call.v, (*p.leading, q.shape[-2], v.shape[-1]))
         do = cut(xp, chosen(xp, p.live, cast(xp, do, call.q.dtype)), call.q.shape[-2])
-        grads = self.backward(xp, call, do, _state_cotangent(self.name, xp, call.first, dstate))
+        grads = self.backward(xp, call, do, _state_cotangent(op, xp, call.first, dstate))
         like: dict[str, Array] = {"q": q, "k": k, "v": v, **gates}
         results: dict[str, Any] = {}
         for name, x in like.items():
@@ -120,7 +125,9 @@ class Recurrent(NamedTuple):
         rows = {n: x[..., None] if n in numbers else x[..., None, :] for n, x in gates.items()}
         q, k, v, do = (None if x is None else x[..., None, :] for x in (q_t, k_t, v_t, do_t))
         named = [rows.pop(name) for name in self.arrays]
-        grads = self.vjp(q, k, v, *named, do, dstate=dstate, initial_state=state, **rows, **options)
+        grads = self.gradients(
+            f"{self.name}_step_vjp", q, k, v, *named, do, dstate=dstate, initial_state=state, **rows, **options
+        )
         states = {} if state is None else {"state": grads.pop("initial_state")}
         return {f"{n}_t": x[..., 0] if n in numbers else x[..., 0, :] for n, x in grads.items()} | states
 
@@ -188,7 +195,7 @@ def _state_cotangent(op: str, xp: Namespace, first: Array, dstate: State | None)
     """dS, 0 for None."""
     if dstate is None:
         return xp.zeros_like(first)
-    check_parts(f"{op}_vjp", "dstate", dstate, first, {"S": tuple(first.shape[-2:])}, tuple(first.shape[:-2]), True)
+    check_parts(op, "dstate", dstate, first, {"S": tuple(first.shape[-2:])}, tuple(first.shape[:-2]), True)
     return xp.zeros_like(first) if dstate[0] is None else cast(xp, dstate[0], first.dtype)
 
 

@@ -36,8 +36,7 @@ def cases() -> Iterator[Case]:
 def of_op(op: Op) -> Iterator[Case]:
     """Each variant of an op in a small scene, and the small quick scenes.
 
-    Ops with their own samples: all quick cases in float32 but those of thousands of tokens, and at least the smallest in
-    float64.
+    Ops with their own samples: all quick cases in float32 but very long ones, and at least the smallest in float64.
     """
     for dtype in DTYPES:
         if dtype in op.dtypes:
