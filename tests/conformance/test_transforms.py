@@ -18,7 +18,7 @@ COMPILED = (  # by XLA, of all ops
     "pointwise_attention",
     *(
         pytest.param(op, marks=pytest.mark.referee)
-        for op in ("entmax_attention", "newton_inverse", "linear_attention_step")
+        for op in ("entmax_attention", "newton_inverse", "linear_attention_step", "delta_attention")
     ),
 )
 LONGEST = 512  # tokens; longer rows are judged by make transforms

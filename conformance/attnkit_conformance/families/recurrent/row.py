@@ -40,8 +40,10 @@ def scaled(k: Array, size: float) -> Array:
 
 
 def unit(k: Array, size: float) -> Array:
-    """Keys of norm 1 at most, which no β makes a state grow by."""
-    return min(1.0, size) * k / np.linalg.norm(k, axis=-1, keepdims=True)
+    """Keys of norm 1 at most, which no β makes a state grow by. Those of one feature are shorter than 1: β = 1 would
+    leave exactly nothing of a state, where chunks leave what rounding does, which no summand of a result tells."""
+    norm = np.linalg.norm(k, axis=-1, keepdims=True)
+    return min(1.0, size) * k / (norm if k.shape[-1] > 1 else 1 + norm)
 
 
 GATED = Kind(of_gated, scaled)
