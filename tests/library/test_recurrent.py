@@ -7,6 +7,8 @@ import torch
 import attnkit
 import attnkit_reference
 
+from .arrays import assert_close
+
 RNG = np.random.default_rng(0)
 T, D, E = 40, 8, 4
 K = RNG.standard_normal((2, T, D))
@@ -87,3 +89,25 @@ def test_no_tokens_leave_the_state_as_it_was():
         grads = getattr(attnkit, f"{op}_vjp")(**arrays, do=o, dstate=(S,), initial_state=(S,))
         assert {n: x.shape for n, x in grads.items() if n in arrays} == {n: x.shape for n, x in arrays.items()}
         np.testing.assert_array_equal(grads["initial_state"][0], S)
+
+
+@every
+def test_cotangents_of_rows_that_see_nothing_and_hidden_tokens_may_hold_nan(name):
+    """In torch's own differentiation too, where 0 · NaN would reach every gradient."""
+    op, gates = CALLS[name]
+    valid = torch.arange(T) % 3 != 0
+    leaves = {n: torch.tensor(x) for n, x in {**ARRAYS, **gates}.items()}
+    for n, x in leaves.items():
+        x[:, ~valid if n != "q" else slice(0, 1)] = torch.nan
+        x.requires_grad_()
+    do = torch.ones(2, T, E, dtype=torch.float64)
+    do[:, 0] = torch.nan
+    o = getattr(attnkit, op)(**leaves, mask=valid)
+    assert not o[:, 0].any()
+    grads = torch.autograd.grad(o, list(leaves.values()), do)
+    explicit = getattr(attnkit_reference, f"{op}_vjp")(
+        **{n: x.detach().numpy() for n, x in leaves.items()}, do=do.numpy(), mask=valid.numpy()
+    )
+    for n, x in zip(leaves, grads, strict=True):
+        assert_close(x, explicit[n])
+        assert n == "q" or not x[:, ~valid].any(), n
