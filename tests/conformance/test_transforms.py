@@ -76,6 +76,12 @@ def test_torch(op: str) -> None:
     assert_as_in_table([verdict for row in rows for verdict in transforms.judge(row, 1, cheap(row))])
 
 
+def test_what_a_scan_carries_varies_within_shard_map() -> None:
+    """As what it reads: JAX refuses a state of zeros beside chunks that differ between devices."""
+    row = Row("jax", "delta_attention", "generic")
+    assert words(row, "grad in shard_map") == {"grad in shard_map": RIGHT}
+
+
 @pytest.mark.parametrize("op", COMPILED)
 def test_jax(op: str) -> None:
     rows = [row for row in transforms.rows("jax") if row.op == op and not row.tokens and settled(row)]
