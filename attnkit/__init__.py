@@ -80,6 +80,18 @@ from attnkit.ops.pointwise import (
     sigmoid_attention_vjp,
     sigmoid_attention_weights,
 )
+from attnkit.ops.recurrent.delta import (
+    delta_attention,
+    delta_attention_step,
+    delta_attention_step_vjp,
+    delta_attention_vjp,
+)
+from attnkit.ops.recurrent.gated_linear import (
+    gated_linear_attention,
+    gated_linear_attention_step,
+    gated_linear_attention_step_vjp,
+    gated_linear_attention_vjp,
+)
 from attnkit.ops.regulariser import attention_regulariser, attention_regulariser_vjp
 from attnkit.ops.rela import rela_attention, rela_attention_vjp, rela_attention_weights
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp, softmax_attention_weights
@@ -117,6 +129,10 @@ __all__ = [
     "cosine_attention_step_vjp",
     "cosine_attention_vjp",
     "cosine_attention_weights",
+    "delta_attention",
+    "delta_attention_step",
+    "delta_attention_step_vjp",
+    "delta_attention_vjp",
     "efficient_attention",
     "efficient_attention_step",
     "efficient_attention_step_vjp",
@@ -128,6 +144,10 @@ __all__ = [
     "explain",
     "gated_attention_unit",
     "gated_attention_unit_vjp",
+    "gated_linear_attention",
+    "gated_linear_attention_step",
+    "gated_linear_attention_step_vjp",
+    "gated_linear_attention_vjp",
     "gaussian_attention",
     "gaussian_attention_vjp",
     "gaussian_attention_weights",

@@ -84,7 +84,21 @@ def lsh(n: int, causal: bool) -> Attend:
     return lambda q, k, v: attnkit.lsh_attention(q, v, rotations, chunk_size=64, causal=causal)
 
 
-FULL = (False,)
+def gated(n: int, causal: bool) -> Attend:
+    gate = torch.nn.functional.logsigmoid(torch.randn(HEADS, n, WIDTH, generator=torch.Generator().manual_seed(0)))
+    return lambda q, k, v: attnkit.gated_linear_attention(q, k, v, gate)
+
+
+def delta(n: int, causal: bool) -> Attend:
+    """Keys of norm 1, as models have them: longer ones let the state grow."""
+    generator = torch.Generator().manual_seed(0)
+    beta, decay = torch.rand(HEADS, n, generator=generator), torch.randn(HEADS, n, generator=generator)
+    decay = torch.nn.functional.logsigmoid(decay)
+    normalize = torch.nn.functional.normalize
+    return lambda q, k, v: attnkit.delta_attention(q, normalize(k, dim=-1), v, beta, log_decay=decay)
+
+
+FULL, CAUSAL = (False,), (True,)
 NAMED = (
     plain(attnkit.softmax_attention, "torch's own kernel"),
     plain(attnkit.pointwise_attention, "relu, α = 1"),
@@ -93,6 +107,8 @@ NAMED = (
     plain(attnkit.sima_attention, forms=FULL),
     plain(attnkit.linear_attention, "elu + 1"),
     Variant(attnkit.performer_attention, performer, f"{AMONG} features"),
+    Variant(attnkit.gated_linear_attention, gated, "a gate per feature", CAUSAL),
+    Variant(attnkit.delta_attention, delta, "a decay per token, k of norm 1", CAUSAL),
     Variant(attnkit.soft_attention, soft, f"{AMONG} landmarks, pooled, 20 steps", forms=FULL),
     plain(attnkit.nystrom_attention, f"{AMONG} landmarks", FULL, num_landmarks=AMONG),
     Variant(attnkit.linformer_attention, linformer, f"{AMONG} slots", forms=FULL),

@@ -23,6 +23,7 @@ from attnkit._core.typing import LEARNED, Array
 FREE_DTYPE = frozenset(
     (
         *("dlse", "q_weight", "k_weight", "proj_k", "proj_v", "kernel", "norm_weight", "projection"),
+        *("log_gate", "log_gate_t", "beta", "beta_t"),
         *("rotations", "w_z", "w_u", "w_v", "w_o", "gamma_q", "beta_q", "gamma_k", "beta_k"),
     )
 )

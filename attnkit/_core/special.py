@@ -416,3 +416,47 @@ def as_index(x: Array) -> Array:
 def unstack(xp: Namespace, x: Array, axis: int) -> tuple[Array, ...]:
     """xp.unstack: slices along an axis, with one stack as gradient; in torch without `moveaxis`, which vmap refuses."""
     return tuple(xp.unbind(x, dim=axis)) if library(x) == "torch" else tuple(xp.unstack(x, axis=axis))
+
+
+def varying(x: Any) -> frozenset[Any]:
+    """The axes of a mesh along which an array of JAX, or one of this type, varies within shard_map."""
+    import jax
+
+    kind: Any = x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
+    axes: frozenset[Any] = kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
+    return axes
+
+
+def varying_alike(arrays: Any) -> Any:
+    """Arrays of JAX that all vary along the axes along which any of them does: a gradient of one that does not is then
+    the sum over the devices."""
+    import jax
+
+    axes = frozenset[Any]().union(*map(varying, jax.tree.leaves(arrays)))
+
+    def cast(x: Any) -> Any:
+        missing = tuple(sorted(axes - varying(x)))
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, arrays) if axes else arrays
+
+
+def folded(
+    xp: Namespace, step: Callable[..., Any], first: Array, parts: tuple[Array, ...], backwards: bool = False
+) -> tuple[Array, tuple[Array, ...]]:
+    """Parts (..., n, a, b) one after another: (state, outputs) = step(state, *parts[n]); the last state, and the
+    outputs (..., n, ·, ·) in their places. JAX compiles one step instead of n, which would take a second for four.
+    """
+    if library(first) == "jax":
+        import jax
+
+        first, in_front = varying_alike((first, [xp.moveaxis(x, -3, 0) for x in parts]))  # what scan carries, too
+        state, outputs = jax.lax.scan(lambda s, xs: step(s, *xs), first, in_front, reverse=backwards)
+        return state, tuple(xp.moveaxis(x, 0, -3) for x in outputs)
+    slices = list(zip(*(unstack(xp, x, axis=-3) for x in parts), strict=True))
+    kept = []
+    for one in reversed(slices) if backwards else slices:
+        first, outputs = step(first, *one)
+        kept.append(outputs)
+    kept = kept[::-1] if backwards else kept
+    return first, tuple(xp.stack(list(x), axis=-3) for x in zip(*kept, strict=True))

@@ -8,6 +8,7 @@ from typing import Any
 import attnkit
 from attnkit._core.family import joins_heads, scales_scores
 from attnkit.ops.names import with_preset
+from attnkit.ops.recurrent.record import RECURRENT
 
 Op = Callable[..., Any]
 
@@ -40,7 +41,8 @@ def resolve(
 
 
 def _keeps_heads(op: Op) -> bool:
-    return list(inspect.signature(op).parameters)[:3] == ["q", "k", "v"] and not joins_heads(op)
+    arrays = list(inspect.signature(op).parameters)[:3]
+    return arrays == ["q", "k", "v"] and not joins_heads(op) and op.__name__ not in RECURRENT
 
 
 def needs_only_heads(op: Op) -> bool:

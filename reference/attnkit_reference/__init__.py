@@ -128,6 +128,22 @@ from attnkit_reference.pointwise import (
     sigmoid_attention_vjp,
     sigmoid_attention_weights,
 )
+from attnkit_reference.recurrent.delta import (
+    delta_attention,
+    delta_attention_magnitudes,
+    delta_attention_step,
+    delta_attention_step_magnitudes,
+    delta_attention_step_vjp,
+    delta_attention_vjp,
+)
+from attnkit_reference.recurrent.gated_linear import (
+    gated_linear_attention,
+    gated_linear_attention_magnitudes,
+    gated_linear_attention_step,
+    gated_linear_attention_step_magnitudes,
+    gated_linear_attention_step_vjp,
+    gated_linear_attention_vjp,
+)
 from attnkit_reference.rela import (
     rela_attention,
     rela_attention_magnitudes,
@@ -183,6 +199,12 @@ __all__ = [
     "cosine_attention_vjp",
     "cosine_attention_weights",
     "cosine_attention_weights_magnitudes",
+    "delta_attention",
+    "delta_attention_magnitudes",
+    "delta_attention_step",
+    "delta_attention_step_magnitudes",
+    "delta_attention_step_vjp",
+    "delta_attention_vjp",
     "efficient_attention",
     "efficient_attention_magnitudes",
     "efficient_attention_step",
@@ -198,6 +220,12 @@ __all__ = [
     "gated_attention_unit",
     "gated_attention_unit_magnitudes",
     "gated_attention_unit_vjp",
+    "gated_linear_attention",
+    "gated_linear_attention_magnitudes",
+    "gated_linear_attention_step",
+    "gated_linear_attention_step_magnitudes",
+    "gated_linear_attention_step_vjp",
+    "gated_linear_attention_vjp",
     "gaussian_attention",
     "gaussian_attention_magnitudes",
     "gaussian_attention_vjp",

@@ -18,7 +18,7 @@ COMPILED = (  # by XLA, of all ops
     "pointwise_attention",
     *(
         pytest.param(op, marks=pytest.mark.referee)
-        for op in ("entmax_attention", "newton_inverse", "linear_attention_step")
+        for op in ("entmax_attention", "newton_inverse", "linear_attention_step", "delta_attention")
     ),
 )
 LONGEST = 512  # tokens; longer rows are judged by make transforms
@@ -74,6 +74,12 @@ OPS = [op.name for op in transforms.differentiable()]
 def test_torch(op: str) -> None:
     rows = [row for row in transforms.rows("torch") if row.op == op and (row.tokens or 0) <= LONGEST and settled(row)]
     assert_as_in_table([verdict for row in rows for verdict in transforms.judge(row, 1, cheap(row))])
+
+
+def test_what_a_scan_carries_varies_within_shard_map() -> None:
+    """As what it reads: JAX refuses a state of zeros beside chunks that differ between devices."""
+    row = Row("jax", "delta_attention", "generic")
+    assert words(row, "grad in shard_map") == {"grad in shard_map": RIGHT}
 
 
 @pytest.mark.parametrize("op", COMPILED)

@@ -27,6 +27,7 @@ OPTIONS = {
     "c": {"causal", "mask", "query_mask", "key_lengths", "enable_gqa"},
     "d": {"query_mask", "key_lengths"},
     "e": {"causal", "mask"},
+    "f": {"mask", "key_lengths", "initial_S", "chunk_size", "return_state"},
 }
 
 

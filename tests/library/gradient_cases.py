@@ -28,7 +28,9 @@ class Case(NamedTuple):
     def id(self) -> str:
         """The op, and what tells its cases apart."""
         asked = [str(value) for value in self.params.values() if isinstance(value, str | float)]
-        more = [name for name in self.arrays if name in ("alpha", "gate_weight", "init_scale", "initial_S")]
+        more = [
+            name for name in self.arrays if name in ("alpha", "gate_weight", "init_scale", "initial_S", "log_decay")
+        ]
         grouped = ["gqa"] if self.params.get("enable_gqa") else []
         return "-".join([self.op, *asked, *more, *grouped])
 
@@ -75,6 +77,10 @@ RESUMED = {**CAUSAL, "return_state": True, "chunk_size": 2}
 LINEAR, COSINE = state("linear_attention", ("S", "z")), state("cosine_attention", ("S", "z"))
 PERFORMER = state("performer_attention", ("S", "z", "c"), PROJECTION["projection"])
 EFFICIENT = state("efficient_attention", ("S", "z", "m"))
+S0 = {"initial_S": draw(10, (2, 3, 2))[0]}
+GATES = {"log_gate": -np.abs(draw(11, (2, 4, 3))[0])}
+DELTA = {"beta": np.abs(draw(12, (2, 4))[0]) / 2}
+DECAYS = ({}, {"log_decay": GATES["log_gate"][..., 0]}, {"log_decay": GATES["log_gate"]})
 
 NORM = {"norm_weight": np.array([0.8, 1.2, 1.1, 0.9])}
 OF_HEAD = {"norm_weight": np.array([0.8, 1.2]), "gate_weight": np.array([0.5, -0.7])}
@@ -142,6 +148,11 @@ CASES = (
     Case("efficient_attention", {**TOKENS, **EFFICIENT}, RESUMED),
     Case("efficient_attention", QKV),
     Case("efficient_attention_step", {**STEP, **EFFICIENT}),
+    Case("gated_linear_attention", {**TOKENS, **GATES, **S0}, {"return_state": True, "chunk_size": 2}),
+    Case("gated_linear_attention_step", {**STEP, "log_gate_t": GATES["log_gate"][:, 0], **S0}),
+    Case("delta_attention", {**TOKENS, **DELTA, **DECAYS[2], **S0}, {"return_state": True, "chunk_size": 2}),
+    *(Case("delta_attention", {**TOKENS, **DELTA, **decay}) for decay in DECAYS[:2]),
+    Case("delta_attention_step", {**STEP, "beta_t": DELTA["beta"][:, 0], "log_decay_t": GATES["log_gate"][:, 0], **S0}),
     Case("soft_attention", SOFT),
     Case("soft_attention", {**SOFT, **FACTOR}, {**UNROLLED, "ridge": 0.1}),
     Case("nystrom_attention", TOKENS, {"num_landmarks": 2, "inverse_steps": 2}),

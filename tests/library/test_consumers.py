@@ -30,6 +30,8 @@ REQUIRED: dict[str, Any] = {
     "qk": Q,
     "num_landmarks": 2,
     "chunk_size": 2,
+    "log_gate": -np.abs(K),
+    "beta": np.abs(K[..., 0]),
 }
 """What ops cannot do without, beside q, k and v."""
 OF_MODULE = {"linformer_attention": {"num_slots": 2, "max_length": TOKENS}, "nystrom_attention": {"num_landmarks": 2}}
@@ -44,8 +46,8 @@ def arguments(op: Op, without: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def statistics(op: Op) -> None:
-    weights = getattr(attnkit, f"{op.__name__}_weights")
     o, rows = attnkit.attention_with_statistics(op, **{"q": Q, "k": K, "v": V} | arguments(op))
+    weights = getattr(attnkit, f"{op.__name__}_weights")
     assert_close(o, op(**arguments(op)))
     assert_close(rows.sum_squares, np.sum(weights(**arguments(weights)) ** 2, axis=-1))
 
@@ -88,17 +90,18 @@ IN_ONE_TENSOR = ("soft_attention", "lsh_attention")  # queries are keys
 LOW_RANK = ("sima_attention", "nystrom_attention", "linformer_attention")  # pairs are not formed
 OF_FEATURES = ("linear_attention", "cosine_attention", "performer_attention", "efficient_attention")
 SPARSE = ("sparsemax_attention", "entmax_attention", "softpick_attention")
+RECURRENT = ("gated_linear_attention", "delta_attention")  # a gate or a share of each token beside q, k and v
 JOINED = ("rela_attention",)
 REFUSED: dict[Callable[[Op], None], tuple[str, ...]] = {
-    statistics: (*IN_ONE_TENSOR, *LOW_RANK),
-    blocked: (*IN_ONE_TENSOR, *LOW_RANK, *OF_FEATURES, *JOINED),
+    statistics: (*IN_ONE_TENSOR, *LOW_RANK, *RECURRENT),
+    blocked: (*IN_ONE_TENSOR, *LOW_RANK, *OF_FEATURES, *JOINED, *RECURRENT),
     packed: (
-        *(*IN_ONE_TENSOR, *LOW_RANK, *OF_FEATURES[1:], *SPARSE, *JOINED),
+        *(*IN_ONE_TENSOR, *LOW_RANK, *OF_FEATURES[1:], *SPARSE, *JOINED, *RECURRENT),
         *("reluformer_attention", "sigmoid_attention", "gaussian_attention", "ssmax_attention"),
     ),
-    module: IN_ONE_TENSOR,
-    integrations: (*IN_ONE_TENSOR, *JOINED),
-    processes: (*IN_ONE_TENSOR, *LOW_RANK, *SPARSE, *JOINED, "ssmax_attention"),
+    module: (*IN_ONE_TENSOR, *RECURRENT),
+    integrations: (*IN_ONE_TENSOR, *JOINED, *RECURRENT),
+    processes: (*IN_ONE_TENSOR, *LOW_RANK, *SPARSE, *JOINED, *RECURRENT, "ssmax_attention"),
 }
 """Which ops a consumer does not serve."""
 OPS = [getattr(attnkit, name) for name in attnkit.__all__ if name.endswith("_attention")]

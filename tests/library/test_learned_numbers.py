@@ -12,12 +12,14 @@ import torch
 import attnkit
 from attnkit._core.family import RECORDS
 from attnkit._core.typing import LEARNED
+from attnkit.ops.recurrent.record import RECURRENT
 
 from .arrays import assert_agrees, assert_close, qkv
 
 Q, K, V = qkv()
 PLAIN = {  # ops that take these options as plain numbers
     **dict.fromkeys(("linear_attention", "linear_attention_step", "nystrom_attention", "linformer_attention"), "scale"),
+    **{end: "scale" for name in RECURRENT for end in (name, f"{name}_step")},
     "gated_attention_unit": "alpha",
 }
 

@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import attnkit
+from attnkit.ops.recurrent.record import RECURRENT
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,11 +38,12 @@ def test_a_new_engineer_finds_few_doors():
         assert len(entries) <= most, f"{package}: {sorted(entries)}"
 
 
-def test_every_op_has_weights_or_a_gradient_beside_it():
+def test_every_op_has_a_gradient_and_weights_or_a_step_beside_it():
     for name in attnkit.__all__:
         if name.endswith("_attention"):
             assert f"{name}_vjp" in attnkit.__all__
-            assert f"{name}_weights" in attnkit.__all__
+            other = "step" if name in RECURRENT else "weights"  # what a recurrence corrects is no sum of values
+            assert f"{name}_{other}" in attnkit.__all__
 
 
 def test_files_stay_small():

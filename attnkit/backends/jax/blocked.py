@@ -19,6 +19,7 @@ from attnkit._core import blocks, quadratic
 from attnkit._core.dropout import keep_mask_of_counters
 from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.mask import visibility_of
+from attnkit._core.special import varying_alike
 from attnkit.backends.jax import transforms
 from attnkit.ops.entmax import ENTMAX
 
@@ -173,7 +174,7 @@ def divided(op: str, arguments: dict[str, Any]) -> tuple[Static, Arrays]:
         arguments["dropout"] = (p, None)
     arrays = {name: x for name, x in arguments.items() if isinstance(x, jax.Array)}
     static = Static(op, tuple((name, x) for name, x in arguments.items() if name not in arrays))
-    return static, transforms.varying_alike(arrays)
+    return static, varying_alike(arrays)
 
 
 def arguments_of(static: Static, arrays: Arrays) -> dict[str, Any]:
@@ -279,7 +280,7 @@ def attend(op: str, q: Array, k: Array, v: Array, **options: Any) -> Array:
 def pull(op: str, q: Array, k: Array, v: Array, do: Array, *rest: None, **options: Any) -> Arrays:
     """The explicit gradients of an op of `OPS`."""
     static, arrays = divided(op, {"q": q, "k": k, "v": v, **options})
-    arrays, do = transforms.varying_alike((arrays, do))
+    arrays, do = varying_alike((arrays, do))
     return vjp(static, arrays, do)
 
 

@@ -20,7 +20,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding
 
-from attnkit.backends.jax import formula, partition, transforms
+from attnkit._core.special import varying
+from attnkit.backends.jax import formula, partition
 from attnkit.backends.jax.formula import Call
 from attnkit.backends.native import OLDEST_JAX, linear, load, lower
 
@@ -78,7 +79,7 @@ def _results(*arrays: Any, call: Call) -> list[Any]:
     """Outputs vary along the axes of a shard_map along which the arguments do, which are the same for all; on a mesh
     with explicit axes leading axes are sharded as those of the arguments, and gradients as their arguments."""
     like = next((x for x in arrays if not x.sharding.mesh.empty), arrays[0])
-    if any(transforms.varying(x) != transforms.varying(like) for x in arrays):
+    if any(varying(x) != varying(like) for x in arrays):
         raise TypeError(f"{call.op}: arguments vary along different axes of a mesh")
     outputs, by_name = prepared(call, arrays).outputs, dict(zip(call.names, arrays, strict=True))
     specs = partition.explicit(call, arrays, [x.shape for x in outputs])

@@ -10,6 +10,7 @@ import jax
 from jax import Array
 
 from attnkit._core.dispatch import Kernel
+from attnkit._core.special import varying
 from attnkit.backends.jax import transforms
 from attnkit.kernels import predicted, verdicts
 
@@ -37,7 +38,7 @@ def unsupported(*arguments: Any) -> str | None:
         return "compiled and tested for NVIDIA only"
     if tuple(map(int, found.split("."))) < OLDEST:
         return f"needs compute capability 8.0 or higher; the device has {found}"
-    if any(map(transforms.varying, jax.tree.leaves(arguments))):
+    if any(map(varying, jax.tree.leaves(arguments))):
         return "jax.shard_map with check_vma=True is served by the generic implementation"
     return transforms.differentiated_twice(arguments)
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from attnkit._core.check import spelt
-from attnkit._core.special import is_key, words_of_key
-from attnkit.backends.jax import formula, transforms
+from attnkit._core.special import is_key, varying_alike, words_of_key
+from attnkit.backends.jax import formula
 from attnkit.backends.jax.custom_call import program
 from attnkit.backends.jax.formula import Call
 from attnkit.backends.native import OLDEST_JAX, linear, lower, native_status, packed, rows, served
@@ -50,7 +50,7 @@ def divided(op: str, arguments: dict[str, Any], outputs: tuple[str, ...] = ("o",
     elif seed is not None and seed.dtype.itemsize < 4:
         arrays["seed"] = seed.astype(jnp.int32)
     arrays |= {name: jnp.array(arrays[name], jnp.int32) for name in lower.EDGES if isinstance(arrays.get(name), tuple)}
-    return Static(op, plain, outputs), transforms.varying_alike(arrays)
+    return Static(op, plain, outputs), varying_alike(arrays)
 
 
 def _serve(static: Static, arrays: Arrays, outputs: tuple[str, ...], backward: bool = False) -> Arrays:
@@ -136,7 +136,7 @@ def pulled(op: str, arguments: dict[str, Any], cotangents: Mapping[str, Array | 
     compute = jnp.float64 if arguments["q"].dtype == jnp.float64 else jnp.float32
     of = {name: x if name == "do" else x.astype(compute) for name, x in cotangents.items() if x is not None}
     static, arrays = divided(op, arguments)
-    alike = transforms.varying_alike((arrays, of))
+    alike = varying_alike((arrays, of))
     grads: Arrays = differentiated(static, alike[0], {}, alike[1])
     return grads
 

@@ -47,25 +47,6 @@ def unsupported(*arrays: Any, **options: Any) -> str | None:
     return REASON if any(map(forward_mode, leaves)) else SYMBOLIC if any(map(symbolic, leaves)) else None
 
 
-def varying(x: Any) -> frozenset[Any]:
-    """The axes of a mesh along which an array, or one of this type, varies within shard_map."""
-    kind: Any = x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
-    axes: frozenset[Any] = kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
-    return axes
-
-
-def varying_alike(arrays: Any) -> Any:
-    """Arrays that all vary along the axes along which any of them does: a gradient of one that does not is then the sum
-    over the devices."""
-    axes = frozenset[Any]().union(*map(varying, jax.tree.leaves(arrays)))
-
-    def cast(x: Any) -> Any:
-        missing = tuple(sorted(axes - varying(x)))
-        return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-    return jax.tree.map(cast, arrays) if axes else arrays
-
-
 def promoting(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` under JAX's default rules of promotion, as every op is called, where JAX traces it after the call: the
     gradients of a `jax.custom_vjp`."""

@@ -7,6 +7,7 @@ from attnkit_conformance.families.entmax import row as entmax
 from attnkit_conformance.families.linear import row as linear
 from attnkit_conformance.families.lowrank import row as lowrank
 from attnkit_conformance.families.packed import row as packed
+from attnkit_conformance.families.recurrent import row as recurrent
 
 FAMILIES: tuple[ModuleType, ...] = (
     softmax,
@@ -16,6 +17,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     ssmax,
     gaussian,
     linear,
+    recurrent,
     lowrank,
     lsh,
     memory,

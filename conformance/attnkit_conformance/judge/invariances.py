@@ -29,6 +29,7 @@ Violation = str | Measured
 L, S, SHORT = 17, 33, 20  # SHORT: valid keys with padding
 STEPS = 7
 STATES = ("S", "z", "c", "m")  # parts of a state
+RECURRENT = "f"  # the group of ops that have no other order than the causal one
 PLAIN = Scene("property", L, S)
 LAST_CAUSAL = Scene("property-causal", L, S, params=CAUSAL)
 FEW = Scene("property-few-keys", 3, 3, params=CAUSAL)  # less than a vector of any kernel
@@ -100,8 +101,9 @@ def with_another_future(case: Case, past: int) -> Case:
     queries, keys = (tokens_first(axes, variant) for axes in (tokens.queries, tokens.keys))
     n_queries, n_keys = (len(next(iter(arrays.values()))) for arrays in (queries, keys))
     hidden = past + n_keys - n_queries
-    for x in keys.values():
-        x[hidden:] = 3 - 2 * x[hidden:]
+    others = BY_NAME[case.op].others
+    for name, x in keys.items():
+        x[hidden:] = others[name](x[hidden:]) if name in others else 3 - 2 * x[hidden:]
     for name in queries.keys() - keys.keys():
         queries[name][past:] *= -2
     return changed(case, **variant)
@@ -117,7 +119,9 @@ def padding_contents(
     if tokens.shared and "query_mask" in case.arrays:
         masks["query_mask"] = valid
     case = changed(case, **masks)
-    hidden = {name: ~case.arrays["query_mask"] for name in tokens.queries if name not in tokens.keys}
+    hidden = {}
+    if "query_mask" in case.arrays:
+        hidden = {name: ~case.arrays["query_mask"] for name in tokens.queries if name not in tokens.keys}
     hidden |= {name: ~valid for name, axis in tokens.keys.items() if axis == -2}
     results = []
     for content in (0.0, *contents):
@@ -284,8 +288,10 @@ def whole_is(adapter: Adapter, case: Case, other: Arrays) -> Iterator[Measured]:
 
 def part_of(case: Case, rows: slice, keys: slice, state: Mapping[str, np.ndarray]) -> Case:
     """Some queries and keys of a case, after `state`."""
-    cut = {"q": rows, "k": keys, "v": keys}
-    arrays = {n: x[..., cut[n], :] if n in cut else x for n, x in case.arrays.items()}
+    tokens, arrays = tokens_of(case), dict(case.arrays)
+    for axes, part in ((tokens.queries, rows), (tokens.keys, keys)):
+        for name in axes.keys() & arrays.keys():
+            arrays[name] = np.take(arrays[name], range(arrays[name].shape[axes[name]])[part], axes[name])
     initial = {f"initial_{n}": x.astype(np.float64) for n, x in state.items() if n in STATES}
     dtypes = {**case.dtypes, **dict.fromkeys(initial, compute_dtype(case.dtype))}
     return replace(case, arrays={**arrays, **initial}, dtypes=dtypes)
@@ -293,7 +299,7 @@ def part_of(case: Case, rows: slice, keys: slice, state: Mapping[str, np.ndarray
 
 def resumed(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[Measured]:
     """A sequence split in two, the second part starting from the state of the first, gives the same as the whole."""
-    for causal in (True, False):
+    for causal in (True,) if BY_NAME[make(PLAIN).op].group == RECURRENT else (True, False):
         case = make(Scene("property-resumed", S, S, params={"causal": causal, "return_state": True}))
         rows = slice(0, SHORT) if causal else slice(None)
         first = core.outputs(adapter, part_of(case, rows, slice(0, SHORT), {}))
@@ -319,8 +325,9 @@ def step_by_step(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[Me
     outputs: list[np.ndarray] = []
     state: dict[str, np.ndarray] = {}
     for t in range(STEPS):
-        arrays = {f"{n}_t": case.arrays[n][..., t, :] for n in ("q", "k", "v")}
-        arrays |= {n: x for n, x in case.arrays.items() if n not in ("q", "k", "v")}
+        axes = {**tokens_of(case).queries, **tokens_of(case).keys}
+        arrays = {f"{n}_t": np.take(x, t, axes[n]) for n, x in case.arrays.items() if n in axes}
+        arrays |= {n: x for n, x in case.arrays.items() if n not in axes}
         arrays |= {f"initial_{n}": x.astype(np.float64) for n, x in state.items()}
         dtypes = {n: compute_dtype(case.dtype) for n in arrays if not n.endswith("_t")}
         step = core.outputs(adapter, replace(case, op=f"{case.op}_step", arrays=arrays, params=params, dtypes=dtypes))

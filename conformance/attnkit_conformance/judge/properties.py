@@ -108,7 +108,7 @@ def subjects(op: Op, profile: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def in_profile(item: Property, op: Op, profile: str) -> bool:
     """The quick profile leaves most ops with states to the full one, because their graphs compile slowly."""
-    return profile == "full" or op.group not in ("b", "c") or (op.vjp and item.name in QUICK_WITH_STATES)
+    return profile == "full" or op.group not in ("b", "c", "f") or (op.vjp and item.name in QUICK_WITH_STATES)
 
 
 def check_property(

@@ -103,6 +103,7 @@ class Op:
     tokens: Tokens = QUERIES_AND_KEYS
     invariances: tuple[str, ...] = ()  # properties that hold by definition, beside those of the groups a, b and c
     of_weights: tuple[str, ...] = ()  # properties that its weights alone have
+    others: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)  # legal numbers in the place of others
     declines: tuple[str, ...] = ()  # properties of its group that it lacks, as key_permutation if keys have an order
     scene_case: Callable[[Op, Scene, Params, str, str], Case] | None = None  # of a scene; None: `attention_case`
     converged: Params = field(default_factory=dict)  # with which an implicit gradient is a derivative

@@ -23,7 +23,7 @@ EXACT = {"integers", "grid"}  # options of scenes whose scores are exact: on kin
 OF_FEATURES = ("b", "c", "d")  # groups whose kinks are at 0 of an input, which no factor crosses
 OF_SCORES = {"q", "k", "bias", "qk", "scale", "shift"}
 SUMMANDS = {"q", "bias", "shift"}  # of scores; the keys stay
-AT_ENDS = {"alpha"}  # of entmax, which may be 1 or 2
+AT_ENDS = {"alpha", "beta", "beta_t"}  # of entmax, which may be 1 or 2; of the delta rule, which may be 2
 
 
 def explicit(op: Op, case: Case) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -1,0 +1,1 @@
+"""Recurrent attention: gated linear attention and the delta rule, by chunks of tokens."""

@@ -1,0 +1,223 @@
+"""Chunks of a recurrence whose state fades: products of pairs of tokens, and what passes from chunk to chunk.
+
+A token l multiplies what came before it by exp(g_l), g_l <= 0, a number or one per feature. What lies between token j
+and a later one i is exp(g_{j+1} + ... + g_i). Such a sum is never the difference of two running sums: after a sum of
+thousands, float32 has no digits left for a gate of 0.999. Nor is a factor above 1 ever formed. So the second half of
+every 2, 4, 8, ... tokens meets the first at the boundary between them: exp of the sum from there to i, times exp of the
+sum from j to there.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from attnkit._core.mask import positions
+from attnkit._core.special import cumulative_sum
+from attnkit._core.tokens import zeros
+from attnkit._core.typing import Array, Namespace
+
+
+def chunk_length(size: int, n: int) -> int:
+    """The smallest power of two that holds `size` or n tokens."""
+    return 2 ** math.ceil(math.log2(max(1, min(size, n))))
+
+
+def cut(xp: Namespace, x: Array, size: int) -> Array:
+    """x (..., n, f) as (..., chunks, size, f), with tokens of 0 after its own."""
+    n = x.shape[-2]
+    chunks = (n + size - 1) // size
+    missing = chunks * size - n
+    if missing:
+        x = xp.concat([x, zeros(xp, x, (*x.shape[:-2], missing, x.shape[-1]))], axis=-2)
+    return xp.reshape(x, (*x.shape[:-2], chunks, size, x.shape[-1]))
+
+
+def joined(xp: Namespace, x: Array, n: int) -> Array:
+    """The first n tokens of x (..., chunks, size, f), the inverse of `cut`."""
+    return xp.reshape(x, (*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1]))[..., :n, :]
+
+
+def shifted(xp: Namespace, x: Array) -> Array:
+    """x (..., n, f) one token later, 0 first."""
+    return xp.concat([xp.zeros_like(x[..., :1, :]), x[..., :-1, :]], axis=-2)
+
+
+def sums_before(xp: Namespace, x: Array) -> Array:
+    """The sum of all tokens before each."""
+    return shifted(xp, cumulative_sum(xp, x, -2))
+
+
+def sums_from(xp: Namespace, x: Array) -> Array:
+    """The sum of each token and all after it."""
+    return xp.flip(cumulative_sum(xp, xp.flip(x, axis=-2), -2), axis=-2)
+
+
+def sums_after(xp: Namespace, x: Array) -> Array:
+    """The sum of all tokens after each."""
+    return xp.flip(sums_before(xp, xp.flip(x, axis=-2)), axis=-2)
+
+
+class Fades(NamedTuple):
+    """The factors of a chunk, (..., size, w), or numbers if nothing fades."""
+
+    within: Any  # from before the chunk to each token
+    until: Any  # from each token to the end
+    whole: Any  # (..., 1, w): of all tokens
+
+
+def fades(xp: Namespace, g: Array | None) -> Fades:
+    if g is None:
+        return Fades(1.0, 1.0, 1.0)
+    within = xp.exp(cumulative_sum(xp, g, -2))
+    return Fades(within, xp.exp(sums_after(xp, g)), within[..., -1:, :])
+
+
+# ---------------------------------------------------------------------------------------------- pairs of a chunk
+
+
+def halves(xp: Namespace, x: Array, half: int) -> tuple[Array, Array]:
+    """(..., n, half, f) twice: the first and the second half of every 2·half tokens."""
+    x = xp.reshape(x, (*x.shape[:-2], x.shape[-2] // (2 * half), 2 * half, x.shape[-1]))
+    return x[..., :half, :], x[..., half:, :]
+
+
+def _whole(xp: Namespace, first: Array, second: Array, like: Array) -> Array:
+    """The inverse of `halves`, for an array of as many tokens as `like`."""
+    x = xp.concat([first, second], axis=-2)
+    return xp.reshape(x, (*x.shape[:-3], like.shape[-2], x.shape[-1]))
+
+
+def _past(xp: Namespace, x: Array) -> Array:
+    """Whether token j is not after token i, (size, size)."""
+    i = positions(xp, x, 0, x.shape[-2])
+    return i[:, None] >= i
+
+
+def _later(xp: Namespace, x: Array) -> Array:
+    """Whether token i is after token j, (size, size)."""
+    i = positions(xp, x, 0, x.shape[-2])
+    return i[:, None] > i
+
+
+def _sums_between(xp: Namespace, g: Array) -> Array:
+    """Σ g_l over j < l <= i, (..., size, size), of a number per token."""
+    wide = xp.broadcast_to(g, (*g.shape[:-1], g.shape[-2]))
+    return cumulative_sum(xp, xp.where(_later(xp, g), wide, 0.0), -2)
+
+
+def _in_a_row(xp: Namespace, x: Array) -> Array:
+    """(..., chunks, size, f) as (..., chunks·size, f). Products in XLA end the process from 8 axes on, on CPUs, and a
+    Hessian adds two."""
+    return xp.reshape(x, (*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1]))
+
+
+def _lower(xp: Namespace, first: Array, low: Array, second: Array) -> Array:
+    """[[first, 0], [low, second]]."""
+    above = xp.concat([first, xp.zeros_like(first)], axis=-1)
+    return xp.concat([above, xp.concat([low, second], axis=-1)], axis=-2)
+
+
+def _by_twos(xp: Namespace, x: Array) -> tuple[Array, Array]:
+    """Blocks (..., 2n, a, b) as those at even and at odd places."""
+    x = xp.reshape(x, (*x.shape[:-3], x.shape[-3] // 2, 2, *x.shape[-2:]))
+    return x[..., 0, :, :], x[..., 1, :, :]
+
+
+def products(xp: Namespace, x: Array, y: Array, g: Array | None) -> Array:
+    """M_ij = Σ_c x_ic y_jc exp(Σ_{j<l<=i} g_lc), (..., size, size), 0 for j > i, of chunks of 2^m tokens."""
+    if g is None:
+        return xp.where(_past(xp, x), x @ y.mT, 0.0)
+    if g.shape[-1] == 1:
+        return xp.where(_past(xp, x), (x @ y.mT) * xp.exp(_sums_between(xp, g)), 0.0)
+    size, (x, y, g) = x.shape[-2], (_in_a_row(xp, a) for a in (x, y, g))
+    m, half = x[..., None, :] @ y[..., None], 1  # as a sum, of shared heads, it ends the process with jaxlib 0.10.2
+    while half < size:
+        (y_, _), (_, x_), (early, late) = (halves(xp, a, half) for a in (y, x, g))
+        low = (x_ * xp.exp(cumulative_sum(xp, late, -2))) @ (y_ * xp.exp(sums_after(xp, early))).mT
+        first, second = (xp.broadcast_to(a, low.shape) for a in _by_twos(xp, m))
+        m, half = _lower(xp, first, low, second), 2 * half
+    return m
+
+
+class Pulled(NamedTuple):
+    """Gradients of x, y and g; that of g is 0 if there is none."""
+
+    x: Array
+    y: Array
+    g: Any
+
+
+def pull_products(xp: Namespace, x: Array, y: Array, g: Array | None, dm: Array, m: Array) -> Pulled:
+    """The gradients of `products`, which gave m, for dm."""
+    if g is None or g.shape[-1] == 1:
+        ds = xp.where(_past(xp, x), dm, 0.0)
+        if g is None:
+            return Pulled(ds @ y, ds.mT @ x, 0.0)
+        through = sums_from(xp, ds * m)  # of the sums between
+        dg = xp.sum(xp.where(_later(xp, x), through, 0.0), axis=-1, keepdims=True)
+        ds = ds * xp.exp(_sums_between(xp, g))
+        return Pulled(ds @ y, ds.mT @ x, dg)
+    own = xp.sum(xp.where(_past(xp, x) & _past(xp, x).mT, dm, 0.0), axis=-1, keepdims=True)
+    shape, half, blocks = (*dm.shape[:-1], x.shape[-1]), x.shape[-2] // 2, dm
+    x, y, g, own = (_in_a_row(xp, a) for a in (x, y, g, own))
+    dx, dy = own * y, own * x
+    dg = xp.zeros_like(dx)
+    while half:
+        (y_, _), (_, x_), (early, late) = (halves(xp, a, half) for a in (y, x, g))
+        late, early = xp.exp(cumulative_sum(xp, late, -2)), xp.exp(sums_after(xp, early))
+        low, blocks = _quartered(xp, blocks)
+        of_x, of_y = (low @ (y_ * early)) * late, (low.mT @ (x_ * late)) * early
+        dx = dx + _whole(xp, xp.zeros_like(of_x), of_x, x)
+        dy = dy + _whole(xp, of_y, xp.zeros_like(of_y), x)
+        dg = dg + _whole(xp, sums_before(xp, of_y * y_), sums_from(xp, of_x * x_), x)
+        half //= 2
+    return Pulled(*(xp.reshape(a, shape) for a in (dx, dy, dg)))
+
+
+def _quartered(xp: Namespace, x: Array) -> tuple[Array, Array]:
+    """Of blocks (..., n, 2h, 2h) the lower left quarters (..., n, h, h), and those on the diagonal (..., 2n, h, h)."""
+    half = x.shape[-1] // 2
+    both = xp.stack([x[..., :half, :half], x[..., half:, half:]], axis=-3)
+    return x[..., half:, :half], xp.reshape(both, (*x.shape[:-3], x.shape[-3] * 2, half, half))
+
+
+def inverse(xp: Namespace, a: Array) -> Array:
+    """(I + a)⁻¹ for a (..., size, size) strictly lower triangular, size 2^m: of blocks, from the inverses of halves."""
+    lows, blocks = [], a
+    while blocks.shape[-1] > 1:
+        low, blocks = _quartered(xp, blocks)
+        lows.append(low)
+    x = xp.ones_like(blocks)
+    for low in reversed(lows):
+        first, second = _by_twos(xp, x)
+        x = _lower(xp, first, -(second @ low @ first), second)
+    return x
+
+
+# ---------------------------------------------------------------------------------------------- chunk after chunk
+
+
+def running(xp: Namespace, first: Array, whole: Any, added: Array) -> Array:
+    """S_0 = first (..., d, e), S_{n+1} = whole_n ⊙ S_n + added_n: (..., chunks + 1, d, e), whole (..., chunks, d, 1).
+
+    By doubling: a sum over 2, 4, 8, ... chunks at a time, each faded by those after it.
+    """
+    states = xp.concat([first[..., None, :, :], added], axis=-3)
+    keep = None
+    if not isinstance(whole, float):
+        keep = xp.concat([xp.ones_like(whole[..., :1, :, :]), whole], axis=-3)
+    step, n = 1, states.shape[-3]
+    while step < n:
+        earlier = states[..., : n - step, :, :]
+        if keep is not None:
+            earlier = earlier * keep[..., step:, :, :]
+            joint = keep[..., step:, :, :] * keep[..., : n - step, :, :]
+            keep = xp.concat([keep[..., :step, :, :], joint], axis=-3)
+        states = xp.concat([states[..., :step, :, :], states[..., step:, :, :] + earlier], axis=-3)
+        step *= 2
+    return states
+
+
+def running_back(xp: Namespace, last: Array, whole: Any, added: Array) -> Array:
+    """R_N = last, R_n = whole_n ⊙ R_{n+1} + added_n, the transpose of `running`."""
+    turned = whole if isinstance(whole, float) else xp.flip(whole, axis=-3)
+    return xp.flip(running(xp, last, turned, xp.flip(added, axis=-3)), axis=-3)

@@ -1,0 +1,216 @@
+"""The delta rule: a state corrects what it holds about a key (DeltaNet, gated DeltaNet, Kimi delta attention).
+
+Within a chunk the corrections u_i = β_i (v_i - (what the state before the chunk holds about k_i) - Σ_{j<i} (k_i·k_j, as
+far as it has not faded) u_j) are a unit lower triangular system. Its inverse is made once; then chunk follows chunk.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Unpack
+
+from attnkit._core.quadratic import sum_to
+from attnkit._core.special import folded
+from attnkit._core.typing import Array, Impl, Namespace
+from attnkit.ops.linear.states import State
+from attnkit.ops.recurrent.chunks import Fades, fades, inverse, products, pull_products, sums_before, sums_from
+from attnkit.ops.recurrent.record import Call, Recurrent, Tokens, op, step_of, step_vjp_of, vjp_of
+
+
+def _numbers(gates: Mapping[str, Array]) -> tuple[str, ...]:
+    """log_decay is a number per token if it has as many axes as beta."""
+    decay = gates.get("log_decay")
+    return ("beta",) if decay is None or decay.ndim > gates["beta"].ndim else ("beta", "log_decay")
+
+
+def _own(xp: Namespace, x: Array) -> Array:
+    """x (..., size, size) without its diagonal, if it is lower triangular."""
+    n = x.shape[-1]
+    return xp.tril(x, k=-1) if n else x
+
+
+class _Chunks(NamedTuple):
+    """What all chunks have before any state is known."""
+
+    f: Fades
+    keys: Array  # k·k of pairs, (..., chunks, size, size)
+    pairs: Array  # q·k of pairs
+    inverse: Array
+    k_within: Array
+    k_until: Array
+    q_within: Array
+    lead: tuple[int, ...]  # of states
+
+
+def _chunks(xp: Namespace, m: Call) -> _Chunks:
+    g = m.gate("log_decay")
+    f = fades(xp, g)
+    keys = products(xp, m.k, m.k, g)
+    inverted = inverse(xp, m.gates["beta"] * _own(xp, keys))
+    pairs = products(xp, m.q, m.k, g)
+    lead = (*m.first.shape[:-2], m.k.shape[-3])
+    return _Chunks(f, keys, pairs, inverted, m.k * f.within, m.k * f.until, m.q * f.within, lead)
+
+
+def _folded(
+    xp: Namespace, c: _Chunks, step: Any, first: Array, *parts: Array, backwards: bool = False
+) -> tuple[Array, tuple[Array, ...]]:
+    """step(S, whole, *parts) for one chunk after another; whole is what all its tokens leave of a state."""
+    whole = c.f.whole if isinstance(c.f.whole, float) else c.f.whole.mT
+    every = parts if isinstance(whole, float) else (whole, *parts)
+    wide = tuple(xp.broadcast_to(x, (*c.lead, *x.shape[-2:])) for x in every)
+    if isinstance(whole, float):
+        return folded(xp, lambda S, *own: step(S, whole, *own), first, wide, backwards)
+    return folded(xp, step, first, wide, backwards)
+
+
+def _run(xp: Namespace, m: Call, c: _Chunks) -> tuple[Array, Array, Array]:
+    """The state before each chunk, the corrections of each, and the last state."""
+    beta = m.gates["beta"]
+    wanted, held = c.inverse @ (beta * m.v), c.inverse @ (beta * c.k_within)
+
+    def step(S: Array, whole: Any, wanted: Array, held: Array, k: Array) -> tuple[Array, tuple[Array, Array]]:
+        u = wanted - held @ S
+        return S * whole + k @ u, (S, u)
+
+    if not wanted.shape[-3]:
+        none = m.first[..., None, :, :][..., :0, :, :]
+        return none, wanted, m.first + xp.sum(c.k_until.mT @ wanted, axis=-3)
+    last, (states, u) = _folded(xp, c, step, m.first, wanted, held, c.k_until.mT)
+    return states, u, last
+
+
+def forward(xp: Namespace, m: Call) -> tuple[Array, Array]:
+    """Pairs of queries and corrections of a chunk, and what the state before it gives."""
+    c = _chunks(xp, m)
+    states, u, last = _run(xp, m, c)
+    return c.pairs @ u + c.q_within @ states, last
+
+
+def backward(xp: Namespace, m: Call, do: Array, dstate: Array) -> dict[str, Any]:
+    """The transposes of `forward`, from the last chunk to the first."""
+    g, beta, c = m.gate("log_decay"), m.gates["beta"], _chunks(xp, m)
+    states, u, _ = _run(xp, m, c)
+    size, (d, e) = m.k.shape[-2], m.first.shape[-2:]
+    du = sum_to(xp, c.pairs.mT @ do, (*c.lead, size, e))
+    drawn = sum_to(xp, c.q_within.mT @ do, (*c.lead, d, e))
+    if not du.shape[-3]:
+        return _nothing(xp, m, dstate)
+
+    def step(R: Array, whole: Any, du: Array, drawn: Array, k: Array, transposed: Array, held: Array) -> Any:
+        db = transposed @ (du + k @ R)
+        return R * whole + drawn - held @ db, (R, db)
+
+    held = (beta * c.k_within).mT
+    R, (after, db) = _folded(xp, c, step, dstate, du, drawn, c.k_until, c.inverse.mT, held, backwards=True)
+
+    error = m.v - c.k_within @ states
+    de, da = beta * db, -_own(xp, db @ u.mT)
+    of_keys = pull_products(xp, m.k, m.k, g, beta * da, c.keys)
+    of_pairs = pull_products(xp, m.q, m.k, g, do @ u.mT, c.pairs)
+    through_q = (do @ states.mT) * c.f.within
+    through_k, until_k = -(de @ states.mT) * c.f.within, (u @ after.mT) * c.f.until
+    wide = (*c.lead, size, d)
+    grads = {
+        "q": of_pairs.x + through_q,
+        "k": of_keys.x + of_keys.y + sum_to(xp, of_pairs.y, wide) + through_k + until_k,
+        "v": de,
+        "beta": xp.sum(db * error, axis=-1, keepdims=True) + xp.sum(da * c.keys, axis=-1, keepdims=True),
+        "first": R,
+    }
+    if g is not None:
+        from_start = sum_to(xp, m.q * through_q, wide) + m.k * through_k
+        dg = sums_from(xp, from_start) + sums_before(xp, m.k * until_k)
+        dg = dg + xp.sum(after * states, axis=-1)[..., None, :] * c.f.whole
+        dg = dg if g.shape[-1] > 1 else xp.sum(dg, axis=-1, keepdims=True)
+        shape = tuple(dg.shape)
+        grads["log_decay"] = dg + of_keys.g + sum_to(xp, of_pairs.g, shape)
+    return grads
+
+
+def _nothing(xp: Namespace, m: Call, R: Array) -> dict[str, Any]:
+    """The gradients of a call of no tokens."""
+    zeros = {name: xp.zeros_like(x) for name, x in {"q": m.q, "k": m.k, "v": m.v, **m.gates}.items()}
+    return {**zeros, "first": R}
+
+
+def token(xp: Namespace, m: Call) -> tuple[Array, Array]:
+    """One step of the recurrence."""
+    g = m.gate("log_decay")
+    S = m.first if g is None else m.first * xp.exp(g)[..., None]
+    u = m.gates["beta"] * (m.v - (m.k[..., None, :] @ S)[..., 0, :])
+    S = S + m.k[..., None] * u[..., None, :]
+    return (m.q[..., None, :] @ S)[..., 0, :], S
+
+
+DELTA = Recurrent("delta_attention", ("beta",), ("log_decay",), _numbers, forward, backward, token)
+
+
+@op(DELTA)
+def delta_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    beta: Array,
+    *,
+    log_decay: Array | None = None,
+    causal: bool = True,
+    chunk_size: int = 64,
+    initial_state: State | None = None,
+    return_state: bool = False,
+    impl: Impl = "auto",
+    **common: Unpack[Tokens],
+) -> Any:
+    """o_t = scale·S_tᵀ q_t with S_t = P + β_t k_t (v_t - Pᵀk_t)ᵀ, P = diag(exp(g_t)) S_{t-1}, S_0 = 0 or initial_state.
+
+    Before k_t writes v_t, the state gives up the share β_t of what it holds about k_t. DeltaNet (Schlag et al. 2021 §4,
+    Yang et al. 2024) has no decay, gated DeltaNet (Yang et al. 2025 eq 10) a number g_t, Kimi delta attention (2025)
+    one per feature.
+
+    Args:
+        q: (..., T, d). Leading axes broadcast; heads are axis -3.
+        k: (..., T, d), used as they are: with β‖k‖² <= 2 a state cannot grow by itself, so models divide keys by their
+            norms.
+        v: (..., T, e).
+        beta: (..., T), any real float dtype, from 0 (nothing is written) over 1 (v_t replaces what was held) to 2.
+        log_decay: g, any real float dtype, at most 0: (..., T), a number per token, or with one axis more than beta
+            (..., T, d), a number per feature. None is 0, nothing fades.
+        causal, chunk_size, initial_state, return_state, impl, **common: as in `gated_linear_attention`; beta and
+            log_decay of hidden tokens are read as 0.
+
+    Returns, raises: as `gated_linear_attention`.
+    """
+
+
+delta_attention_vjp = vjp_of(
+    delta_attention,
+    DELTA,
+    """Gradients {"q", "k", "v", "beta"} and, where they were given, "log_decay" and "initial_state" (a tuple), for the
+    cotangents do and dstate = (dS,); None is 0.
+
+    With R_t the gradient of S_t, r = v_t - Pᵀk_t and dr = β_t R_tᵀk_t: dq_t = scale·S_t do_t, dk_t = β_t R_t r - P dr,
+    dv_t = dr, dβ_t = (R_tᵀk_t)·r, dP = R_t - k_t drᵀ, dg_t = Σ_e dP ⊙ P, R_{t-1} = scale·q_{t-1} do_{t-1}ᵀ +
+    diag(exp(g_t)) dP; chunk by chunk as the op itself.
+    """,
+)
+delta_attention_step = step_of(
+    delta_attention,
+    DELTA,
+    """One more token: S' = P + β_t k_t (v_t - Pᵀk_t)ᵀ, P = diag(exp(g_t)) S, o_t = scale·S'ᵀ q_t.
+
+    Args:
+        state: from `delta_attention` or this function; None = nothing seen yet. It is not changed.
+        q_t, k_t: (..., d). Leading axes broadcast; heads are axis -2.
+        v_t: (..., e).
+        beta_t: (...).
+        log_decay_t: (...) or, with one axis more than beta_t, (..., d).
+        scale, impl: as in `delta_attention`.
+
+    Returns:
+        (o_t (..., e) in the dtype of q_t, (S',) in the compute dtype).
+    """,
+)
+delta_attention_step_vjp = step_vjp_of(
+    delta_attention,
+    DELTA,
+    """Gradients {"q_t", "k_t", "v_t", "beta_t"}, and "log_decay_t" and "state" (a tuple) where they were given, for
+    do_t and dstate (None = 0).""",
+)

@@ -1,0 +1,147 @@
+"""Gated linear attention (Yang et al. 2024): a state whose features fade by gates of their own."""
+
+from typing import Any, Unpack
+
+from attnkit._core.quadratic import sum_to
+from attnkit._core.typing import Array, Impl, Namespace
+from attnkit.ops.linear.states import State
+from attnkit.ops.recurrent.chunks import (
+    fades,
+    products,
+    pull_products,
+    running,
+    running_back,
+    sums_before,
+    sums_from,
+)
+from attnkit.ops.recurrent.record import Call, Recurrent, Tokens, op, step_of, step_vjp_of, vjp_of
+
+
+def _states(xp: Namespace, m: Call, until: Array, whole: Array) -> Array:
+    """The states before each chunk and after the last, (..., chunks + 1, d, e)."""
+    added = (m.k * until).mT @ m.v
+    return running(xp, m.first, whole.mT, xp.broadcast_to(added, (*m.first.shape[:-2], *added.shape[-3:])))
+
+
+def forward(xp: Namespace, m: Call) -> tuple[Array, Array]:
+    """Pairs of a chunk, and what the state before it gives."""
+    g = m.gates["log_gate"]
+    f = fades(xp, g)
+    states = _states(xp, m, f.until, f.whole)
+    o = products(xp, m.q, m.k, g) @ m.v + (m.q * f.within) @ states[..., :-1, :, :]
+    return o, states[..., -1, :, :]
+
+
+def backward(xp: Namespace, m: Call, do: Array, dstate: Array) -> dict[str, Any]:
+    """The transposes of `forward`. Gates are in sums of each chunk, so theirs are sums too, not differences."""
+    g = m.gates["log_gate"]
+    f = fades(xp, g)
+    states, pairs = _states(xp, m, f.until, f.whole), products(xp, m.q, m.k, g)
+    pulled = pull_products(xp, m.q, m.k, g, do @ m.v.mT, pairs)
+    before = states[..., :-1, :, :]
+    lead = tuple(before.shape[:-2])
+
+    through_q = (do @ before.mT) * f.within
+    drawn = sum_to(xp, (m.q * f.within).mT @ do, (*lead, *before.shape[-2:]))
+    dstates = running_back(xp, dstate, f.whole.mT, drawn)
+    after = dstates[..., 1:, :, :]
+    through_k = (m.v @ after.mT) * f.until
+    of_whole = xp.sum(after * before, axis=-1)[..., None, :] * f.whole
+
+    of_sums = sum_to(xp, m.q * through_q, (*lead, *g.shape[-2:]))
+    dg = sums_from(xp, of_sums) + sums_before(xp, m.k * through_k) + of_whole
+    return {
+        "q": pulled.x + through_q,
+        "k": sum_to(xp, pulled.y, tuple(through_k.shape)) + through_k,
+        "v": sum_to(xp, pairs.mT @ do, (*lead, *m.v.shape[-2:])) + (m.k * f.until) @ after,
+        "log_gate": sum_to(xp, pulled.g, tuple(dg.shape)) + dg,
+        "first": dstates[..., 0, :, :],
+    }
+
+
+def token(xp: Namespace, m: Call) -> tuple[Array, Array]:
+    """One step of the recurrence."""
+    S = m.first * xp.exp(m.gates["log_gate"])[..., None] + m.k[..., None] * m.v[..., None, :]
+    return (m.q[..., None, :] @ S)[..., 0, :], S
+
+
+GATED_LINEAR = Recurrent("gated_linear_attention", ("log_gate",), (), lambda gates: (), forward, backward, token)
+
+
+@op(GATED_LINEAR)
+def gated_linear_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    log_gate: Array,
+    *,
+    causal: bool = True,
+    chunk_size: int = 64,
+    initial_state: State | None = None,
+    return_state: bool = False,
+    impl: Impl = "auto",
+    **common: Unpack[Tokens],
+) -> Any:
+    """o_t = scale·S_tᵀ q_t with S_t = diag(exp(g_t)) S_{t-1} + k_t v_tᵀ, S_0 = 0 or initial_state.
+
+    Yang et al. 2024 §4 (α_t there is exp(g_t)). As weights, w_ij = scale·Σ_c q_ic k_jc exp(Σ_{j<t<=i} g_tc) for j <= i.
+
+    Args:
+        q: (..., T, d). Leading axes broadcast; heads are axis -3.
+        k: (..., T, d).
+        v: (..., T, e).
+        log_gate: (..., T, d), any real float dtype, at most 0: g, the logarithm of what is left of a feature of the
+            state when a token comes. 0 keeps it, -∞ forgets it.
+        causal: True, the only order that a recurrence has.
+        chunk_size: tokens that are multiplied out at a time, rounded up to a power of two; speed, not meaning.
+        initial_state: (S (..., d, e),), any real float dtype: what came before. A row with a state is not null.
+        return_state: also return the state after the last token.
+        impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
+            `attnkit.explain`).
+        **common: `mask`, a key mask (..., 1, T) or (T,), and `key_lengths`: hidden tokens neither add nor decay; their
+            k, v and gates may hold NaN and get the gradient 0. `scale`: None is 1/√d.
+
+    Returns:
+        o (..., T, e) in the dtype of q, computed in float32 (float64 for float64); with `return_state` (o, (S,)), S in
+        the compute dtype, with the leading axes of k, v, log_gate, the masks and initial_state. A row that sees neither
+        a key nor a state is 0.
+
+    Raises:
+        ValueError: shapes or values that do not fit; an argument that this op does not take.
+        TypeError: dtypes, libraries or devices that do not fit.
+        NotImplementedError: `impl` names a kernel that cannot serve this call.
+    """
+
+
+gated_linear_attention_vjp = vjp_of(
+    gated_linear_attention,
+    GATED_LINEAR,
+    """Gradients {"q", "k", "v", "log_gate"} and, where one was given, "initial_state" (a tuple), for the cotangents do
+    and dstate = (dS,); None is 0.
+
+    With R_t the gradient of S_t, R_{t-1} = scale·q_{t-1} do_{t-1}ᵀ + diag(exp(g_t)) R_t: dq_t = scale·S_t do_t, dk_t =
+    R_t v_t, dv_t = R_tᵀ k_t, dg_t = Σ_e R_t ⊙ diag(exp(g_t)) S_{t-1}, chunk by chunk as the op itself. dg_t is a sum
+    over the pairs on both sides of t, not a difference of sums over the sequence, in which small gates would be lost.
+    """,
+)
+gated_linear_attention_step = step_of(
+    gated_linear_attention,
+    GATED_LINEAR,
+    """One more token: S' = diag(exp(g_t)) S + k_t v_tᵀ, o_t = scale·S'ᵀ q_t.
+
+    Args:
+        state: from `gated_linear_attention` or this function; None = nothing seen yet. It is not changed.
+        q_t, k_t, log_gate_t: (..., d). Leading axes broadcast; heads are axis -2.
+        v_t: (..., e).
+        scale, impl: as in `gated_linear_attention`.
+
+    Returns:
+        (o_t (..., e) in the dtype of q_t, (S',) in the compute dtype).
+    """,
+)
+gated_linear_attention_step_vjp = step_vjp_of(
+    gated_linear_attention,
+    GATED_LINEAR,
+    """Gradients {"q_t", "k_t", "v_t", "log_gate_t"} and, where there was one, "state" (a tuple), for do_t and dstate
+    (None = 0).""",
+)

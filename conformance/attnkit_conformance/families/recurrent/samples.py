@@ -1,0 +1,242 @@
+"""Samples of recurrent attention: sequences and steps with gates that keep, fade slowly or forget."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import attnkit_reference
+from attnkit_conformance.families.linear.samples import INITIAL
+from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
+from attnkit_conformance.model.grammar import Level, Row
+from attnkit_conformance.scenes.attention import LENGTH_ARRAY
+from attnkit_conformance.scenes.options import of_some_dtype
+from attnkit_conformance.scenes.rows import sizes
+from attnkit_reference._core import reduce_to
+
+if TYPE_CHECKING:
+    from attnkit_conformance.model.op import Op
+    from attnkit_conformance.model.scene import Scene as Property
+
+Array = np.ndarray
+Shape = tuple[int, ...]
+Params = Mapping[str, Any]
+
+FAR, FAINT = -30.0, 1e-3
+PIECES = ("far", "faint", "zero", "usual", "far", "faint")  # of a sequence with mixed gates
+SIZES = {"normal": 1.0, "tiny": 1e-2, "large": 4.0}
+LEADS: Mapping[str, tuple[Shape, Shape, Shape]] = {
+    "two": ((2, 2), (2, 2), (2, 2)), "none": ((), (), ()), "broadcast": ((3, 2, 1), (2, 1), (1, 2)),
+    "single": ((1, 1), (1, 1), (1, 1)),
+}  # fmt: skip
+"""Leading axes of q; of k, beta and the state; of v and other gates."""
+OWN = ("scale", "chunk_size", "initial_state", "return_state")
+GATES: tuple[Level, ...] = ("usual", "zero", "far", "faint", "mixed")
+LEVELS: Mapping[str, tuple[Level, ...]] = {
+    "shape": ("9", "17", "33", "1"),
+    "width": ("12x20", "17x5", "1x1", "8x8"),
+    "batch": ("two", "none", "broadcast"),
+    "values": tuple(SIZES),
+    "gates": GATES,
+    "gate_dtype": ("same", "float32"),
+    "poison": ("no", "yes"),
+    "mask": ("none", "keys", "1d"),
+    "key_lengths": ("none", "some", "zero", "number"),
+    "scale": (None, 0.7, -0.3),
+    "chunk_size": (None, 5, 1),
+    "initial_state": (None, LENGTH_ARRAY),
+    "return_state": (None, True),
+}
+STEPS: Mapping[str, tuple[Level, ...]] = {
+    "shape": ("12x20", "17x5", "4x1"),
+    **{name: LEVELS[name] for name in ("batch", "values", "gate_dtype", "scale", "initial_state")},
+    "gates": GATES[:-1],
+}
+LONG: tuple[Row, ...] = tuple(
+    {"shape": shape, "width": width, "batch": "single"}
+    for shape, width in (("64", "64x64"), ("129", "32x80"), ("257", "16x16"))
+)
+LONG_STEPS: tuple[Row, ...] = ({"shape": "128x128", "batch": "none"}, {"shape": "33x65", "batch": "single"})
+LONGEST = 4096
+LONG_SCENE: Mapping[str, Row] = {
+    f"mixed-{LONGEST}": {"gates": "mixed", "batch": "single", "shape": str(LONGEST), "width": "16x3",
+                         "return_state": True},
+}  # fmt: skip
+SCENES: Mapping[str, Row] = {
+    "padded": {"shape": "17", "width": "5x3", "mask": "keys", "key_lengths": "some", "poison": "yes", "chunk_size": 5},
+    "resumed": {"width": "5x3", "gates": "mixed", "initial_state": LENGTH_ARRAY, "return_state": True},
+}
+STEP_SCENES: Mapping[str, Row] = {"first": {"shape": "5x3"}, "later": {"shape": "5x3", "initial_state": LENGTH_ARRAY}}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What samples have to know of a recurrent op."""
+
+    gates: Callable[[Row], Mapping[str, bool]]  # by the levels of a row: names, and whether they are numbers per token
+    keys: Callable[[Array, float], Array]  # of normal numbers and a size
+    in_properties: Mapping[str, Level] = field(default_factory=dict)
+
+
+def log_gates(kind: str, shape: Shape, rng: np.random.Generator) -> Array:
+    """Logarithms of gates (..., T, w)."""
+    if kind == "mixed":
+        edges = np.linspace(0, shape[-2], len(PIECES) + 1).astype(int)
+        counts = (int(stop - start) for start, stop in itertools.pairwise(edges))
+        parts = [log_gates(piece, (*shape[:-2], n, shape[-1]), rng) for piece, n in zip(PIECES, counts, strict=True)]
+        return np.concatenate(parts, axis=-2)
+    if kind == "usual":
+        return np.asarray(-np.log1p(np.exp(-rng.standard_normal(shape))))
+    return -FAINT * rng.random(shape) if kind == "faint" else np.full(shape, FAR if kind == "far" else 0.0)
+
+
+def gate(name: str, row: Row, shape: Shape, rng: np.random.Generator) -> Array:
+    """A gate (..., T, w), or shares of what a state gives up: any, or those of which it keeps, replaces or reflects."""
+    if name != "beta":
+        return log_gates(str(row.get("gates", "usual")), shape, rng)
+    ends = row.get("beta") == "ends"
+    return np.asarray(rng.choice([0.0, 1.0, 2.0], shape) if ends else 2 * rng.random(shape))
+
+
+def tokens(
+    kind: Kind, row: Row, leads: tuple[Shape, Shape, Shape], T: int, width: Shape, size: float, rng: np.random.Generator
+) -> dict[str, Array]:
+    """q, k, v and the gates of T tokens."""
+    (of_q, of_k, of_v), (d, e) = leads, width
+    arrays = {
+        "q": size * rng.standard_normal((*of_q, T, d)),
+        "k": kind.keys(rng.standard_normal((*of_k, T, d)), size),
+        "v": rng.standard_normal((*of_v, T, e)),
+    }
+    for name, number in kind.gates(row).items():
+        x = gate(name, row, (*(of_k if name == "beta" else of_v), T, 1 if number else d), rng)
+        arrays[name] = x[..., 0] if number else x
+    return arrays
+
+
+def finished(
+    op: Op, name: str, dtype: str, row: Row, arrays: dict[str, Array], params: Params, rng: np.random.Generator
+) -> Case:
+    """The case of these arrays, rounded, with cotangents of all outputs."""
+    wide = compute_dtype(dtype)
+    gates = {n for n in arrays if n.removesuffix("_t") in op.kind.gates(row)}
+    own = {n for n in arrays if n.startswith(INITIAL) or (n in gates and row.get("gate_dtype") == "float32")}
+    dtypes = dict.fromkeys(own, wide)
+    arrays = {n: rounded(x, dtypes.get(n, dtype)) if x.dtype.kind == "f" else x for n, x in arrays.items()}
+    tags = frozenset((name,))
+    case = Case(f"{op.name}/{dtype}/{name}", op.name, dtype, arrays, params, {}, tags, dtypes)
+    answer = op.binding.forward(attnkit_reference, op, case.arrays, case.params)
+    cotangents = {n: rounded(rng.standard_normal(x.shape), op.output_dtype(n, dtype)) for n, x in answer.items()}
+    return replace(case, cotangents=cotangents)
+
+
+def row_case(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
+    """A row of the grammar of whole sequences."""
+    rng, (T,), width = generator(f"recurrent/{name}"), sizes(row["shape"]), sizes(row["width"])
+    leads = LEADS[str(row["batch"])]
+    arrays = tokens(op.kind, row, leads, T, width, size * SIZES[str(row["values"])], rng)
+    outer = np.broadcast_shapes(*leads)
+    if row["mask"] != "none":
+        arrays["mask"] = rng.random((*outer, 1, T) if row["mask"] == "keys" else T) < 0.7
+    params: dict[str, Any] = {n: row[n] for n in ("scale", "chunk_size", "return_state") if row[n] is not None}
+    if row["key_lengths"] == "number":
+        params["key_lengths"] = max(1, T - 2)
+    elif row["key_lengths"] != "none":
+        ends = np.linspace(T, 0 if row["key_lengths"] == "zero" else max(1, T // 2), max(1, math.prod(outer)))
+        arrays["key_lengths"] = of_some_dtype(name, T, ends.astype(np.int64).reshape(outer))
+    if row["initial_state"] is not None:
+        arrays[f"{INITIAL}S"] = rng.standard_normal((*leads[1], *width))
+    case = finished(op, name, dtype, row, arrays, params, rng)
+    if row["poison"] == "yes":
+        poison(op, case)
+    return case
+
+
+def hidden(case: Case) -> tuple[Array, Array]:
+    """Tokens (..., T) over the leading axes of the output that no query sees, and queries that see nothing."""
+    shape = np.broadcast_shapes(*(x.shape[:-2] for n, x in case.arrays.items() if n in ("q", "k", "v")))
+    options = {n: x for n, x in (*case.arrays.items(), *case.params.items()) if n in ("mask", "key_lengths")}
+    T = case.arrays["k"].shape[-2]
+    valid = np.ones((*shape, T), bool)
+    mask = options.get("mask", np.ones(T, bool))
+    valid &= mask[..., 0, :] if mask.ndim > 1 else mask
+    valid &= np.arange(T) < np.asarray(options.get("key_lengths", T))[..., None]
+    null = ~np.logical_or.accumulate(valid, axis=-1)
+    return ~valid, np.zeros_like(null) if f"{INITIAL}S" in case.arrays else null
+
+
+def poison(op: Op, case: Case) -> None:
+    """Write NaN and infinities where nothing is read (in place): hidden tokens, and queries that see nothing."""
+    unseen, null = hidden(case)
+    for name, x in (*case.arrays.items(), ("do", case.cotangents["o"])):
+        rows = null if name in ("q", "do") else unseen
+        if x.dtype.kind == "f" and not name.startswith(INITIAL):
+            x[rows] = np.nan if x.ndim == rows.ndim else np.resize([np.nan, np.inf, -np.inf], x.shape[-1])
+
+
+def zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Rows that see nothing are 0, and so are gradients of what is not read."""
+    if "q_t" in case.arrays:
+        return {}, {}
+    unseen, null = hidden(case)
+    gradients = {}
+    for name, x in case.arrays.items():
+        rows = null if name == "q" else unseen
+        if x.dtype.kind == "f" and not name.startswith(INITIAL):
+            number = x.shape[-1] == rows.shape[-1] and name in numbers_of(case)
+            shape = x.shape if number else (*x.shape[:-1], 1)
+            gradients[name] = reduce_to(rows if number else rows[..., None], shape, 1, np.logical_and)
+    return {"o": null[..., None]}, gradients
+
+
+def numbers_of(case: Case) -> tuple[str, ...]:
+    """The gates of a case that are numbers per token: those with as many axes as beta."""
+    gates = {name: case.arrays[name] for name in ("beta", "log_decay") if name in case.arrays}
+    return tuple(name for name, x in gates.items() if x.ndim == gates["beta"].ndim)
+
+
+def property_case(op: Op, scene: Property, params: Params, label: str, dtype: str) -> Case:
+    """The scene of a property: as many queries as keys, and a key mask in the place of one of pairs."""
+    rng, T = generator(f"recurrent/{scene.name}"), scene.S
+    own = {n: x for n, x in {**scene.params, **params}.items() if n in (*OWN, "causal")}
+    of_q, of_k, of_v = scene.lead
+    arrays = tokens(op.kind, op.kind.in_properties, (of_q, of_k, of_v), T, (scene.d, scene.e), scene.size, rng)
+    if "mask" in scene.options:
+        arrays["mask"] = rng.random((*scene.leading, 1, T)) < 0.7
+    return finished(op, scene.name, dtype, op.kind.in_properties, arrays, own, rng)
+
+
+def samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
+    """Few small calls; and thousands of tokens whose gates are of all kinds, once in every profile."""
+    yield from written(op, dtype, SCENES, row_case)
+    if dtype == "float32":
+        yield from written(op, dtype, LONG_SCENE, row_case)
+
+
+def step_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
+    """The first token, and one after a state."""
+    yield from written(op, dtype, STEP_SCENES, step_row)
+
+
+def written(op: Op, dtype: str, scenes: Mapping[str, Row], make: Callable[..., Case]) -> Iterator[Sample]:
+    """Plain rows of the grammar, but for what the scenes name."""
+    plain = {name: levels[0] for name, levels in op.levels.items()} | op.kind.in_properties
+    for name, row in scenes.items():
+        yield sample(op.name, dtype, name, make, op, name, {**plain, **row}, dtype, 1.0)
+
+
+def step_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
+    """A row of the grammar of one token."""
+    rng, width = generator(f"recurrent/{name}"), sizes(row["shape"])
+    leads, numbers = LEADS[str(row["batch"])], op.kind.gates(row)
+    of_one = tokens(op.kind, row, leads, 1, width, size * SIZES[str(row["values"])], rng)
+    arrays = {f"{n}_t": x[..., 0] if numbers.get(n) else x[..., 0, :] for n, x in of_one.items()}
+    if row["initial_state"] is not None:
+        arrays[f"{INITIAL}S"] = rng.standard_normal((*leads[1], *width))
+    params = {} if row["scale"] is None else {"scale": row["scale"]}
+    return finished(op, name, dtype, row, arrays, params, rng)

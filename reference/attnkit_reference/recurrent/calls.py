@@ -1,0 +1,264 @@
+"""What recurrent ops have in common: tokens without what padding holds, states, and the way through a sequence.
+
+A call is a plain recurrence over T tokens, S_t from S_{t-1} and o_t = scale q_t^T S_t, forward and back. An op gives
+one step and the gradients of one step; all else is here.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from attnkit_reference._check import as_float, boolean, broadcast, cotangent, integers, leading_axes, number, short
+from attnkit_reference._core import Array, _inputs, reduce_to
+from attnkit_reference._op import Function, refuse_others
+from attnkit_reference.linear.sums import one_token
+from attnkit_reference.lowrank.newton import whole
+from attnkit_reference.lowrank.soft import refuse_pair_mask
+
+State = tuple[Array, ...]
+Outputs = Array | tuple[Array, State]
+Size = Callable[[Any], Array]
+
+
+def keywords(own: Callable[..., Any], *names: str) -> Callable[[Function], Function]:
+    """Give a public function those keyword arguments of `own` and then of `arguments` that are named, or all."""
+    parameters = [p for f in (own, arguments) for p in inspect.signature(f).parameters.values()]
+    known = [p for p in parameters if p.kind is p.KEYWORD_ONLY and (not names or p.name in names)]
+    return lambda function: refuse_others(function, known)
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """One call. Arrays are float64; those of tokens have the leading axes of what hides them, too."""
+
+    op: str
+    q: Array  # (..., T, d), 0 in rows that see neither a key nor a state
+    k: Array  # (..., T, d), 0 at hidden tokens
+    v: Array  # (..., T, e), likewise
+    gates: dict[str, Array]  # (..., T, w), likewise; w = 1 for a number per token
+    scale: float
+    valid: Array  # (..., T): tokens that are not hidden
+    live: Array  # (..., T): rows that see something
+    first: Array  # (..., d, e): the initial state, or 0
+    leading: tuple[int, ...]  # of the output
+    shapes: dict[str, tuple[int, ...]]  # of the arguments
+    numbers: tuple[str, ...]  # gates whose argument is (..., T)
+    returns_state: bool
+
+    additive: ClassVar[bool] = False  # a state is a sum: magnitudes are those of sums of absolute values throughout
+
+    def step(self, S: Array, t: int) -> Array:
+        """S_t from S_{t-1}."""
+        raise NotImplementedError
+
+    def pull_step(self, S: Array, R: Array, t: int, size: Size) -> tuple[Array, dict[str, Array]]:
+        """The gradient of S_{t-1} and those of what token t brings, for R, that of S_t; S is S_{t-1}.
+
+        `size` is the identity, or the absolute value of the factors of last contractions.
+        """
+        raise NotImplementedError
+
+    def absolute(self) -> "Recurrence":
+        q, k, v, first = (np.abs(x) for x in (self.q, self.k, self.v, self.first))
+        return replace(self, q=q, k=k, v=v, first=first, scale=abs(self.scale))
+
+    def states(self) -> list[Array]:
+        """S_0 .. S_T."""
+        states = [self.first]
+        for t in range(self.k.shape[-2]):
+            states.append(self.step(states[-1], t))
+        return states
+
+    def output(self, states: list[Array], size: Size = np.asarray) -> Array:
+        """o (..., T, e)."""
+        shape = (*self.leading, len(states) - 1, self.v.shape[-1])
+        o = np.zeros(shape)
+        for t, S in enumerate(states[1:]):
+            o[..., t, :] = (size(self.scale * self.q[..., t, None, :]) @ size(S))[..., 0, :]
+        return o
+
+    def forward(self) -> Outputs:
+        """o, or (o, state) if `return_state`."""
+        states = self.states()
+        return (self.output(states), (states[-1],)) if self.returns_state else self.output(states)
+
+    def gradients(self, do: Any, dstate: Any, absolute: bool) -> dict[str, Any]:
+        """{"q", "k", "v"}, the gates and "initial_state" if given; with `absolute` magnitudes, "o" and with dstate
+        "state" too."""
+        m = self.absolute() if absolute and self.additive else self
+        size: Size = np.abs if absolute else np.asarray
+        states = m.states()
+        R = self._state_cotangent(dstate, states[-1])
+        do = cotangent(self.op, "do", do, (*self.leading, self.q.shape[-2], self.v.shape[-1]))
+        do = np.where(self.live[..., None], do, 0.0)
+        if absolute and self.additive:
+            do, R = np.abs(do), np.abs(R)
+        grads: dict[str, Any] = {name: [] for name in ("q", "k", "v", *self.gates)}
+        for t in range(self.k.shape[-2] - 1, -1, -1):
+            R = R + reduce_to(m.scale * m.q[..., t, :, None] * do[..., t, None, :], R.shape)
+            dq = size(m.scale) * (size(states[t + 1]) @ size(do[..., t, :, None]))[..., 0]
+            R, of_token = m.pull_step(states[t], R, t, size)
+            for name, x in {"q": dq, **of_token}.items():
+                grads[name].append(x)
+        grads = {name: self._joined(name, xs[::-1]) for name, xs in grads.items()}
+        if "initial_state" in self.shapes:
+            grads["initial_state"] = (reduce_to(size(R), self.shapes["initial_state"]),)
+        if not absolute:
+            return grads
+        sizes = {} if dstate is None else {"state": (m.state_size(states),)}
+        return {"o": m.output(states, size), **sizes, **grads}
+
+    def state_size(self, states: list[Array]) -> Array:
+        """The magnitude of the last state."""
+        return np.abs(states[-1])
+
+    def _joined(self, name: str, of_tokens: list[Array]) -> Array:
+        """The gradient of an argument from those of its tokens, 0 where it is not read."""
+        shape = self.shapes[name]
+        if not of_tokens:
+            return np.zeros(shape)
+        used = self.live if name == "q" else self.valid
+        x = np.where(used[..., None], np.stack(of_tokens, axis=-2), 0.0)
+        return reduce_to(x[..., 0] if name in self.numbers else x, shape)
+
+    def _state_cotangent(self, dstate: Any, state: Array) -> Array:
+        """dS in float64, 0 for None."""
+        if dstate is None:
+            return np.zeros(state.shape)
+        S = _one_part(self.op, "dstate", dstate)
+        wide = np.zeros(state.shape) if S is None else as_float(self.op, "dstate", S)
+        if wide.shape != state.shape:
+            text = f"expected {state.shape}, got {wide.shape}"
+            raise ValueError(f"{self.op}: dstate has another shape than the state; {text}")
+        return wide
+
+
+def _one_part(op: str, name: str, state: Any) -> Any:
+    """S of a state (S,)."""
+    if not isinstance(state, tuple | list) or len(state) != 1:
+        got = f"{len(state)} parts" if isinstance(state, tuple | list) else type(state).__name__
+        raise ValueError(f"{op}: {name}; expected a tuple (S,), got {got}")
+    return state[0]
+
+
+def arguments(
+    op: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    gates: dict[str, Array],
+    numbers: tuple[str, ...] = (),
+    *,
+    causal: bool = True,
+    chunk_size: int = 64,
+    initial_state: State | None = None,
+    return_state: bool = False,
+    mask: Array | None = None,
+    key_lengths: int | Array | None = None,
+    scale: float | None = None,
+) -> dict[str, Any]:
+    """The fields of a `Recurrence`, from arguments that are checked and widened. `gates` are (..., T, d), but those
+    among the `numbers` (..., T)."""
+    shapes = {name: np.shape(x) for name, x in (("q", q), ("k", k), ("v", v), *gates.items())}
+    q, k, wide_v = _inputs(op, q, k, v)
+    assert wide_v is not None
+    T, d = k.shape[-2:]
+    if q.shape[-2] != T:
+        raise ValueError(f"{op}: k must have the tokens of q; expected (..., {q.shape[-2]}, d), got {k.shape}")
+    of_tokens = {name: _gate(op, name, x, (T,) if name in numbers else (T, d)) for name, x in gates.items()}
+    names = ", ".join(("q", "k", "v", *gates))
+    leading = leading_axes(op, names, (x.shape[:-2] for x in (q, k, wide_v, *of_tokens.values())))
+    if causal is not True:
+        raise ValueError(f"{op}: causal; expected True, as a recurrence is causal, got {causal!r}")
+    if not isinstance(return_state, bool):
+        raise TypeError(f"{op}: return_state; expected True or False, got {return_state!r}")
+    whole(op, "chunk_size", chunk_size, 1)
+    valid = _valid(op, leading, T, mask, key_lengths)
+    live = np.logical_or.accumulate(valid, axis=-1) | (initial_state is not None)
+    tokens = {name: np.where(valid[..., None], x, 0.0) for name, x in (("k", k), ("v", wide_v), *of_tokens.items())}
+    outer = np.broadcast_shapes(*(x.shape[:-2] for x in tokens.values()))
+    first = np.zeros((d, wide_v.shape[-1]))
+    if initial_state is not None:
+        first = as_float(op, "initial_state's S", _one_part(op, "initial_state", initial_state))
+        shapes["initial_state"] = first.shape
+        if first.shape[-2:] != (d, wide_v.shape[-1]):
+            text = f"expected (..., {d}, {wide_v.shape[-1]}), got {first.shape}"
+            raise ValueError(f"{op}: initial_state's S does not fit; {text}")
+        broadcast(op, "initial_state's S", first, (*leading, *first.shape[-2:]))
+        outer = np.broadcast_shapes(outer, first.shape[:-2])
+    return {
+        "op": op,
+        "q": np.where(live[..., None], q, 0.0),
+        "k": tokens.pop("k"),
+        "v": tokens.pop("v"),
+        "gates": tokens,
+        "scale": float(1.0 / np.sqrt(d)) if scale is None else number(op, "scale", scale),
+        "valid": valid,
+        "live": live,
+        "first": np.broadcast_to(first, (*outer, *first.shape[-2:])),
+        "leading": leading,
+        "shapes": shapes,
+        "numbers": numbers,
+        "returns_state": return_state,
+    }
+
+
+def _gate(op: str, name: str, x: Any, last: tuple[int, ...]) -> Array:
+    """A gate as (..., T, w)."""
+    wide = as_float(op, name, x)
+    if wide.shape[-len(last) :] != last:
+        raise ValueError(f"{op}: {name} must have the tokens of k; expected (..., {str(last)[1:]}, got {wide.shape}")
+    return wide if len(last) == 2 else wide[..., None]
+
+
+def at_most_zero(op: str, name: str, x: Array) -> Array:
+    """The logarithm of a gate, in which hidden tokens are 0."""
+    if np.any(x > 0):
+        raise ValueError(f"{op}: {name}; expected logarithms, at most 0, got {np.max(x)}")
+    return x
+
+
+def _valid(op: str, leading: tuple[int, ...], T: int, mask: Any, key_lengths: Any) -> Array:
+    """Tokens (..., T) that mask, a key mask, and key_lengths allow; leading axes are theirs."""
+    refuse_pair_mask(op, mask)
+    valid: Array = np.ones(T, dtype=bool)
+    if mask is not None:
+        mask = boolean(op, "mask", mask)
+        broadcast(op, "mask", mask, (*leading, 1, T))
+        valid = valid & (mask[..., 0, :] if mask.ndim > 1 else mask)
+    if key_lengths is not None:
+        lengths = integers(op, "key_lengths", key_lengths)
+        broadcast(op, "key_lengths", lengths, leading)
+        if np.any(lengths < 0):
+            raise ValueError(f"{op}: key_lengths; expected integers >= 0, got {short(key_lengths)}")
+        valid = valid & (np.arange(T) < lengths[..., None])
+    return valid
+
+
+# ---------------------------------------------------------------------------------------------- public functions
+
+
+def pull(call: Recurrence, do: Array | None, *, dstate: State | None = None, absolute: bool = False) -> dict[str, Any]:
+    """The gradients of a call, or magnitudes."""
+    return call.gradients(do, dstate, absolute)
+
+
+def pull_step(
+    call: Recurrence, do_t: Array | None, *, dstate: State | None = None, absolute: bool = False
+) -> dict[str, Any]:
+    """`pull` of one token, under the names of a step: "q_t" and so on, "state"; of magnitudes "o_t", "next_state"."""
+    do = None if do_t is None else one_token(call.op, do_t=do_t)[0]
+    grads, states = call.gradients(do, dstate, absolute), {"initial_state": "state", "state": "next_state"}
+    return {
+        states.get(name, f"{name}_t"): x if name in states else x[..., 0] if name in call.numbers else x[..., 0, :]
+        for name, x in grads.items()
+    }
+
+
+def last_token(call: Recurrence) -> tuple[Array, State]:
+    """(o_t, state) of a call of one token."""
+    states = call.states()
+    return call.output(states)[..., 0, :], (states[-1],)

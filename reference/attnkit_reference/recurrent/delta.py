@@ -1,0 +1,163 @@
+"""The delta rule: a state corrects what it holds about a key (DeltaNet, gated DeltaNet, Kimi delta attention)."""
+
+from typing import Any
+
+import numpy as np
+
+from attnkit_reference._core import Array
+from attnkit_reference._op import derived_gradients
+from attnkit_reference.linear.sums import one_token
+from attnkit_reference.recurrent.calls import (
+    Outputs,
+    Recurrence,
+    Size,
+    State,
+    arguments,
+    at_most_zero,
+    keywords,
+    last_token,
+    pull,
+    pull_step,
+)
+
+
+class Delta(Recurrence):
+    """P = diag(exp(g_t)) S_{t-1}, r = v_t - P^T k_t, u = β_t r, S_t = P + k_t u^T."""
+
+    def _parts(self, S: Array, t: int) -> tuple[Array, Array, Array, Array, Array]:
+        """exp(g_t) (..., d or 1, 1), P, r as a row (..., 1, e), β (..., 1, 1), k as a column."""
+        fade = np.ones((1, 1))
+        if "log_decay" in self.gates:
+            fade = np.exp(self.gates["log_decay"][..., t, :, None])
+        P, k = fade * S, self.k[..., t, :, None]
+        r = self.v[..., t, None, :] - np.swapaxes(k, -1, -2) @ P
+        return fade, P, r, self.gates["beta"][..., t, :, None], k
+
+    def step(self, S: Array, t: int) -> Array:
+        _, P, r, beta, k = self._parts(S, t)
+        return P + k * (beta * r)
+
+    def state_size(self, states: list[Array]) -> Array:
+        """|P| + |k| |u|^T of the last token."""
+        if len(states) == 1:
+            return np.abs(states[0])
+        _, P, r, beta, k = self._parts(states[-2], len(states) - 2)
+        return np.abs(P) + np.abs(k) * np.abs(beta * r)
+
+    def pull_step(self, S: Array, R: Array, t: int, size: Size) -> tuple[Array, dict[str, Array]]:
+        fade, P, r, beta, k = self._parts(S, t)
+        du = np.swapaxes(k, -1, -2) @ R
+        dr = beta * du
+        dk = size(R) @ size(np.swapaxes(beta * r, -1, -2)) + size(-P) @ size(np.swapaxes(dr, -1, -2))
+        dv = size(beta) * (size(np.swapaxes(k, -1, -2)) @ size(R))
+        dP = R - k * dr
+        grads = {"k": dk[..., 0], "v": dv[..., 0, :], "beta": np.sum(size(du) * size(r), axis=-1)}
+        if "log_decay" in self.gates:
+            dg = np.sum(size(dP) * size(P), axis=-1)
+            number = self.gates["log_decay"].shape[-1] == 1
+            grads["log_decay"] = np.sum(dg, axis=-1, keepdims=True) if number else dg
+        return fade * dP, grads
+
+
+def delta(
+    op: str, q: Array, k: Array, v: Array, beta: Array, *, log_decay: Array | None = None, **options: Any
+) -> Delta:
+    """The call, with log_decay told by its axes: those of beta, or one more."""
+    gates: dict[str, Array] = {"beta": beta}
+    numbers: tuple[str, ...] = ("beta",)
+    if log_decay is not None:
+        gates["log_decay"] = log_decay
+        numbers = numbers if np.ndim(log_decay) > np.ndim(beta) else ("beta", "log_decay")
+    fields = arguments(op, q, k, v, gates, numbers, **options)
+    if log_decay is not None:
+        at_most_zero(op, "log_decay", fields["gates"]["log_decay"])
+    size = fields["gates"]["beta"]
+    if np.any((size < 0) | (size > 2)):
+        raise ValueError(f"{op}: beta; expected numbers from 0 to 2, got {np.min(size)} to {np.max(size)}")
+    return Delta(**fields)
+
+
+def _one(
+    op: str,
+    state: State | None,
+    q_t: Array,
+    k_t: Array,
+    v_t: Array,
+    beta_t: Array,
+    *,
+    log_decay_t: Array | None = None,
+    **options: Any,
+) -> Delta:
+    q, k, v = one_token(op, q_t=q_t, k_t=k_t, v_t=v_t)
+    decay = None
+    if log_decay_t is not None:
+        vector = np.ndim(log_decay_t) > np.ndim(beta_t)
+        decay = log_decay_t[..., None, :] if vector else np.asarray(log_decay_t)[..., None]
+    return delta(op, q, k, v, np.asarray(beta_t)[..., None], log_decay=decay, initial_state=state, **options)
+
+
+@keywords(delta)
+def delta_attention(q: Array, k: Array, v: Array, beta: Array, **params: Any) -> Outputs:
+    """o_t = scale S_t^T q_t with S_t = P + β_t k_t (v_t - P^T k_t)^T, P = diag(exp(g_t)) S_{t-1}, S_0 = 0 or
+    initial_state.
+
+    q (..., T, d), k (..., T, d), v (..., T, e), beta (..., T) from 0 to 2 -> o (..., T, e), or (o, state). Leading axes
+    broadcast; heads are axis -3. Before k_t writes v_t, the state gives up the share β_t of what it holds about k_t.
+    log_decay is g, at most 0: (..., T), a number per token (gated DeltaNet); or with one axis more than beta,
+    (..., T, d), a number per feature (Kimi delta attention); None is 0 (DeltaNet). scale None is 1/√d. Keys are used as
+    they are: with β ‖k‖² <= 2 a state cannot grow by itself, so models divide keys by their norms.
+
+    Hidden tokens, states, causal, chunk_size and errors are those of `gated_linear_attention`; beta and log_decay of
+    hidden tokens are read as 0, may be NaN, and may have another dtype than q.
+
+    Source: Schlag et al. 2021 "Linear Transformers Are Secretly Fast Weight Programmers"; Yang et al. 2024
+    "Parallelizing Linear Transformers with the Delta Rule over Sequence Length"; Yang et al. 2025 "Gated Delta
+    Networks"; Kimi Team 2025 "Kimi Linear".
+    """
+    return delta("delta_attention", q, k, v, beta, **params).forward()
+
+
+delta_attention_vjp, delta_attention_magnitudes = derived_gradients(
+    delta_attention,
+    delta,
+    """Gradients of `delta_attention`: {"q", "k", "v", "beta"}, "log_decay" and "initial_state", a tuple, if given.
+
+    do (..., T, e) is the cotangent of o, dstate = (dS,) that of the state; None is 0. With R_t the gradient of S_t,
+    r = v_t - P^T k_t and dr = β_t R_t^T k_t: dq_t = scale S_t do_t, dk_t = β_t R_t r - P dr, dv_t = dr,
+    dβ_t = (R_t^T k_t)·r, dP = R_t - k_t dr^T, dg_t = Σ_e dP ⊙ P (over d too if g_t is a number), and
+    R_{t-1} = scale q_{t-1} do_{t-1}^T + diag(exp(g_t)) dP.
+    """,
+    """What rounding errors are measured against: "o", "state" if dstate is given, and the gradients with the summands
+    of their last contraction in absolute value, for example scale Σ_c |q_c| |S_c| for o.
+    """,
+    pull=pull,
+)
+
+
+@keywords(_one, "scale")
+def delta_attention_step(
+    state: State | None,
+    q_t: Array,
+    k_t: Array,
+    v_t: Array,
+    beta_t: Array,
+    *,
+    log_decay_t: Array | None = None,
+    **params: Any,
+) -> tuple[Array, State]:
+    """One more token: S' = P + β_t k_t (v_t - P^T k_t)^T, P = diag(exp(g_t)) S, o_t = scale S'^T q_t -> (o_t, (S',)).
+
+    state as in `delta_attention`, or None at the start; q_t (..., d), k_t (..., d), v_t (..., e), beta_t (...),
+    log_decay_t (...) or (..., d), heads on axis -2 of q_t -> o_t (..., e). The state passed in is not modified.
+    """
+    call = _one("delta_attention_step", state, q_t, k_t, v_t, beta_t, log_decay_t=log_decay_t, **params)
+    return last_token(call)
+
+
+delta_attention_step_vjp, delta_attention_step_magnitudes = derived_gradients(
+    delta_attention_step,
+    _one,
+    'Gradients {"q_t", "k_t", "v_t", "beta_t"}, "log_decay_t" and "state", a tuple, if there was one.',
+    'Magnitudes of "o_t", "next_state" and the gradients, as in `delta_attention_magnitudes`.',
+    pull_step,
+)
