@@ -16,7 +16,7 @@ from attnkit.ops.names import with_preset
 
 SEEDS = 2**63 - 1
 _MASKS = frozenset(("mask", "bias", "causal", "query_mask", "enable_gqa", "dropout", "dropout_mask"))
-_SET_BY_THE_MODULE = _MASKS | NAMES | {"q", "k", "v", "impl", "return_lse", "return_state", "initial_state"}
+_SET_BY_THE_MODULE = _MASKS | NAMES | {"q", "k", "v", "impl", "return_lse", "return_remainder", "return_state", "initial_state"}
 
 Observer = Callable[[Callable[..., Any], Tensor, Tensor, Mapping[str, Any]], None]  # (op, q, k, options)
 
