@@ -10,6 +10,7 @@ import numpy as np
 from attnkit_conformance.model.case import Case, compute_dtype, finfo
 from attnkit_reference._core import Scores, row_lengths, scores
 from attnkit_reference.pointwise import SCORE_FUNCTIONS
+from attnkit_reference.stick_breaking import stick_breaking_scores
 
 Array = np.ndarray
 Settings = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -17,6 +18,9 @@ Settings = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 COMMON = (
     "mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "enable_gqa", "dropout_mask", "dropout",
 )  # fmt: skip
+
+OWN_ORDER = {"stick_breaking_attention": stick_breaking_scores}
+"""The scores of ops that are causal themselves."""
 
 
 def subject(case: Case) -> str:
@@ -26,9 +30,10 @@ def subject(case: Case) -> str:
 
 def case_scores(case: Case, with_v: bool = True) -> Scores:
     """Sanitised inputs, exact scores and visibility of an attention case."""
-    common = {name: x for name, x in (*case.arrays.items(), *case.params.items()) if name in COMMON}
-    values = case.arrays.get("v") if with_v else None
-    return scores(subject(case), case.arrays["q"], case.arrays["k"], values, **common)
+    names = (*COMMON, "attend_current")
+    common = {name: x for name, x in (*case.arrays.items(), *case.params.items()) if name in names}
+    values, op = case.arrays.get("v") if with_v else None, subject(case)
+    return OWN_ORDER.get(op, scores)(op, case.arrays["q"], case.arrays["k"], values, **common)
 
 
 def no_settings(params: Mapping[str, Any]) -> Mapping[str, Any]:
