@@ -385,6 +385,8 @@ def sum_before(xp: Namespace, x: Array, reverse: bool = False) -> Array:
 
     In float64 where a library adds one by one: the sum of thousands of float32 keeps no more than half of its digits.
     """
+    if x.shape[-1] == 0:
+        return x
     x = xp.flip(x, axis=-1) if reverse else x
     one_by_one = library(x) not in ("torch", "jax")  # torch adds in float64 on CPUs, and others in a tree
     total = xp.astype(cumulative_sum(xp, x, -1, xp.float64), x.dtype) if one_by_one else cumulative_sum(xp, x, -1)
