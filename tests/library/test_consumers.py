@@ -89,16 +89,17 @@ LOW_RANK = ("sima_attention", "nystrom_attention", "linformer_attention")  # pai
 OF_FEATURES = ("linear_attention", "cosine_attention", "performer_attention", "efficient_attention")
 SPARSE = ("sparsemax_attention", "entmax_attention", "softpick_attention")
 JOINED = ("rela_attention",)
+ORDERED = ("ssmax_attention", "stick_breaking_attention")  # count or order the keys of the whole sequence
 REFUSED: dict[Callable[[Op], None], tuple[str, ...]] = {
     statistics: (*IN_ONE_TENSOR, *LOW_RANK),
     blocked: (*IN_ONE_TENSOR, *LOW_RANK, *OF_FEATURES, *JOINED),
     packed: (
         *(*IN_ONE_TENSOR, *LOW_RANK, *OF_FEATURES[1:], *SPARSE, *JOINED),
-        *("reluformer_attention", "sigmoid_attention", "gaussian_attention", "ssmax_attention"),
+        *("reluformer_attention", "sigmoid_attention", "gaussian_attention", *ORDERED),
     ),
     module: IN_ONE_TENSOR,
     integrations: (*IN_ONE_TENSOR, *JOINED),
-    processes: (*IN_ONE_TENSOR, *LOW_RANK, *SPARSE, *JOINED, "ssmax_attention"),
+    processes: (*IN_ONE_TENSOR, *LOW_RANK, *SPARSE, *JOINED, *ORDERED),
 }
 """Which ops a consumer does not serve."""
 OPS = [getattr(attnkit, name) for name in attnkit.__all__ if name.endswith("_attention")]

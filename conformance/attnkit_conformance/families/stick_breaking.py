@@ -50,9 +50,7 @@ def growth(case: Case) -> float:
     taken = np.where(sc.visible, np.logaddexp(0.0, sc.s), 0.0).sum(axis=-1)
     vanishing = -np.log(float(finfo(compute_dtype(case.dtype)).smallest_subnormal))
     of_weights = min(float(np.max(taken, initial=0.0)), vanishing)
-    return tolerance.growth_of_exponent(
-        max(of_weights, float(np.max(np.abs(sc.s), initial=0.0, where=sc.visible)))
-    )
+    return tolerance.growth_of_exponent(max(of_weights, float(np.max(np.abs(sc.s), initial=0.0, where=sc.visible))))
 
 
 def stick_breaking_errors(op: Op) -> Iterator[ErrorSample]:
