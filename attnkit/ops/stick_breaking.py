@@ -74,8 +74,8 @@ def stick_breaking_attention(
     impl: Impl = "auto",
     **common: Unpack[WithoutCausal],
 ) -> Any:
-    """o_i = Σ_j w_ij v_j with w_ij = β_ij Π_{k > j} (1 - β_ik), β = sigmoid(s), over the keys visible to query i that lie
-    before it; s_ij = scale·q_i·k_j + bias_ij.
+    """o_i = Σ_j w_ij v_j with w_ij = β_ij Π_{k > j} (1 - β_ik), β = sigmoid(s), over the keys visible to query i that
+    lie before it; s_ij = scale·q_i·k_j + bias_ij.
 
     Tan et al. 2024. A stick of length 1 is broken from the nearest key to the farthest: each takes the share β of what
     is left. So positions need no embedding, and rows sum to at most 1: what nobody takes is the remainder r_i = 1 -
