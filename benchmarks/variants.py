@@ -84,6 +84,11 @@ def lsh(n: int, causal: bool) -> Attend:
     return lambda q, k, v: attnkit.lsh_attention(q, v, rotations, chunk_size=64, causal=causal)
 
 
+def stick_breaking(n: int, causal: bool) -> Attend:
+    """Causal itself."""
+    return attnkit.stick_breaking_attention
+
+
 FULL = (False,)
 NAMED = (
     plain(attnkit.softmax_attention, "torch's own kernel"),
@@ -91,6 +96,7 @@ NAMED = (
     Variant(attnkit.rela_attention, rela),
     plain(attnkit.entmax_attention, "α = 1.5"),
     plain(attnkit.sima_attention, forms=FULL),
+    Variant(attnkit.stick_breaking_attention, stick_breaking, forms=(True,)),
     plain(attnkit.linear_attention, "elu + 1"),
     Variant(attnkit.performer_attention, performer, f"{AMONG} features"),
     Variant(attnkit.soft_attention, soft, f"{AMONG} landmarks, pooled, 20 steps", forms=FULL),
@@ -98,7 +104,7 @@ NAMED = (
     Variant(attnkit.linformer_attention, linformer, f"{AMONG} slots", forms=FULL),
     Variant(attnkit.lsh_attention, lsh, "2 rounds, chunks of 64, q = k"),
 )
-"""Ops that need other arrays than q, k and v, have no causal form, or have options that the table names."""
+"""Ops that need other arrays than q, k and v, have one form, or have options that the table names."""
 OTHERS = {op: plain(record.op) for op, record in RECORDS.items()}
 VARIANTS = tuple({**OTHERS, **{variant.op: variant for variant in NAMED}}.values())
 BY_OP = {variant.op: variant for variant in VARIANTS}

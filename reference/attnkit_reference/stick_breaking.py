@@ -96,9 +96,9 @@ def _pull(rows: Rows, do: Array | None, dr: Array | None = None, absolute: bool 
     return {"o": attend(rows, absolute=True), "r": remainder(rows), **sizes}
 
 
-@keywords_of(stick_breaking_rows)
+@keywords_of(stick_breaking_rows, "attend_current")
 def stick_breaking_attention(
-    q: Array, k: Array, v: Array, *, return_remainder: bool = False, **params: Any
+    q: Array, k: Array, v: Array, *, attend_current: bool = False, return_remainder: bool = False, **params: Any
 ) -> Array | tuple[Array, Array]:
     """o_i = Σ_j w_ij v_j with w_ij = β_ij Π_{k > j} (1 - β_ik), β = sigmoid(s), over the keys visible to i that lie
     before it; s = scale q k^T + bias.
@@ -113,7 +113,7 @@ def stick_breaking_attention(
     unknown arguments, TypeError for dtypes. Source: Tan et al. 2024, "Scaling Stick-Breaking Attention: An Efficient
     Implementation and In-depth Study".
     """
-    rows = stick_breaking_rows("stick_breaking_attention", q, k, v, **params)
+    rows = stick_breaking_rows("stick_breaking_attention", q, k, v, attend_current=attend_current, **params)
     return (attend(rows), remainder(rows)) if return_remainder else attend(rows)
 
 

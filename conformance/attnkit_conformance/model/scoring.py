@@ -10,7 +10,7 @@ import numpy as np
 from attnkit_conformance.model.case import Case, compute_dtype, finfo
 from attnkit_reference._core import Scores, row_lengths, scores
 from attnkit_reference.pointwise import SCORE_FUNCTIONS
-from attnkit_reference.stick_breaking import stick_breaking_scores
+from attnkit_reference.stick_breaking import stick_breaking_attention, stick_breaking_scores
 
 Array = np.ndarray
 Settings = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -19,7 +19,7 @@ COMMON = (
     "mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "enable_gqa", "dropout_mask", "dropout",
 )  # fmt: skip
 
-OWN_ORDER = {"stick_breaking_attention": stick_breaking_scores}
+OWN_ORDER = {stick_breaking_attention.__name__: stick_breaking_scores}
 """The scores of ops that are causal themselves."""
 
 
