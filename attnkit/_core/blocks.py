@@ -77,7 +77,8 @@ def call(family: Family, q: Array, k: Array, v: Array, options: Mapping[str, Any
     """The call of an op, without options that are None and outputs that blocks do not compute."""
     options = {name: x for name, x in options.items() if x is not None and name not in FURTHER}
     arguments = {"q": q, "k": k, "v": v, **options}
-    common = family.seeing(**{name: x for name, x in arguments.items() if name in family.common})
+    common = {name: x for name, x in arguments.items() if name in family.common}
+    common = common if family.seeing is None else family.seeing(**common)
     own = family.translated(q, {n: x for n, x in arguments.items() if n not in (*family.common, "q", "k", "v")})
     if isinstance(own.get("length"), str) and own["length"] == "all":
         own["length"] = max(k.shape[-2], 1)
