@@ -80,6 +80,7 @@ OPS = (
         growth=growth,
         complete=complete,
         adapt=adapted,
+        falling=True,
         invariances=("causal_prefix",),
         declines=("key_permutation", "padding_amount"),  # keys have an order, and positions are aligned at the last
         outside=("return_remainder",),

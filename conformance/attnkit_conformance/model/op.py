@@ -90,6 +90,7 @@ class Op:
     outside: tuple[str, ...] = ()  # arguments that affect only the output, beside v and dropout
     joined: bool = False  # the output has its heads joined, (..., L, H·e)
     steep: Callable[[Params], bool] = lambda params: False  # is a small weight a difference: exact scores for entropy
+    falling: bool = False  # its weights fall by decades along a row: none is judged by the size of others
     ties: bool = True  # scores that are equal on paper are equal bit by bit
     extra: tuple[tuple[Scene, Params], ...] = ()  # scenes with variants beyond those that all ops share
     complete: Callable[[Case], Case | None] | None = None  # adds arrays of the op's own to a draw; None: another draw
