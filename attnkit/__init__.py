@@ -108,6 +108,11 @@ from attnkit.ops.statistics import (
     row_statistics,
     row_statistics_vjp,
 )
+from attnkit.ops.stick_breaking import (
+    stick_breaking_attention,
+    stick_breaking_attention_vjp,
+    stick_breaking_attention_weights,
+)
 
 __version__ = "0.1.0"
 
@@ -220,6 +225,9 @@ __all__ = [
     "ssmax_attention",
     "ssmax_attention_vjp",
     "ssmax_attention_weights",
+    "stick_breaking_attention",
+    "stick_breaking_attention_vjp",
+    "stick_breaking_attention_weights",
     "using",
 ]
 

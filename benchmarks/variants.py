@@ -98,6 +98,11 @@ def delta(n: int, causal: bool) -> Attend:
     return lambda q, k, v: attnkit.delta_attention(q, normalize(k, dim=-1), v, beta, log_decay=decay)
 
 
+def stick_breaking(n: int, causal: bool) -> Attend:
+    """Causal itself."""
+    return attnkit.stick_breaking_attention
+
+
 FULL, CAUSAL = (False,), (True,)
 NAMED = (
     plain(attnkit.softmax_attention, "torch's own kernel"),
@@ -105,6 +110,7 @@ NAMED = (
     Variant(attnkit.rela_attention, rela),
     plain(attnkit.entmax_attention, "α = 1.5"),
     plain(attnkit.sima_attention, forms=FULL),
+    Variant(attnkit.stick_breaking_attention, stick_breaking, forms=CAUSAL),
     plain(attnkit.linear_attention, "elu + 1"),
     Variant(attnkit.performer_attention, performer, f"{AMONG} features"),
     Variant(attnkit.gated_linear_attention, gated, "a gate per feature", CAUSAL),
@@ -114,7 +120,7 @@ NAMED = (
     Variant(attnkit.linformer_attention, linformer, f"{AMONG} slots", forms=FULL),
     Variant(attnkit.lsh_attention, lsh, "2 rounds, chunks of 64, q = k"),
 )
-"""Ops that need other arrays than q, k and v, have no causal form, or have options that the table names."""
+"""Ops that need other arrays than q, k and v, have one form, or have options that the table names."""
 OTHERS = {op: plain(record.op) for op, record in RECORDS.items()}
 VARIANTS = tuple({**OTHERS, **{variant.op: variant for variant in NAMED}}.values())
 BY_OP = {variant.op: variant for variant in VARIANTS}

@@ -17,6 +17,8 @@ from attnkit._core.typing import Array, Namespace
 
 LEARNED = tuple(name for name in typing.LEARNED if name not in ("alpha", "gamma"))
 """Numbers that blocks take as arrays; alpha of entmax is one per query, and ReLUFormer translates gamma."""
+FURTHER = {"return_lse": "lse", "return_remainder": "the remainder"}
+"""Outputs beside o, by the options that ask for them."""
 SCORES = 1 << 18  # per block: 1 MiB in float32, about a core's cache
 TRAILING = {
     "q": 2, "k": 2, "v": 2, "do": 2, "mask": 2, "bias": 2, "dropout_mask": 2, "alpha": 2, "query_mask": 1, "length": 1,
@@ -72,11 +74,12 @@ class Call(NamedTuple):
 
 
 def call(family: Family, q: Array, k: Array, v: Array, options: Mapping[str, Any], size: int = SCORES) -> Call:
-    """The call of an op, without options that are None and without return_lse, which blocks do not compute."""
-    options = {name: x for name, x in options.items() if x is not None and name != "return_lse"}
+    """The call of an op, without options that are None and outputs that blocks do not compute."""
+    options = {name: x for name, x in options.items() if x is not None and name not in FURTHER}
     arguments = {"q": q, "k": k, "v": v, **options}
     common = {name: x for name, x in arguments.items() if name in family.common}
-    own = family.translated(q, {n: x for n, x in arguments.items() if n not in (*common, "q", "k", "v")})
+    common = common if family.seeing is None else family.seeing(**common)
+    own = family.translated(q, {n: x for n, x in arguments.items() if n not in (*family.common, "q", "k", "v")})
     if isinstance(own.get("length"), str) and own["length"] == "all":
         own["length"] = max(k.shape[-2], 1)
     arrays = {name: x for name, x in (*arguments.items(), *own.items()) if hasattr(x, "ndim") and name in TRAILING}
@@ -224,8 +227,11 @@ ENOUGH = 1 << 22
 
 def unsupported(q: Array, k: Array, v: Array, *cotangents: Array, **options: Any) -> str | None:
     """Why a call, or the gradient of one, is not served in blocks."""
-    if options.get("return_lse") or any(x is not None for x in cotangents[1:]):
-        return "lse is served by the generic implementation"
+    for name, output in FURTHER.items():
+        if options.get(name):
+            return f"{output} is served by the generic implementation"
+    if any(x is not None for x in cotangents[1:]):
+        return "gradients of a second output are served by the generic implementation"
     if cotangents and cotangents[0] is None:
         return "no cotangent of the output was given"
     return None

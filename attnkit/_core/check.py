@@ -22,7 +22,7 @@ from attnkit._core.typing import LEARNED, Array
 # A7: these may have a different dtype
 FREE_DTYPE = frozenset(
     (
-        *("dlse", "q_weight", "k_weight", "proj_k", "proj_v", "kernel", "norm_weight", "projection"),
+        *("dlse", "dr", "q_weight", "k_weight", "proj_k", "proj_v", "kernel", "norm_weight", "projection"),
         *("log_gate", "log_gate_t", "beta", "beta_t"),
         *("rotations", "w_z", "w_u", "w_v", "w_o", "gamma_q", "beta_q", "gamma_k", "beta_k"),
     )
@@ -255,7 +255,7 @@ def attention_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) 
         wrong_shape(op, "v", v, f"(..., {keys}, e) as k has {keys} tokens")
     leading = _leading(op, q, k, v, options.get("enable_gqa", False))
     context = Context(op, q, leading, queries, keys, options)
-    for name in ("do", "dlse"):
+    for name in ("do", "dlse", "dr"):
         if arrays.get(name) is None:
             continue
         features = (0 if v is None else v.shape[-1],) if name == "do" else ()
@@ -415,6 +415,8 @@ OPTIONS: dict[str, Callable[[Context, str, Any], None]] = {
     "scale": learned,
     "enable_gqa": flag,
     "return_lse": flag,
+    "return_remainder": flag,
+    "attend_current": flag,
     "activation": _activation,
     "alpha": learned,
     "gain": learned,

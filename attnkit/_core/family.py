@@ -74,6 +74,7 @@ class Family(NamedTuple):
     stateful: tuple[str, ...] = ()  # its options that only apply with a state
     of_features: Callable[..., FeatureWeights] | None = None  # (xp, a, **own), for weights made of features
     row_factor: Callable[..., Any] | None = None  # (xp, a, **own): what multiplies the products q kᵀ of a row
+    seeing: Callable[..., dict[str, Any]] | None = None  # (**common) -> those of `prepare`, of ops that hide pairs
 
     def special(
         self, name: str, translate: Callable[..., dict[str, Any]], pull: Callable[..., dict[str, Array]] = passed_on
@@ -82,11 +83,12 @@ class Family(NamedTuple):
         return self._replace(name=name, of=self.name, translate=translate, pull=pull, checks=check.NO_CHECKS, arrays=())
 
     def split(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Own options, and the common ones."""
-        if not options:
+        """Own options, and the common ones as `prepare` takes them."""
+        if not options and self.seeing is None:
             return {}, {}
         own = {name: x for name, x in options.items() if name not in self.common}
-        return own, {name: x for name, x in options.items() if name in self.common}
+        common = {name: x for name, x in options.items() if name in self.common}
+        return own, common if self.seeing is None else self.seeing(**common)
 
     def translated(self, q: Array, own: Mapping[str, Any]) -> dict[str, Any]:
         """The options of `weigh` for those of the op, learned numbers in the compute dtype if they change."""

@@ -380,6 +380,20 @@ def _doubled_sum(torch: Any, x: Any, axis: int) -> Any:
     return x
 
 
+def sum_before(xp: Namespace, x: Array, reverse: bool = False) -> Array:
+    """Along the last axis, the sum of the entries before each, or after it if `reverse`; 0 where there is none.
+
+    In float64 where a library adds one by one: the sum of thousands of float32 keeps no more than half of its digits.
+    """
+    if x.shape[-1] == 0:
+        return x
+    x = xp.flip(x, axis=-1) if reverse else x
+    one_by_one = library(x) not in ("torch", "jax")  # torch adds in float64 on CPUs, and others in a tree
+    total = xp.astype(cumulative_sum(xp, x, -1, xp.float64), x.dtype) if one_by_one else cumulative_sum(xp, x, -1)
+    before = xp.concat([xp.zeros_like(total[..., :1]), total[..., :-1]], axis=-1)
+    return xp.flip(before, axis=-1) if reverse else before
+
+
 def cumulative_maximum(x: Array, axis: int) -> Array:
     """The cumulative maximum along an axis, for torch and JAX; the standard lacks it."""
     if library(x) == "torch":

@@ -23,12 +23,11 @@ LEARNED = ("scale", "alpha", "gain", "shift", "gamma", "slope", "intercept")
 """Numbers of ops whose scores are products or distances; as arrays they have gradients."""
 
 
-class Common(TypedDict, total=False):
-    """The options of every quadratic op: which pairs interact, how q·k becomes a score, which weights are dropped."""
+class WithoutCausal(TypedDict, total=False):
+    """The options of quadratic ops that are causal themselves."""
 
     mask: Array | None
     bias: Array | None
-    causal: Causal
     window: tuple[int | None, int | None] | None
     key_lengths: Array | int | None
     query_mask: Array | None
@@ -36,6 +35,12 @@ class Common(TypedDict, total=False):
     enable_gqa: bool
     dropout_mask: Array | None
     dropout: tuple[float, Any] | None
+
+
+class Common(WithoutCausal, total=False):
+    """The options of every quadratic op: which pairs interact, how q·k becomes a score, which weights are dropped."""
+
+    causal: Causal
 
 
 DEFAULTS: dict[str, Any] = {

@@ -33,11 +33,14 @@ def resolve(
     if name not in _SERVED or not (isinstance(op, str) or getattr(attnkit, name) is op):
         raise ValueError(f"{caller}: op must be one of {', '.join(_SERVED)}, or short such as 'relu'; got {said!r}")
     function: Op = getattr(attnkit, name)
-    legal = sorted(taken_by(function) - decided - {"q", "k", "v", "return_lse", "return_state", "initial_state"})
+    legal = sorted(taken_by(function) - decided - _NOT_SET)
     for option in options:
         if option not in legal:
             raise ValueError(f"{caller}: {name} takes the options {', '.join(legal)}; got {option!r}")
     return function, dict(options)
+
+
+_NOT_SET = frozenset(("q", "k", "v", "return_lse", "return_remainder", "return_state", "initial_state"))
 
 
 def _keeps_heads(op: Op) -> bool:

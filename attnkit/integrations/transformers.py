@@ -30,10 +30,14 @@ from attnkit.nn.record import METADATA, attention, difference
 from attnkit.ops.names import PRESETS
 
 _PRESET = {op for op, _ in PRESETS.values()}
-_PLAIN = [name for name, record in RECORDS.items() if name not in _PRESET and needs_only_heads(record.op)]
+_PLAIN = [
+    name
+    for name, record in RECORDS.items()
+    if name not in _PRESET and needs_only_heads(record.op) and "causal" in record.options
+]
 _NAMES = (*PRESETS, *(name.removesuffix("_attention") for name in _PLAIN))
 VARIANTS = MappingProxyType({f"attnkit_{name}": resolve("VARIANTS", name, {}, frozenset()) for name in _NAMES})
-"""{name: (op, options)} of what `register` registers: every op that needs only q, k, v and supports causality.
+"""{name: (op, options)} of what `register` registers: every op that needs only q, k, v and has an option `causal`.
 
 `attnkit_relu` and the other names of activations are `pointwise_attention` with alpha = 1, but `attnkit_sigmoid` is
 `sigmoid_attention`, whose shift is -log n.

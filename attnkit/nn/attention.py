@@ -16,7 +16,9 @@ from attnkit.ops.names import with_preset
 
 SEEDS = 2**63 - 1
 _MASKS = frozenset(("mask", "bias", "causal", "query_mask", "enable_gqa", "dropout", "dropout_mask"))
-_SET_BY_THE_MODULE = _MASKS | NAMES | {"q", "k", "v", "impl", "return_lse", "return_state", "initial_state"}
+_SET_BY_THE_MODULE = (
+    _MASKS | NAMES | {"q", "k", "v", "impl", "return_lse", "return_remainder", "return_state", "initial_state"}
+)
 
 Observer = Callable[[Callable[..., Any], Tensor, Tensor, Mapping[str, Any]], None]  # (op, q, k, options)
 
@@ -229,7 +231,7 @@ class MultiHeadAttention(nn.Module):
     def _check_forms(self, causal: bool, dropout: float) -> None:
         parameters = inspect.signature(self.op).parameters
         if causal and "causal" not in parameters:
-            raise ValueError(f"MultiHeadAttention: {self.op.__name__} has no causal form; got causal=True")
+            raise ValueError(f"MultiHeadAttention: {self.op.__name__} has no option causal; got causal=True")
         if dropout > 0 and not {"dropout", "dropout_mask"} & set(parameters):
             raise ValueError(f"MultiHeadAttention: {self.op.__name__} takes no dropout; got {dropout}")
 

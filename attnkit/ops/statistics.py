@@ -22,7 +22,7 @@ def outside(family: Family) -> tuple[str, ...]:
 
 def _accepted(record: Record, with_output: bool) -> tuple[str, ...]:
     """The options that an op takes here; arrays beside q, k and v are among them."""
-    left_out = {"impl", "return_lse", *record.family.stateful}
+    left_out = {"impl", "return_lse", "return_remainder", *record.family.stateful}
     left_out |= set() if with_output else {*outside(record.family)}
     return tuple(name for name in record.options if name not in left_out)
 

@@ -180,6 +180,12 @@ from attnkit_reference.statistics import (
     row_statistics_magnitudes,
     row_statistics_vjp,
 )
+from attnkit_reference.stick_breaking import (
+    stick_breaking_attention,
+    stick_breaking_attention_magnitudes,
+    stick_breaking_attention_vjp,
+    stick_breaking_attention_weights,
+)
 
 __all__ = [
     "ACTIVATIONS",
@@ -325,4 +331,8 @@ __all__ = [
     "ssmax_attention_magnitudes",
     "ssmax_attention_vjp",
     "ssmax_attention_weights",
+    "stick_breaking_attention",
+    "stick_breaking_attention_magnitudes",
+    "stick_breaking_attention_vjp",
+    "stick_breaking_attention_weights",
 ]

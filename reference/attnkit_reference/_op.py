@@ -27,6 +27,18 @@ ROWS: dict[str, Callable[..., Rows]] = {}
 """The rows of every op that has them, for statistics: registered by `derived_weights`."""
 
 
+def without_common(*names: str) -> Callable[[Function], Function]:
+    """Decorate `prepare` of an op that takes the common keyword arguments of `scores` but these."""
+
+    def decorate(prepare: Function) -> Function:
+        own = [p for p in inspect.signature(prepare).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        parameters = [*own, *keyword_parameters(prepare, *names, *(p.name for p in own))]
+        prepare.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return prepare
+
+    return decorate
+
+
 def keyword_parameters(prepare: Callable[..., Any], *without: str) -> list[Parameter]:
     """The keyword arguments of an op: those of `prepare`, then the common ones of `scores` if it passes others on."""
     own = inspect.signature(prepare).parameters.values()

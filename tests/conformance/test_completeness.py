@@ -17,6 +17,7 @@ from attnkit_conformance.judge import XFAILS, ids_of, properties, read_xfails, r
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.model.layout import ALIGNMENT
+from attnkit_conformance.model.op import FURTHER
 from attnkit_conformance.opdb import BY_NAME, OPDB, PUBLIC
 from attnkit_conformance.report import table
 
@@ -82,7 +83,7 @@ def test_every_op_with_weights_has_a_record_or_a_reason() -> None:
 def test_own_parameters_are_those_of_the_signature(op: Any) -> None:
     accepted = inspect.signature(attrgetter(op.name)(attnkit)).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
-        own = set(op.own) - ({"return_lse"} if op.name.endswith("_weights") else set())
+        own = set(op.own) - ({*FURTHER} if op.name.endswith("_weights") else set())
         assert own <= set(accepted), f"{op.name}: opdb names parameters that attnkit does not take"
         optional = {"initial_state" if name.startswith("initial_") else name for name in op.optional}
         assert optional <= set(accepted), f"{op.name}: opdb names arrays that attnkit does not take"
@@ -156,7 +157,7 @@ def test_arrays_and_cotangents_begin_where_memory_is_aligned() -> None:
 @pytest.mark.parametrize("op", [op for op in OPDB if op.group == "a"], ids=lambda op: op.name)
 def test_error_samples_cover_own_parameters(op: Any) -> None:
     texts = " ".join(f"{sample.pattern} {list(sample.params)}" for sample in op.errors(op))
-    numbers = set(op.own) - {"return_lse"}
+    numbers = set(op.own) - {*FURTHER}
     assert [name for name in numbers if name not in texts] == [], f"{op.name}: add error samples"
 
 

@@ -251,7 +251,7 @@ def test_mistakes_are_named():
         TranslationConfig(100, dim=15)
     with pytest.raises(ValueError, match="regulariser must not be negative; got -1"):
         Method(regulariser=-1)
-    with pytest.raises(ValueError, match="nystrom_attention has no causal form"):
+    with pytest.raises(ValueError, match="nystrom_attention has no option causal"):
         Translator(config(decoder=Method("nystrom_attention", {"num_landmarks": 3})))
     with pytest.raises(ValueError, match=r"linear_attention takes no dropout; got 0\.1"):
         Translator(config("linear", attention_dropout=0.1))

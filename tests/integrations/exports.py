@@ -39,6 +39,7 @@ CASES = (
     Case("gaussian_attention"),
     Case("softpick_attention"),
     Case("ssmax_attention"),
+    Case("stick_breaking_attention", {"attend_current": True}),
     Case("rela_attention", others=((8,),)),
     Case("sima_attention"),
     Case("linear_attention", longest=4096),

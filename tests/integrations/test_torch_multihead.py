@@ -215,7 +215,7 @@ def test_what_is_refused_when_it_is_made():
     with pytest.raises(ValueError, match=r"MultiheadAttention: op must be one of .*; got 'rela'"):
         MultiheadAttention(E, HEADS, op="rela")
     module, x = both("sima", batch_first=True)[0], tokens(L)
-    with pytest.raises(NotImplementedError, match="sima_attention has no causal form"):
+    with pytest.raises(NotImplementedError, match="sima_attention has no option causal"):
         module(x, x, x, attn_mask=CAUSAL, is_causal=True)
     x = torch.nested.nested_tensor([torch.ones(2, E), torch.ones(3, E)], dtype=torch.float64)
     with pytest.raises(NotImplementedError, match="nested tensors of strided layout"):

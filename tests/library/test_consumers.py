@@ -92,16 +92,17 @@ OF_FEATURES = ("linear_attention", "cosine_attention", "performer_attention", "e
 SPARSE = ("sparsemax_attention", "entmax_attention", "softpick_attention")
 RECURRENT = ("gated_linear_attention", "delta_attention")  # a gate or a share of each token beside q, k and v
 JOINED = ("rela_attention",)
+ORDERED = ("ssmax_attention", "stick_breaking_attention")  # count or order the keys of the whole sequence
 REFUSED: dict[Callable[[Op], None], tuple[str, ...]] = {
     statistics: (*IN_ONE_TENSOR, *LOW_RANK, *RECURRENT),
     blocked: (*IN_ONE_TENSOR, *LOW_RANK, *OF_FEATURES, *JOINED, *RECURRENT),
     packed: (
         *(*IN_ONE_TENSOR, *LOW_RANK, *OF_FEATURES[1:], *SPARSE, *JOINED, *RECURRENT),
-        *("reluformer_attention", "sigmoid_attention", "gaussian_attention", "ssmax_attention"),
+        *("reluformer_attention", "sigmoid_attention", "gaussian_attention", *ORDERED),
     ),
     module: (*IN_ONE_TENSOR, *RECURRENT),
     integrations: (*IN_ONE_TENSOR, *JOINED, *RECURRENT),
-    processes: (*IN_ONE_TENSOR, *LOW_RANK, *SPARSE, *JOINED, *RECURRENT, "ssmax_attention"),
+    processes: (*IN_ONE_TENSOR, *LOW_RANK, *SPARSE, *JOINED, *RECURRENT, *ORDERED),
 }
 """Which ops a consumer does not serve."""
 OPS = [getattr(attnkit, name) for name in attnkit.__all__ if name.endswith("_attention")]

@@ -135,7 +135,7 @@ def test_device_and_dtype_reach_what_is_made():
     [
         ("linformer_attention", {"options": {"num_slots": 3}}, "linformer_attention needs the option 'max_length'"),
         ("linformer_attention", {"options": {**LINFORMER, "proj_k": None}}, "takes the options .*; got 'proj_k'"),
-        ("linformer_attention", {"options": LINFORMER, "causal": True}, "linformer_attention has no causal form"),
+        ("linformer_attention", {"options": LINFORMER, "causal": True}, "linformer_attention has no option causal"),
         ("nystrom_attention", {"options": {"num_landmarks": 2}, "dropout": 0.1}, "nystrom_attention takes no dropout"),
         ("nystrom_attention", {"options": {"num_slots": 2}}, "takes the options .*num_landmarks.*; got 'num_slots'"),
         ("softmax_attention", {"options": {"return_lse": True}}, "takes the options .*; got 'return_lse'"),

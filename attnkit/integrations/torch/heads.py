@@ -136,7 +136,7 @@ def _seen(op: Op, pairs: tuple[int, ...], keys: int, masks: Masks) -> dict[str, 
         if attn_mask is None:
             raise ValueError(f"{NAME}: is_causal=True says what attn_mask is; got None")
         if "causal" not in taken_by(op):
-            raise NotImplementedError(f"{NAME}: {op.__name__} has no causal form; got is_causal=True")
+            raise NotImplementedError(f"{NAME}: {op.__name__} has no option causal; got is_causal=True")
         if keys == tokens:
             call["causal"], attn_mask = "upper_left", None
     shaped = {}

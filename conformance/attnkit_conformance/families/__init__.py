@@ -2,7 +2,17 @@
 
 from types import ModuleType
 
-from attnkit_conformance.families import gated, gaussian, lsh, memory, pointwise, softmax, softpick, ssmax
+from attnkit_conformance.families import (
+    gated,
+    gaussian,
+    lsh,
+    memory,
+    pointwise,
+    softmax,
+    softpick,
+    ssmax,
+    stick_breaking,
+)
 from attnkit_conformance.families.entmax import row as entmax
 from attnkit_conformance.families.linear import row as linear
 from attnkit_conformance.families.lowrank import row as lowrank
@@ -15,6 +25,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     entmax,
     softpick,
     ssmax,
+    stick_breaking,
     gaussian,
     linear,
     recurrent,

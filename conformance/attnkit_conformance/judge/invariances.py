@@ -16,7 +16,7 @@ import numpy as np
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter, Unsupported
 from attnkit_conformance.golden import golden
-from attnkit_conformance.model import tolerance
+from attnkit_conformance.model import scoring, tolerance
 from attnkit_conformance.model.case import Case, compute_dtype, rounded
 from attnkit_conformance.model.op import STATEFUL, Tokens
 from attnkit_conformance.model.scene import Scene
@@ -257,7 +257,10 @@ def nan_in_rows(adapter: Adapter, case: Case, given: Case) -> Iterator[str]:
         nans = np.moveaxis(np.isnan(x.astype(np.float64)), tokens.queries.get(name, -1), -1)
         rows = nans if name == "total" else nans.any(-2)
         n = rows.shape[-1]
-        expected = np.broadcast_to(np.arange(n) >= (n - 3 if case.params.get("causal") else 0), rows.shape)
+        first = n - 3 if case.params.get("causal") else 0
+        if scoring.subject(case) in scoring.OWN_ORDER:
+            first = n - 3 if case.params.get("attend_current") else n - 2
+        expected = np.broadcast_to(np.arange(n) >= first, rows.shape)
         if np.any(expected & ~rows if tokens.shared else rows != expected):
             yield f"{name}: NaN in {int(rows.sum())} rows; expected in the {int(expected.sum())} that see it"
 

@@ -37,7 +37,8 @@ class Property:
     plain: Check | None = None  # what is left of it without that, if anything
 
     def applies(self, op: Op, params: Mapping[str, Any]) -> bool:
-        return self.name not in op.declines and (self.name in op.invariances or self.holds(op, params))
+        declines = {*op.declines, *op.subject(params).declines}
+        return self.name not in declines and (self.name in op.invariances or self.holds(op, params))
 
     def asked(self, adapter: Adapter) -> Check | None:
         """What an adapter is asked: without what it declines; None if nothing is left."""

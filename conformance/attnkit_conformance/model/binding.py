@@ -72,6 +72,7 @@ def plain_backward(
     """op_vjp(*arrays, *cotangents, **params) -> gradients."""
     args, keywords = split(op, arrays, params)
     keywords.pop("return_lse", None)
+    keywords.pop("return_remainder", None)
     of_outputs = [cotangents.get(name) for name in op.outputs(params)] if op.vjp else []  # weights have none
     return dict(getattr(module, op.name + suffix)(*args, *of_outputs, **keywords))
 

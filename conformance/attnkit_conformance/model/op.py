@@ -22,6 +22,7 @@ Params = Mapping[str, Any]
 QKV = ("q", "k", "v")
 OPTIONAL = ("mask", "bias", "key_lengths", "query_mask", "dropout_mask", "scale", "length")
 STATEFUL = ("initial_state", "return_state", "chunk_size")  # weights and statistics are of calls without a state
+FURTHER = ("return_lse", "return_remainder")  # options that ask for outputs beside o
 OF_WEIGHTS = ("causal_prefix", "padding_contents")  # what can fail for weights but not for the op
 LONGEST = 600  # tokens of which the weights of all pairs are looked at
 
@@ -94,6 +95,7 @@ class Op:
     steep: Callable[[Params], bool] = lambda params: False  # is a small weight a difference: exact scores for entropy
     # D: slopes of weights by scores where what rows are divided by stays, and the scores; None where the probe sees all
     resummed: Callable[[Case], tuple[np.ndarray, Scores]] | None = None
+    falling: bool = False  # its weights fall by decades along a row: none is judged by the size of others
     ties: bool = True  # weights that are equal on paper are equal bit by bit
     extra: tuple[tuple[Scene, Params], ...] = ()  # scenes with variants beyond those that all ops share
     complete: Callable[[Case], Case | None] | None = None  # adds arrays of the op's own to a draw; None: another draw
@@ -131,7 +133,7 @@ class Op:
 
     def statistics_variant(self, variant: Params, left_out: tuple[str, ...] = ()) -> Params:
         """`variant` as parameters of the statistics functions: with entropy only if weights cannot be negative."""
-        params = without_parameters(variant, ("return_lse", *STATEFUL, *left_out))
+        params = without_parameters(variant, (*FURTHER, *STATEFUL, *left_out))
         without_entropy = tuple(name for name in FIELDS if name != "entropy")
         return {**params, "fields": without_entropy} if self.signed(variant) else params
 
@@ -142,6 +144,10 @@ class Op:
 
 def o_only(params: Params) -> tuple[str, ...]:
     return ("o",)
+
+
+def o_and_remainder(params: Params) -> tuple[str, ...]:
+    return ("o", "r") if params.get("return_remainder") else ("o",)
 
 
 def o_and_lse(params: Params) -> tuple[str, ...]:
@@ -184,7 +190,7 @@ def without_parameters(variant: Params, left_out: tuple[str, ...]) -> Params:
 
 def weights_of(op: Op) -> Op:
     """The row of `<op>_weights`: no v, no dropout, no gradient of its own."""
-    outside = ("v", "proj_v", "return_lse", "dropout_mask", *op.outside)
+    outside = ("v", "proj_v", *FURTHER, "dropout_mask", *op.outside)
     variants = tuple(without_parameters(variant, outside) for variant in op.variants)
     return replace(
         op,

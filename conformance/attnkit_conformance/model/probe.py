@@ -54,6 +54,9 @@ def probes(op: Op, case: Case, golden: tuple[Arrays, Arrays]) -> tuple[dict[str,
             for name, x in moves.items():
                 sums[name] = np.hypot(sums[name], x)
     outputs, gradients = ({name: floored(x) for name, x in sums.items()} for sums in rms)
+    if op.falling and "w" in outputs:
+        size = np.abs(golden[0]["w"])
+        outputs["w"] = size * floored(np.divide(rms[0]["w"], size, out=np.zeros(size.shape), where=size > 0))
     return outputs, gradients
 
 

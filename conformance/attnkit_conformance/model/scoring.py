@@ -11,6 +11,7 @@ from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, compute_dtype, finfo
 from attnkit_reference._core import Scores, row_lengths, scores
 from attnkit_reference.pointwise import SCORE_FUNCTIONS
+from attnkit_reference.stick_breaking import stick_breaking_attention, stick_breaking_scores
 
 Array = np.ndarray
 Settings = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -18,6 +19,9 @@ Settings = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 COMMON = (
     "mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "enable_gqa", "dropout_mask", "dropout",
 )  # fmt: skip
+
+OWN_ORDER = {stick_breaking_attention.__name__: stick_breaking_scores}
+"""The scores of ops that are causal themselves."""
 
 
 def subject(case: Case) -> str:
@@ -32,8 +36,9 @@ def options(case: Case, own: Collection[str] = ()) -> dict[str, Any]:
 
 def case_scores(case: Case, with_v: bool = True) -> Scores:
     """Sanitised inputs, exact scores and visibility of an attention case."""
-    values = case.arrays.get("v") if with_v else None
-    return scores(subject(case), case.arrays["q"], case.arrays["k"], values, **options(case))
+    values, op = case.arrays.get("v") if with_v else None, subject(case)
+    own = options(case, ("attend_current",))
+    return OWN_ORDER.get(op, scores)(op, case.arrays["q"], case.arrays["k"], values, **own)
 
 
 def no_settings(params: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -27,6 +27,7 @@ SATURATED = "Where a few keys have all the weight, or keys are equal, a gradient
 FIRST = "The first token of a sequence sees one key, whose weight is 1 but for eps: its gradient is that of eps."
 GATE = "The growth of the largest exponent in a gate holds for all entries of a case."
 DISTANCE = "The growth of the largest distance holds for all rows of a case."
+FALLING = "Gradients of a bias fall by decades along a row, and have a tenth of the probe of the largest."
 BESIDE = "Small weights beside large ones in a row, of whose probe they have a tenth."
 NORM = "The norm removes from a gradient what is along the output."
 TOTAL = "The total of normalised weights is 1: its gradient is 0 or that of eps."
@@ -58,6 +59,7 @@ REASONS: tuple[tuple[str, float, str], ...] = (  # op, results and dtype; percen
     ("softpick_attention gradients float32", 1.5, SATURATED),
     ("softpick_attention gradients float16", 3.0, SATURATED),
     ("ssmax_attention gradients float32", 1.5, SATURATED),
+    ("stick_breaking_attention gradients float32", 2.0, FALLING),
     ("efficient_attention gradients float32", 0.5, SATURATED),
     ("efficient_attention gradients float16", 1.5, SATURATED),
     ("linear_attention gradients float32", 0.5, FIRST),

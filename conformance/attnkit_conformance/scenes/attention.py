@@ -31,6 +31,8 @@ MARGIN = 2e-6  # relative distance of a score from a kink within which float32 m
 
 
 Pair = tuple[Scene, Mapping[str, Any]]
+EARLIER = {"before": -1, "up_to": 0}
+"""Options of scenes of ops that are causal themselves: the last key that is seen, from the query's own position."""
 VISIBILITY = ("mask", "causal", "window", "key_lengths", "query_mask")
 CAUSAL = {"causal": True}
 GQA = {"enable_gqa": True}
@@ -273,9 +275,11 @@ def draw_cotangents(op: Op, case: Case, rng: np.random.Generator, scene: Scene) 
 
 
 def visibility(scene: Scene, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """A3 for a scene, (leading..., L, S)."""
+    """A3 for a scene, (leading..., L, S), and the order of an op that is causal itself."""
     options = {name: x for name, x in (*arrays.items(), *scene.params.items()) if name in VISIBILITY}
-    return reference.visibility(f"scene {scene.name}", (*scene.leading, scene.L, scene.S), **options)
+    visible = reference.visibility(f"scene {scene.name}", (*scene.leading, scene.L, scene.S), **options)
+    ahead = next((ahead for option, ahead in EARLIER.items() if option in scene.options), None)
+    return visible if ahead is None else visible & np.tri(scene.L, scene.S, scene.S - scene.L + ahead, dtype=bool)
 
 
 def attention_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:

@@ -49,7 +49,7 @@ LARGE_SEED = 2**40 + 5
 ALONE = ("causal", "window")
 COTANGENTS = ("every", "first", "others")  # the outputs, of several, whose cotangents gradients are of
 ARRAYS_OF_NUMBERS = (*LEARNED, LENGTH_ARRAY)
-EVERYTHING = {"return_lse": True, "return_state": True}
+EVERYTHING = {"return_lse": True, "return_remainder": True, "return_state": True}
 FIELDS: Mapping[Level, tuple[str, ...] | None] = {
     "all": None,
     "sums": ("total", "sum_squares"),
@@ -185,6 +185,9 @@ def of_subjects(op: Op, factors: Factors, arrays: tuple[str, ...]) -> Iterator[t
             yield ("op", subject.name), ("values", "integers")
         elif not subject.bias_inf:
             yield ("op", subject.name), ("bias", "infinite")
+        if "causal" in subject.levels:
+            others = [level for level in factors["causal"] if level not in subject.levels["causal"]]
+            yield from ((("op", subject.name), ("causal", level)) for level in others)
         if not subject.ties:
             yield ("op", subject.name), ("values", "integers")
 

@@ -15,7 +15,7 @@ from attnkit_conformance.report import exchange
 from attnkit_conformance.scenes.attention import CAUSAL, GQA, attention_case, fitting, variant_label
 
 DTYPES = ("float32", "float64")
-LARGEST = 50_000  # bytes of a case of the quick profile
+LARGEST = 45_000  # bytes of a case of the quick profile
 LONGEST = 1_000_000  # bytes of a case of an op that has samples of its own alone
 LIMIT = 20_000_000  # bytes of all files
 SMALL = (

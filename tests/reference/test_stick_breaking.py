@@ -1,0 +1,143 @@
+"""Stick-breaking attention: values by loops, gradients by central differences, the remainder, rows without keys."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnkit_reference as reference
+
+Rng = np.random.Generator
+Arrays = dict[str, Any]
+NAME = "stick_breaking_attention"
+MASK = np.array([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 1]], dtype=bool)
+
+
+def draw(rng: Rng, **shapes: tuple[int, ...]) -> Arrays:
+    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
+
+
+def masked(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, q=(3, 3), k=(4, 3), v=(4, 2), bias=(3, 4)), {"mask": MASK}
+
+
+def more_queries(rng: Rng) -> tuple[Arrays, Arrays]:
+    return draw(rng, q=(2, 5, 3), k=(2, 3, 3), v=(2, 3, 2)), {"attend_current": True, "dropout": (0.3, 4)}
+
+
+def broadcast(rng: Rng) -> tuple[Arrays, Arrays]:
+    shapes = {"q": (2, 1, 3, 3), "k": (3, 5, 3), "v": (1, 5, 2), "bias": (2, 1, 1, 5), "scale": ()}
+    return draw(rng, **shapes), {"window": (2, 1)}
+
+
+def grouped(rng: Rng) -> tuple[Arrays, Arrays]:
+    queries, kept = rng.random((2, 1, 3)) < 0.7, (rng.random((2, 4, 3, 4)) < 0.7) / 0.7
+    shapes = {"q": (2, 4, 3, 3), "k": (1, 2, 4, 3), "v": (2, 2, 4, 2), "bias": (4, 1, 1), "scale": (4,)}
+    params = {"enable_gqa": True, "key_lengths": np.array([[3], [0]]), "query_mask": queries, "dropout_mask": kept}
+    return draw(rng, **shapes), params
+
+
+CASES: dict[str, Callable[[Rng], tuple[Arrays, Arrays]]] = {
+    "masked": masked,
+    "more_queries": more_queries,
+    "broadcast": broadcast,
+    "grouped": grouped,
+}
+
+
+def call(**arguments: Any) -> Arrays:
+    return dict(zip("or", reference.stick_breaking_attention(**arguments, return_remainder=True), strict=True))
+
+
+@pytest.mark.parametrize("current", [False, True])
+def test_a_stick_broken_key_by_key(same: Any, current: bool) -> None:
+    s, values = np.random.default_rng(0).normal(size=(3, 4)), np.eye(4)
+    found = call(q=s, k=np.eye(4), v=values, scale=1.0, mask=MASK, attend_current=current)
+    w, left = np.zeros((3, 4)), np.ones(3)
+    for i in range(3):
+        for j in reversed(range(4)):
+            if MASK[i, j] and (j < i + 1 or (current and j == i + 1)):
+                share = 1 / (1 + np.exp(-s[i, j]))
+                w[i, j], left[i] = share * left[i], (1 - share) * left[i]
+    same(found["o"], w)
+    same(found["r"], left)
+    assert left[1] == 1  # sees no key
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients(covers: Any, check_gradients: Any, case: str) -> None:
+    arrays, params = CASES[case](np.random.default_rng(0))
+    params.setdefault("attend_current", case == "masked")
+    outputs = call(**arrays, **params)
+    cotangents = draw(np.random.default_rng(7), **{name: x.shape for name, x in outputs.items()})
+    rest = {name: x for name, x in arrays.items() if name not in "qkv"}
+    tokens = (arrays["q"], arrays["k"], arrays["v"])
+    for some in (("o", "r"), ("o",), ("r",)):
+        args = (*tokens, cotangents["o"] if "o" in some else None, cotangents["r"] if "r" in some else None)
+        gradients = reference.stick_breaking_attention_vjp(*args, **rest, **params)
+        assert set(gradients) == set(arrays)
+        given = {name: cotangents[name] for name in some}
+        check_gradients(lambda **x: call(**x, **params), arrays, given, gradients)
+        sizes = reference.stick_breaking_attention_magnitudes(*args, **rest, **params)
+        for name, value in {**gradients, **outputs}.items():
+            covers(sizes[name], value, name)
+
+
+def test_statistics(check_gradients: Any) -> None:
+    arrays, params = masked(np.random.default_rng(3))
+    del arrays["v"]
+    fields = ("total", "entropy", "sum_squares", "maximum")
+
+    def statistics(**x: Any) -> Arrays:
+        found = reference.row_statistics(NAME, **x, fields=fields, **params)
+        return {name: getattr(found, name) for name in fields}
+
+    cotangents = draw(np.random.default_rng(7), **dict.fromkeys(fields, (3,)))
+    dstats = reference.RowStatistics(**cotangents)
+    q, k, bias = arrays.values()
+    gradients = reference.row_statistics_vjp(NAME, q, k, dstats, fields=fields, bias=bias, **params)
+    check_gradients(statistics, arrays, cotangents, gradients)
+
+
+def test_long_rows_of_large_scores_keep_their_sum(same: Any) -> None:
+    scores = np.where(np.arange(4096) % 7 == 1, 30.0, -30.0)
+    given = {"q": np.ones((1, 1)), "k": scores[:, None], "scale": 1.0, "attend_current": True}
+    found = call(**given, v=np.ones((4096, 1)))
+    same(found["o"], [[1.0]])
+    assert found["r"][0] == 0  # less than float64 holds
+    first = np.flatnonzero(scores > 0)[-1]
+    nearer = (4095 - first) * np.log1p(np.exp(-30.0))
+    same(reference.stick_breaking_attention_weights(**given)[0, first], np.exp(-nearer) / (1 + np.exp(-30.0)))
+
+
+def test_hidden_tokens_change_nothing() -> None:
+    q, k, v, do, dr = draw(np.random.default_rng(1), q=(4, 3), k=(4, 3), v=(4, 2), o=(4, 2), r=(4,)).values()
+    hidden = {"mask": np.array([True, False, True, True])}
+    results = []
+    for hole in (0.0, np.nan, np.inf):
+        q[0], do[0], dr[0], k[[1, 3]], v[[1, 3]] = hole, hole, hole, hole, hole  # the last key is before no query
+        outputs = call(q=q, k=k, v=v, **hidden)
+        results.append({**outputs, **{f"d{n}": x for n, x in
+                        reference.stick_breaking_attention_vjp(q, k, v, do, dr, **hidden).items()}})  # fmt: skip
+    for other in results[1:]:
+        for name, x in results[0].items():
+            np.testing.assert_array_equal(other[name], x)
+    assert results[0]["r"][0] == 1
+    assert not np.any(results[0]["dk"][[1, 3]])
+    assert not np.any(results[0]["dq"][0])
+
+
+def test_errors() -> None:
+    q, k, v = np.ones((3, 4)), np.ones((5, 4)), np.ones((5, 2))
+    for wrong, error, text in (
+        ({"causal": True}, ValueError, "unexpected argument 'causal'"),
+        ({"attend_current": 1}, TypeError, "attend_current; expected True or False, got 1"),
+        ({"mask": np.ones((3, 4), bool)}, ValueError, "mask does not fit"),
+        ({"mask": np.ones((3, 5))}, TypeError, "mask; expected a boolean array"),
+        ({"bias": np.full((3, 5), -np.inf)}, ValueError, "bias; expected finite values"),
+    ):
+        with pytest.raises(error, match=f"^{NAME}: {text}"):
+            reference.stick_breaking_attention(q, k, v, **wrong)
+    with pytest.raises(ValueError, match=r"row_statistics\(stick_breaking_attention\): unexpected argument 'causal'"):
+        reference.row_statistics(NAME, q, k, causal=True)
