@@ -26,7 +26,7 @@ class SoftmaxRows(Rows):
     """Rows of softmax with a sink: a further score c that has a share of the sum, and no value."""
 
     top: Array = field(default_factory=lambda: np.zeros(0))  # m (..., L), 0 in null rows
-    total: Array = field(default_factory=lambda: np.zeros(0))  # Σ exp(s - m) + exp(c - m) (..., L), 1 in null rows
+    log_total: Array = field(default_factory=lambda: np.zeros(0))  # log(Σ exp(s - m) + exp(c - m)) (..., L), or 0
     share: Array = field(default_factory=lambda: np.zeros(0))  # p = exp(c - m)/total (..., L), 0 in null rows
     shape: tuple[int, ...] | None = None  # of the sink where it is an array
 
@@ -70,20 +70,24 @@ def softmax_of(sc: Scores, sink: Array = NO_SINK, shape: tuple[int, ...] | None 
     with np.errstate(invalid="ignore"):
         e = np.exp(np.where(sc.visible, sc.s - top[..., None], -np.inf))
         of_sink = np.exp(np.where(live, sink - top, -np.inf))
-    total = np.where(live, e.sum(axis=-1) + of_sink, 1.0)
+    of_scores = e.sum(axis=-1)
+    total = np.where(live, of_scores + of_sink, 1.0)
+    log_total = np.where(
+        live & (of_sink == 1), np.log1p(of_scores), np.log(total)
+    )  # of which c = 0 leaves nothing else
     w = e / total[..., None]
 
     def pull(dw: Array, size: Array) -> tuple[Array, Array]:
         inner = np.sum(w * dw, axis=-1, keepdims=True)
         return w * (dw - inner), w * (size + np.abs(inner))
 
-    return SoftmaxRows(sc, w, live, pull, top=top, total=total, share=of_sink / total, shape=shape)
+    return SoftmaxRows(sc, w, live, pull, top=top, log_total=log_total, share=of_sink / total, shape=shape)
 
 
 def log_sum_exp(rows: SoftmaxRows, absolute: bool = False) -> Array:
     """lse = m + log(Σ exp(s - m) + exp(c - m)); -inf on null rows. With `absolute` |m| in place of m, or 0."""
     size, null = (np.abs(rows.top), 0.0) if absolute else (rows.top, -np.inf)
-    return np.where(rows.live, size + np.log(rows.total), null)
+    return np.where(rows.live, size + rows.log_total, null)
 
 
 def _pull(rows: SoftmaxRows, do: Array | None, dlse: Array | None = None, absolute: bool = False) -> dict[str, Array]:
