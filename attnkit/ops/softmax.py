@@ -79,7 +79,8 @@ def _logsumexp(xp: Namespace, e: Exponentials) -> Array:
     log_z = xp.log(xp.where(z == 0, 1.0, z))
     if e.of_sink is not None:
         above = e.of_sink == 1
-        log_z = xp.where(above, xp.log1p(xp.where(above, e.total, 0.0)), log_z)
+        less_1 = e.total + (e.of_sink - 1.0)  # its value is Σu, its gradient is that of z
+        log_z = xp.where(above, xp.log1p(xp.where(above, less_1, 0.0)), log_z)
     return xp.where(z == 0, -math.inf, e.m + log_z)[..., 0]
 
 
