@@ -350,6 +350,12 @@ def learned(c: Context, name: str, value: Any) -> None:
         wrong_shape(c.op, name, value, shapes)
 
 
+def _sink(c: Context, name: str, value: Any) -> None:
+    lowest = isinstance(value, numbers.Real) and not isinstance(value, bool) and value == -math.inf
+    if not lowest:
+        learned(c, name, value)
+
+
 def positive(c: Context, name: str, value: Any) -> None:
     if not number(c.op, name, value) > 0:
         raise ValueError(f"{c.op}: {name} must be greater than 0; got {shown(value)}")
@@ -425,9 +431,12 @@ OPTIONS: dict[str, Callable[[Context, str, Any], None]] = {
     "shift": _shift,
     "slope": learned,
     "intercept": learned,
+    "sink": _sink,
     "eps": positive,
 }
-OPTIONAL = frozenset(("mask", "bias", "dropout_mask", "dropout", "query_mask", "key_lengths", "window", "scale"))
+OPTIONAL = frozenset(
+    ("mask", "bias", "dropout_mask", "dropout", "query_mask", "key_lengths", "window", "scale", "sink")
+)
 
 
 def layernorm_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> Context:

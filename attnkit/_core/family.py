@@ -73,6 +73,9 @@ class Family(NamedTuple):
     common: frozenset[str] = frozenset(quadratic.COMMON)  # options that are not the op's own
     stateful: tuple[str, ...] = ()  # its options that only apply with a state
     of_features: Callable[..., FeatureWeights] | None = None  # (xp, a, **own), for weights made of features
+    not_of_kernels: tuple[
+        str, ...
+    ] = ()  # numbers that are None unless a call has them, and then need kernels that know
     row_factor: Callable[..., Any] | None = None  # (xp, a, **own): what multiplies the products q kᵀ of a row
     seeing: Callable[..., dict[str, Any]] | None = None  # (**common) -> those of `prepare`, of ops that hide pairs
 
@@ -170,7 +173,7 @@ class Family(NamedTuple):
             ds = self.score_gradient(xp, s, a, u if late else w, dw * r if late else dw, **own)
             ds = ds if of_scores is None else ds + of_scores(w)
             if self.beside is not nothing:
-                beside.update(self.beside(xp, a, u if late else w, dw, ds, like, **own))
+                beside.update(self.beside(xp, s, a, u if late else w, dw, ds, like, **own))
             return ds
 
         grads = quadratic.backward(xp, a, w, do, ds_of, like)

@@ -1,6 +1,7 @@
 """Numbers that are arrays (semantics A15), for kernels that read numbers.
 
-A kernel takes some arrays itself (`Kernel.learned`). A learned scale of products multiplies q before any other kernel,
+A kernel takes some arrays itself (`Kernel.learned`), and of the numbers that softmax is without unless a call has them
+(`Family.not_of_kernels`), plain ones too. A learned scale of products multiplies q before any other kernel,
 in float32 and float64, where that is what the generic body does. All else the generic body serves.
 """
 
@@ -48,13 +49,16 @@ def served(op: str, kernel: Kernel) -> Kernel:
 
 
 def numbers(op: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The numbers of a call of an op, its gradients or its statistics that are arrays."""
+    """The numbers of a call of an op, its gradients or its statistics that are arrays, or that few kernels know."""
     if not options:
         return ()
     record = RECORDS.get(options.get("op", op.removesuffix("_vjp")))
     names = () if record is None else ("scale", *record.family.numbers)
     given = [(name, options[name]) for name in names if name in options]
-    return tuple([name for name, x in given if not isinstance(x, float) and check.is_learned(x)])
+    found = [name for name, x in given if not isinstance(x, float) and check.is_learned(x)]
+    if record is not None and record.family.not_of_kernels:
+        found += [name for name in record.family.not_of_kernels if name not in found and options.get(name) is not None]
+    return tuple(found)
 
 
 def _refusal(op: str, names: tuple[str, ...], q: Array, options: Mapping[str, Any]) -> str | None:
@@ -62,9 +66,9 @@ def _refusal(op: str, names: tuple[str, ...], q: Array, options: Mapping[str, An
     family = RECORDS[options.get("op", op.removesuffix("_vjp"))].family
     products = family.prepare is quadratic.prepare and family.scores is quadratic.scores
     if names != ("scale",) or not products:
-        return (
-            f"{next((x for x in names if x != 'scale'), 'scale')} as an array is served by the generic implementation"
-        )
+        name = next((x for x in names if x != "scale"), "scale")
+        array = "" if name in family.not_of_kernels else " as an array"
+        return f"{name}{array} is served by the generic implementation"
     if q.dtype != quadratic.compute_dtype(namespace(q), q):
         return "scale as an array in half types is served by the generic implementation"
     return None

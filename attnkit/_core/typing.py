@@ -19,7 +19,7 @@ Namespace = Any
 Causal = Literal["upper_left"] | bool
 Length = Any  # "visible" | "all" | a number > 0 | an array broadcast to (..., Hq, L)
 Impl = str | tuple[str, ...] | list[str]
-LEARNED = ("scale", "alpha", "gain", "shift", "gamma", "slope", "intercept")
+LEARNED = ("scale", "alpha", "gain", "shift", "gamma", "slope", "intercept", "sink")
 """Numbers of ops whose scores are products or distances; as arrays they have gradients."""
 
 

@@ -192,13 +192,16 @@ def attention_function(name: str, op: Op, **options: Any) -> Callable[..., tuple
         position_bias: Tensor | None = None,
         sliding_window: int | None = None,
         output_attentions: bool | None = False,
+        s_aux: Tensor | None = None,
         **others: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """query (B, Hq, L, d), key (B, Hkv, S, d), value (B, Hkv, S, e) -> (B, L, Hq, e), and weights if requested.
 
-        In the dtype of autocast where that is on: rotary embeddings make query and key float32, but not value.
+        In the dtype of autocast where that is on: rotary embeddings make query and key float32, but not value. s_aux
+        (Hq,) are the sinks of a model like gpt-oss.
         """
-        _refuse_others(name, attention_mask, others)
+        takes_sinks = "sink" in parameters and "sink" not in options
+        _refuse_others(name, attention_mask, others if takes_sinks else {**others, "s_aux": s_aux})
         query, key, value = in_dtype_of_autocast(query, key, value)
         call = dict(options)
         if "scale" not in call:
@@ -206,6 +209,8 @@ def attention_function(name: str, op: Op, **options: Any) -> Callable[..., tuple
         if attention_mask is None:
             call |= _unmasked(name, module, query.shape[-2], key.shape[-2], is_causal, sliding_window)
         call |= _masked(name, parameters, attention_mask, position_bias)
+        if s_aux is not None:
+            call["sink"] = s_aux
         if query.shape[1] != key.shape[1]:
             call["enable_gqa"] = True
         on_weights = {n: x for n, x in call.items() if n in of_weights}

@@ -160,8 +160,8 @@ def _at_one(xp: Namespace, s: Array, a: quadratic.Inputs, alpha: Array) -> Array
     With y = s - θ and ε = α - 1 they are (1 + εy)^(1/ε) = exp(y - εy²/2 + ε²y³/3 - …), with θ such that they sum to 1.
     θ is log Σ exp(s) at ε = 0, and steps with slope 1 give it its derivatives. The value of ε is 0 here.
     """
-    _, top, total = softmax.exponentials(xp, stop_gradient(s), a)
-    y = s - top - xp.log(xp.where(total == 0, 1.0, total))
+    e = softmax.exponentials(xp, stop_gradient(s), a)
+    y = s - e.m - xp.log(xp.where(e.total == 0, 1.0, e.total))
     support = y > _UNDERFLOW if a.pairs is None else (y > _UNDERFLOW) & a.pairs
     y, eps = xp.where(support, y, 0.0), alpha - stop_gradient(alpha)
 
@@ -206,7 +206,15 @@ def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: A
 
 
 def beside(
-    xp: Namespace, a: quadratic.Inputs, w: Array, dw: Any, ds: Array, like: dict[str, Array], *, alpha: Any = 1.5
+    xp: Namespace,
+    s: Array,
+    a: quadratic.Inputs,
+    w: Array,
+    dw: Any,
+    ds: Array,
+    like: dict[str, Array],
+    *,
+    alpha: Any = 1.5,
 ) -> dict[str, Array]:
     """dα = Σ_j dw_j dp_j/dα of these rows in the compute dtype, if α is an array."""
     if isinstance(alpha, numbers.Real):

@@ -84,7 +84,7 @@ def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: A
 
 
 def beside(
-    xp: Namespace, a: quadratic.Inputs, w: Array, dw: Any, ds: Array, like: dict[str, Array]
+    xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any, ds: Array, like: dict[str, Array]
 ) -> dict[str, Array]:
     """Gradients through ‖q‖² and ‖k‖², beside those of the product: -scale·q_i Σ_j ds_ij, -scale·k_j Σ_i ds_ij, and of
     scale -½ Σ_i ‖q_i‖² Σ_j ds_ij - ½ Σ_j ‖k_j‖² Σ_i ds_ij where it is an array."""

@@ -71,6 +71,7 @@ def score_gradient(
 
 def beside(
     xp: Namespace,
+    s: Array,
     a: quadratic.Inputs,
     u: Array,
     dw: Any,

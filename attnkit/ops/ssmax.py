@@ -40,6 +40,7 @@ def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: A
 
 def beside(
     xp: Namespace,
+    s: Array,
     a: quadratic.Inputs,
     w: Array,
     dw: Any,

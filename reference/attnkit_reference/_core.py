@@ -4,6 +4,7 @@ Letters: L queries, S keys, d features of q and k, e features of v, H heads (axi
 broadcast. Everything is float64, and (..., L, S) arrays are allowed.
 """
 
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -132,14 +133,18 @@ def scores(
     return Scores(op, q, k, v, bias, s, visible, visible.sum(-1), factor, keep, groups, shapes)
 
 
-def learned(op: str, name: str, x: float | Array, leading: tuple[int, ...], positive: bool = False) -> float | Array:
-    """A number, or an array of one number () or of one per head (H,), as it multiplies (..., H, L, S)."""
+def learned(
+    op: str, name: str, x: float | Array, leading: tuple[int, ...], positive: bool = False, lowest: bool = False
+) -> float | Array:
+    """A number, or an array of one number () or of one per head (H,), as it multiplies (..., H, L, S); `lowest`: -inf
+    is one."""
     if not isinstance(x, np.ndarray):
-        return number(op, name, x, positive)
+        return -np.inf if lowest and isinstance(x, numbers.Real) and x == -np.inf else number(op, name, x, positive)
     wide = as_float(op, name, x)
     if wide.shape not in ((), leading[-1:]):
         raise ValueError(f"{op}: {name}; expected a number, or an array () or {leading[-1:]}, got {wide.shape}")
-    if not np.all(np.isfinite(wide)) or (positive and not np.all(wide > 0)):
+    legal = np.isfinite(wide) | (wide == -np.inf) if lowest else np.isfinite(wide)
+    if not np.all(legal) or (positive and not np.all(wide > 0)):
         raise ValueError(f"{op}: {name}; expected finite numbers{' > 0' if positive else ''}, got {x!r}")
     return wide[..., None, None] if wide.shape else wide
 

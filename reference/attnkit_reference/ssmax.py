@@ -8,7 +8,6 @@ import numpy as np
 
 from attnkit_reference._core import (
     Array,
-    Rows,
     attend,
     contract,
     learned,
@@ -18,11 +17,11 @@ from attnkit_reference._core import (
     transposed,
 )
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
-from attnkit_reference.softmax import softmax_of
+from attnkit_reference.softmax import SoftmaxRows, softmax_of
 
 
 @dataclass(frozen=True)
-class SsmaxRows(Rows):
+class SsmaxRows(SoftmaxRows):
     """Rows of softmax for queries f q, which are those in `scores`; f = slope log n + intercept."""
 
     q: Array = field(default_factory=lambda: np.zeros(0))  # as they were

@@ -14,6 +14,8 @@ from transformers import (
     CLIPConfig,
     CLIPModel,
     Gemma2Config,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -104,6 +106,33 @@ def test_softmax_is_eager(make, left):
     ours, theirs = (make(name, torch.float32)(**batch)[0] for name in ("attnkit_softmax", "eager"))
     tokens = batch["attention_mask"].bool()
     close(ours[tokens], theirs[tokens])
+
+
+def gpt_oss(attention: str) -> GptOssForCausalLM:
+    sizes = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8, "num_key_value_heads": 2}
+    config = GptOssConfig(**SIZES, **sizes, sliding_window=4, attn_implementation=attention)
+    made = seeded(GptOssForCausalLM, config, torch.float32)
+    for layer in made.model.layers:
+        layer.self_attn.sinks.data.copy_(torch.tensor([0.5, -2.0, 3.0, 0.0]))
+    return made
+
+
+def test_sinks_of_gpt_oss_reach_softmax():
+    """With a window in every second layer, groups of heads and padding."""
+    batch, results = padded(True), {}
+    tokens = batch["attention_mask"].bool()
+    for name in ("attnkit_softmax", "eager"):
+        model = gpt_oss(name)
+        with attnkit.implementations() as ran:
+            logits = model(**batch).logits[tokens]
+        logits.square().mean().backward()
+        results[name] = (logits, *(layer.self_attn.sinks.grad for layer in model.model.layers))
+        assert bool(ran.get("softmax_attention")) == (name != "eager")
+    for ours, theirs in zip(*results.values(), strict=True):
+        assert theirs.abs().max() > 1e-6
+        assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
+    with pytest.raises(NotImplementedError, match="attnkit_relu: attnkit does not serve the argument 's_aux'"):
+        gpt_oss("attnkit_relu")(**batch)
 
 
 @pytest.mark.parametrize("make", [llama, bert])

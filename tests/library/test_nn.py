@@ -39,6 +39,23 @@ def test_softmax_is_torchs_multi_head_attention():
     assert_close(our_weights, weights, LAYER)
 
 
+def test_a_sink_that_is_a_parameter_is_learned():
+    sink = torch.tensor([0.5, -2.0, 3.0, 0.0], dtype=torch.float64)
+    layer, x = module(options={"sink": torch.nn.Parameter(sink)}, causal=True), tokens()
+    out, statistics = layer(x, return_statistics=True)
+    assert_close(layer(x), module_like(layer, {"sink": sink})(x), LAYER)
+    (out.square().sum() + statistics.sum_squares.sum()).backward()
+    assert layer.learned["sink"].grad.all()
+    assert (statistics.total < 1).all()
+
+
+def module_like(layer: MultiHeadAttention, options: dict) -> MultiHeadAttention:
+    """A module with the same projections, and without learned numbers."""
+    made = module(options=options, causal=layer.causal)
+    made.load_state_dict({n: w for n, w in layer.state_dict().items() if not n.startswith("learned")})
+    return made
+
+
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_decoding_with_a_cache_is_the_whole_sequence(op, kv_heads):

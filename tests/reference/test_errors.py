@@ -235,7 +235,7 @@ def test_qk_layernorm() -> None:
 
 def test_signatures_show_every_argument() -> None:
     own = {
-        "softmax_attention": ["return_lse"],
+        "softmax_attention": ["return_lse", "sink"],
         "pointwise_attention": ["activation", "alpha", "gain", "length", "shift"],
         "reluformer_attention": ["gamma", "length"],
         "sigmoid_attention": ["length"],

@@ -15,6 +15,7 @@ KINKS |= {"reluformer": (0.0,), "softpick": (0.0,)}
 MARGIN = 0.05  # of scores from kinks, and between the two largest weights of a row
 OPS: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax": ("softmax_attention", {}),
+    "sink": ("softmax_attention", {"sink": 0.4}),
     "reluformer": ("reluformer_attention", {"gamma": 0.7}),
     "sigmoid": ("sigmoid_attention", {}),
     "softpick": ("softpick_attention", {"eps": 0.3}),
@@ -115,7 +116,7 @@ CASES: dict[str, Callable[[Rng], tuple[Arrays, Arrays]]] = {
 
 
 def case_scores(arrays: Arrays, params: Arrays) -> Scores:
-    own = ("gamma", "length", "activation", "alpha", "gain", "shift", "eps", "slope", "intercept")
+    own = ("gamma", "length", "activation", "alpha", "gain", "shift", "eps", "slope", "intercept", "sink")
     common = {name: x for name, x in {**arrays, **params}.items() if name not in own}
     sc = scores("sample", **common)
     shift = np.asarray(arrays.get("shift", params.get("shift", 0.0)))
@@ -150,7 +151,7 @@ def forward(op: str, params: Arrays) -> Callable[..., Arrays]:
     function = getattr(reference, OPS[op][0])
 
     def call(q: Any, k: Any, v: Any, **rest: Any) -> Arrays:
-        if op == "softmax":
+        if function is reference.softmax_attention:
             o, lse = function(q, k, v, return_lse=True, **rest, **params)
             return {"o": o, "lse": lse}
         return {"o": function(q, k, v, **rest, **params)}
@@ -175,7 +176,7 @@ def test_output(check_gradients: Any, op: str, case: str) -> None:
     check_op(check_gradients, op, *sample(case, op))
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if op not in ("softmax", "softpick")])
+@pytest.mark.parametrize("op", [op for op in OPS if op not in ("softmax", "sink", "softpick")])
 @pytest.mark.parametrize("length", ["all", 2.5, "array"])
 def test_lengths(check_gradients: Any, op: str, length: Any) -> None:
     given = np.array([1.5, 2.0, 7.0]) if length == "array" else length
@@ -335,6 +336,42 @@ def test_learned_numbers_of_rows(check_gradients: Any, shape: tuple[int, ...], l
     numbers = {"slope": np.resize([0.6, -0.4], shape), "intercept": np.resize([0.2, 1.1], shape)}
     params = {name: x for name, x in params.items() if name not in numbers}
     check_op(check_gradients, "ssmax", {**arrays, **numbers, "scale": np.resize([0.7, -0.3], shape)}, params)
+
+
+@pytest.mark.parametrize("level", [0.4, "array", "heads", "lowest", "above all scores"])
+@pytest.mark.parametrize("case", ["bias", "grouped", "lengths", "dropout"])
+def test_learned_sink(check_gradients: Any, case: str, level: Any) -> None:
+    arrays, params = sample(case, "softmax")
+    heads = np.linspace(0.4, -1.1, arrays["q"].shape[-3])
+    levels = {"array": heads[:1].reshape(()), "heads": heads, "above all scores": heads + 9.0}
+    if level == "lowest":
+        heads[0] = -np.inf  # moved, it stays
+        call = forward("softmax", {**params, "sink": heads})
+        cotangents = cotangents_of(call(**arrays))
+        gradients = reference.softmax_attention_vjp(
+            **arrays, do=cotangents["o"], dlse=cotangents["lse"], sink=heads, **params
+        )
+        assert gradients.pop("sink")[0] == 0
+        check_gradients(call, arrays, cotangents, gradients)
+    else:
+        check_op(check_gradients, "sink", {**arrays, "sink": np.asarray(levels.get(level, level))}, params)
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_statistics_with_a_learned_sink(check_gradients: Any, shape: tuple[int, ...]) -> None:
+    arrays, params = sample("bias", "softmax")
+    arrays |= {"sink": np.resize([0.4, -1.1], shape)}
+
+    def call(q: Any, k: Any, v: Any, **rest: Any) -> Arrays:
+        o, stats = reference.attention_with_statistics("softmax_attention", q, k, v, fields=FIELDS, **rest, **params)
+        return {"o": o, **statistics_of(stats, FIELDS)}
+
+    cotangents = cotangents_of(call(**arrays))
+    dstats = reference.RowStatistics(**{name: cotangents[name] for name in FIELDS})
+    rest = {"do": cotangents["o"], "dstats": dstats, "fields": FIELDS}
+    gradients = reference.attention_with_statistics_vjp("softmax_attention", **arrays, **rest, **params)
+    assert set(gradients) == set(arrays)
+    check_gradients(call, arrays, cotangents, gradients)
 
 
 @pytest.mark.parametrize("shape", [(), (2,)])

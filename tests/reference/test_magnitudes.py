@@ -54,6 +54,16 @@ def test_softmax_by_loops(same: Any) -> None:
     same(found["lse"], np.abs(top) + reference.softmax_attention(q, k, v, scale=scale, return_lse=True)[1] - top)
 
 
+def test_sink_by_loops(same: Any) -> None:
+    rng = np.random.default_rng(1)
+    q, k, v, do, dlse = (rng.normal(size=shape) for shape in ((2, 3), (4, 3), (4, 2), (2, 2), (2,)))
+    sink = np.array(0.7)
+    w, dp = reference.softmax_attention_weights(q, k, sink=sink), do @ v.T
+    found = reference.softmax_attention_magnitudes(q, k, v, do, dlse, sink=sink)
+    share = 1 - w.sum(axis=1)
+    same(found["sink"], sum(share[i] * (abs(dlse[i]) + sum(w[i] * np.abs(dp[i]))) for i in range(2)))
+
+
 def test_pointwise_by_loops(same: Any) -> None:
     rng = np.random.default_rng(1)
     q, k, v, do = (rng.normal(size=shape) for shape in ((2, 3), (4, 3), (4, 2), (2, 2)))

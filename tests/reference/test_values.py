@@ -38,6 +38,51 @@ def test_softmax_of_large_scores(same: Any) -> None:
     same(lse, [3e4, 0.0])
 
 
+def test_a_sink_is_a_key_without_a_value(near: Any) -> None:
+    """A number, and one for each head: softmax with one more key of that score, whose weight and value are left out."""
+    rng = np.random.default_rng(5)
+    q, k, v, bias = (rng.normal(size=shape) for shape in ((2, 3, 4), (2, 5, 4), (2, 5, 3), (2, 3, 5)))
+    mask = rng.random((2, 3, 5)) < 0.7
+    mask[:, 1] = False
+    for sink in (0.0, 2.5, np.array(-1.0, np.float32), np.array([0.5, 30.0])):
+        c = np.broadcast_to(np.reshape(sink, (-1, 1, 1)), (2, 3, 1))
+        more = [np.concatenate([x, np.zeros((2, 1, x.shape[-1]))], axis=1) for x in (k, v)]
+        seen = np.concatenate([mask, mask.any(-1, keepdims=True)], axis=-1)
+        options = {"mask": seen, "bias": np.concatenate([bias, c], axis=-1), "return_lse": True}
+        expected = reference.softmax_attention(q, *more, **options)
+        found = reference.softmax_attention(q, k, v, sink=sink, mask=mask, bias=bias, return_lse=True)
+        for one, other in zip(found, expected, strict=True):
+            null = np.isneginf(other)
+            assert np.array_equal(np.isneginf(one), null)
+            near(np.where(null, 0, one), np.where(null, 0, other))
+
+
+def test_a_sink_of_minus_infinity_is_none(same: Any) -> None:
+    q, k, v = np.arange(6.0).reshape(3, 2), np.ones((4, 2)), np.arange(8.0).reshape(4, 2)
+    for sink in (-math.inf, np.array(-np.inf)):
+        same(reference.softmax_attention(q, k, v, sink=sink), reference.softmax_attention(q, k, v))
+
+
+def test_null_rows_have_no_sink() -> None:
+    q, k, v = np.ones((3, 2)), np.ones((2, 2)), np.ones((2, 1))
+    bias, sink = np.array([[0.0, 0.0], [-np.inf, -np.inf], [-np.inf, 0.0]]), np.array(3.0)
+    seen = {"bias": bias, "query_mask": np.array([False, True, True])}
+    o, lse = reference.softmax_attention(q, k, v, sink=sink, return_lse=True, **seen)
+    assert np.isneginf(lse).tolist() == [True, True, False]
+    assert np.all(o[:2] == 0)
+    do, dlse = np.array([[np.nan], [np.nan], [1.0]]), np.array([np.nan, np.nan, 1.0])
+    whole = reference.softmax_attention_vjp(q, k, v, do, dlse, sink=sink, **seen)
+    last = reference.softmax_attention_vjp(q[2:], k, v, do[2:], dlse[2:], sink=sink, bias=bias[2:])
+    assert whole["sink"] == last["sink"] != 0
+
+
+@pytest.mark.parametrize("sink", [math.nan, math.inf, np.array(np.inf), np.array(np.nan), np.zeros(3), np.zeros(1)])
+def test_what_is_no_sink(sink: Any) -> None:
+    q = np.ones((2, 3, 2))
+    with pytest.raises(ValueError, match="softmax_attention: sink"):
+        reference.softmax_attention(q, q, q, sink=sink)
+
+
 def test_pointwise_by_hand(same: Any) -> None:
     args = (SCORES, IDENTITY, VALUES)
     same(reference.pointwise_attention(*args, scale=1.0), np.array([[13.0, 130.0], [0.0, 0.0]]) / 3)

@@ -38,11 +38,11 @@ LAYOUTS = {
     **dict.fromkeys(("k", "v", "dk", "dv"), SHARED),  # (..., S, features), with the heads of k
     **dict.fromkeys(("projection", "state", "final_state", "dfinal_state", "dstate"), SHARED),  # (..., f, features)
     **{f"{of}{part}": VECTOR for of in STATES for part in ("normaliser", "level")},  # (..., f), with the heads of k
-    "key_lengths": ITEMS,  # (...)
+    **dict.fromkeys(("key_lengths", "sink", "dsink"), ITEMS),  # (...)
     "seed": NUMBER,  # ()
 }
 """By array, the axes that it has; those that are not here have one entry per query, (..., L)."""
-ALSO_NUMBERS = ("alpha", "key_lengths")
+ALSO_NUMBERS = ("alpha", "key_lengths", "sink")
 """Options of `LAYOUTS` that may be numbers; a scalar of NumPy for another is an array without axes."""
 EDGES = ("edges_q", "edges_k")
 """Boundaries of packed sequences. Such calls have tokens before heads in all arrays but these and `length`."""
@@ -52,7 +52,7 @@ ASKED = ("activation",)
 symbols of them."""
 OF_KEYS = ("k", "v", "bias", "mask", "dropout_mask")
 """Operands with an axis of keys."""
-DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", "state", "normaliser", "level")
+DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", "sink", "state", "normaliser", "level")
 SAVES_ROWS = (SOFTMAX.name, ENTMAX.name, SOFTPICK.name)
 """Ops whose forward pass saves numbers of rows that the backward pass would otherwise recompute."""
 ERRORS = {abi.NO_MEMORY: MemoryError, abi.BAD_EDGES: ValueError}
@@ -300,6 +300,7 @@ def _plan(
         shift=0.0 if isinstance(shift, str) else shift,
         dropout=options.get("dropout", 0.0),
         eps=options.get("eps", {SOFTPICK.name: EPS, **linear.EPS}.get(op, 0.0)),
+        sink=options.get("sink", -math.inf),
         projected=shapes["projection"][-2] if "projection" in shapes else 0,
         **linear.numbers(op, options),
     )

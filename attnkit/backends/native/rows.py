@@ -59,6 +59,6 @@ class Rows(Served):
 
     def kernels(self, replaces: tuple[str, ...] = ()) -> dict[str, Kernel]:
         """By function and its gradients."""
-        rows = Kernel("native", self.measure, self.refuse, replaces=replaces)
+        rows = Kernel("native", self.measure, self.refuse, replaces=replaces, learned=("sink",))
         pulled = rows._replace(call=self.pull_measured)
         return statistics.kernels(rows, rows, pulled, pulled)

@@ -30,6 +30,6 @@ class Served(NamedTuple):
         """By op and its gradients."""
         table = {}
         for op in VJPS:
-            table[op] = Kernel("native", partial(self.attend, op), partial(self.unsupported, op))
-            table[f"{op}_vjp"] = Kernel("native", partial(self.pull, op), partial(self.unsupported, op))
+            kernel = Kernel("native", partial(self.attend, op), partial(self.unsupported, op), learned=("sink",))
+            table |= {op: kernel, f"{op}_vjp": kernel._replace(call=partial(self.pull, op))}
         return table

@@ -101,7 +101,9 @@ def _text(value: Any) -> str:
         return f"({''.join([f'{_text(x)},' for x in value])})"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return f"{value!r}"
-    return f"{int(value)!r}" if isinstance(value, numbers.Integral) else f"{float(value)!r}"
+    if isinstance(value, numbers.Integral):
+        return f"{int(value)!r}"
+    return f"{float(value)!r}".replace("inf", "1e999")  # Python's notation has no infinity
 
 
 @lru_cache(maxsize=1024)

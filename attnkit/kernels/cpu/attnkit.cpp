@@ -25,6 +25,7 @@ bool legal_dtype(const attnkit_plan &plan, int array) {
     case ATTNKIT_DROPOUT_MASK:
     case ATTNKIT_LENGTHS:
     case ATTNKIT_ALPHA:
+    case ATTNKIT_SINK:
     case ATTNKIT_PROJECTION:
     case ATTNKIT_STATE:
     case ATTNKIT_NORMALISER:
@@ -39,6 +40,7 @@ bool legal_dtype(const attnkit_plan &plan, int array) {
     case ATTNKIT_DV:
     case ATTNKIT_DBIAS:
     case ATTNKIT_DALPHA:
+    case ATTNKIT_DSINK:
     case ATTNKIT_DSTATE:
     case ATTNKIT_DNORMALISER:
     case ATTNKIT_DLEVEL:

@@ -24,9 +24,9 @@ extern "C" {
 #endif
 
 enum {
-    ATTNKIT_VERSION = 5,      /* of this file: rises whenever a number or a field changes */
+    ATTNKIT_VERSION = 6,      /* of this file: rises whenever a number or a field changes */
     ATTNKIT_AXES = 6,         /* leading axes of a call, the two of GQA included */
-    ATTNKIT_ROW_NUMBERS = 6   /* numbers per query in ATTNKIT_ROWS */
+    ATTNKIT_ROW_NUMBERS = 7   /* numbers per query in ATTNKIT_ROWS */
 };
 
 enum attnkit_code {
@@ -120,6 +120,7 @@ enum attnkit_array {
     ATTNKIT_SEED,            /* one integer of 64 or 32 bits: dropout by counter (A9) with probability plan->dropout */
     ATTNKIT_LENGTHS,         /* (..., L), any float dtype; see plan->length_kind */
     ATTNKIT_ALPHA,           /* (..., L), any float dtype: alpha of entmax by rows; else it is the number plan->alpha */
+    ATTNKIT_SINK,            /* (...), any float dtype: of softmax by items; else it is the number plan->sink */
     ATTNKIT_PROJECTION,      /* of Performer: (..., projected, features), any float dtype */
     ATTNKIT_STATE,           /* of linear ops, the keys that came before, any float dtypes: S (..., f, values), */
     ATTNKIT_NORMALISER,      /* z (..., f), which only comes with S, */
@@ -161,6 +162,7 @@ enum attnkit_array {
     ATTNKIT_DV,
     ATTNKIT_DBIAS,
     ATTNKIT_DALPHA,
+    ATTNKIT_DSINK,
     ATTNKIT_DSTATE,
     ATTNKIT_DNORMALISER,
     ATTNKIT_DLEVEL,
@@ -209,6 +211,7 @@ typedef struct {
     double length;
     double dropout;          /* p, of dropout by counter */
     double eps;              /* of linear ops and softpick */
+    double sink;             /* of softmax: w = exp(s) / (exp(sink) + sum of exp(s)); -INFINITY where there is none */
     attnkit_view arrays[ATTNKIT_ARRAYS];
 } attnkit_plan;
 

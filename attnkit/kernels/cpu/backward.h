@@ -1,5 +1,5 @@
 // The backward sweep. Scores are recomputed tile by tile; with dw = do vᵀ ⊙ dropout and ds from the family's `pull`:
-// dq = scale ds k, dk = scale dsᵀ q, dv = (w ⊙ dropout)ᵀ do, dbias = ds.
+// dq = scale ds k, dk = scale dsᵀ q, dv = (w ⊙ dropout)ᵀ do, dbias = ds; dsink = -Σ_i exp(c - lse_i) (Σ w dw - dlse)_i.
 //
 // A task owns a split of the keys of a group: it adds up their dk and dv in its own memory and gives dq of its split as
 // a part. Splits follow from shapes, and parts are joined in order, so that bits do not depend on threads.
@@ -63,7 +63,8 @@ class Backward {
         dq_(call, ATTNKIT_DQ, plan_.queries, plan_.features, splits_, [](int) { return false; }),
         dk_(call, ATTNKIT_DK, plan_.keys, plan_.features, 1, [this](int axis) { return joins_keys(plan_, axis); }),
         dv_(call, ATTNKIT_DV, plan_.keys, plan_.values, 1, [this](int axis) { return joins_keys(plan_, axis); }),
-        dbias_(call) {}
+        dbias_(call),
+        dsink_(call, ATTNKIT_DSINK) {}
 
   void run() const {
     parallel(grouping_.groups * splits_, threads_for(call_, 2.5), [this](int64_t task) {
@@ -74,6 +75,7 @@ class Backward {
     dk_.join();
     dv_.join();
     dbias_.finish();
+    dsink_.finish();
   }
 
  private:
@@ -139,6 +141,8 @@ class Backward {
     T *scores = w.scores.reserve(kQueries * K), *grads = w.grads.reserve(kQueries * K);
     prepare(item, product, first, rows, b);
     product.begin(rows);
+    for (int64_t i = 0; dsink_ && split == 0 && i < rows; ++i)
+      dsink_.write(item.index, first + i, b.ranges[i].visible == 0 ? T{} : -b.numbers[i][kShare] * b.inner[i]);
     const int64_t end = std::min(b.end, keys.end), begin = std::max(b.begin, keys.begin);
     for (int64_t k0 = (begin - keys.begin) / kPanel<T> * kPanel<T> + keys.begin; k0 < end; k0 += K) {
       const int64_t n = std::min<int64_t>(K, end - k0), at = k0 - keys.begin;
@@ -236,6 +240,7 @@ class Backward {
   const int64_t per_split_;
   const Parts<T> dq_, dk_, dv_;
   const BiasGradient<T> dbias_;
+  const RowGradient<T> dsink_;
 };
 
 // A call of a family, in either direction.

@@ -226,6 +226,7 @@ struct Item {
   Matrix q, bias, mask, query_mask, dropout_mask, lengths;
   int64_t keys;  // those below key_lengths
   uint64_t seed = 0;
+  T sink;
   bool drops_by_counter;
   uint32_t head, number;
 
@@ -239,9 +240,11 @@ struct Item {
         dropout_mask(call, ATTNKIT_DROPOUT_MASK, at),
         lengths(call, ATTNKIT_LENGTHS, at),
         keys(std::min(call.plan.keys, call.plan.key_length)),
+        sink(static_cast<T>(call.plan.sink)),
         drops_by_counter(call.has(ATTNKIT_SEED) && call.plan.dropout > 0),
         head(static_cast<uint32_t>(along(call.plan.heads, at))),
         number(static_cast<uint32_t>(along(call.plan.items, at))) {
+    if (call.has(ATTNKIT_SINK)) sink = Matrix(call, ATTNKIT_SINK, at).template read<T>(0);
     const Matrix limit(call, ATTNKIT_KEY_LENGTHS, at);
     const int64_t length = limit ? read_integer(limit.dtype, limit.data) : keys;
     const bool beyond = limit.dtype == ATTNKIT_UINT64 && length < 0;  // 2^63 or more

@@ -34,6 +34,8 @@ inline Extent extent(const attnkit_plan &plan, int array) {
       return {plan.queries, plan.keys};
     case ATTNKIT_KEY_LENGTHS:
     case ATTNKIT_SEED:
+    case ATTNKIT_SINK:
+    case ATTNKIT_DSINK:
       return {1, 1};
     case ATTNKIT_PROJECTION:
       return {plan.projected, plan.features};

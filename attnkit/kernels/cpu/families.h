@@ -87,16 +87,16 @@ struct Pointwise {
   static void pull(const Row &row, T, T *s, T *dw, int64_t, int64_t width) { row.h->pull(row.shift, s, dw, width); }
 };
 
-// w = exp(s - m)/Σ exp(s - m), m the maximum so far
+// w = exp(s - m)/(Σ exp(s - m) + exp(c - m)), m the maximum so far of the scores; the sink c joins at the end of a row
 template <class T>
 struct Softmax {
   static constexpr bool kHidesScores = true, kHasLogSumExp = true, kDistances = false, kNormalises = true;
   static constexpr T kHidden = -kInfinity<T>;
   struct Row {
-    T top, total;
+    T top, total, sink;
   };
 
-  static Row begin(const Item<T> &, int64_t, const Range &) { return {-kInfinity<T>, 0}; }
+  static Row begin(const Item<T> &item, int64_t, const Range &) { return {-kInfinity<T>, 0, item.sink}; }
   static T weigh(Row &row, T *s, int64_t, int64_t width) {
     Vec<T> tops = splat(row.top);
     for (int64_t j = 0; j < width; j += kLanes<T>) tops = larger(tops, load(s + j));
@@ -114,20 +114,32 @@ struct Softmax {
     row.top = top;
     return factor;
   }
-  static T factor(const Row &row) { return row.total == 0 ? T{} : 1 / row.total; }
-  static T log_sum_exp(const Row &row) { return row.total == 0 ? -kInfinity<T> : row.top + std::log(row.total); }
+  // Rows without a finite score have no sink. exp(c - m) may be infinite: weights are then below the smallest number.
+  static T of_sink(const Row &row) { return row.sink == -kInfinity<T> ? T{} : std::exp(row.sink - row.top); }
+  static T factor(const Row &row) { return row.total == 0 ? T{} : 1 / (row.total + of_sink(row)); }
+  static T log_sum_exp(const Row &row) {
+    if (row.total == 0) return -kInfinity<T>;
+    if (row.sink > row.top) return row.sink + std::log1p(row.total * std::exp(row.top - row.sink));
+    return row.top + std::log(row.total + of_sink(row));
+  }
+  // exp(c - lse)
+  static T share(const Row &row) {
+    if (row.total == 0 || row.sink == -kInfinity<T>) return 0;
+    return row.sink > row.top ? 1 / (1 + row.total * std::exp(row.top - row.sink)) : of_sink(row) * factor(row);
+  }
   static void save(const Row &row, T *numbers) {
     numbers[kFirst] = row.top == -kInfinity<T> ? T{} : row.top;
     numbers[kSecond] = factor(row);
+    numbers[kShare] = share(row);
   }
 
   static Row restore(const Item<T> &, int64_t, const Range &, const T *numbers) {
-    return {numbers[kFirst], numbers[kSecond]};
+    return {numbers[kFirst], numbers[kSecond], 0};
   }
-  // Σ w dw of what statistics add to dw: with Z = 1 entropy adds nothing, and the maximum is exp(0)/Σ.
+  // Σ w dw of what statistics add to dw: entropy adds nothing, and the maximum is exp(0)/Σ.
   static T inner(const StatisticCotangents<T> &d, int64_t i, const T *numbers) {
     if (numbers[kLargest] < 0) return 0;
-    return (d.total ? d.total.template read<T>(i) : T{}) +
+    return (d.total ? numbers[kTotal] * d.total.template read<T>(i) : T{}) +
            (d.squares ? 2 * numbers[kThird] * d.squares.template read<T>(i) : T{}) +
            (d.maximum ? numbers[kSecond] * d.maximum.template read<T>(i) : T{});
   }

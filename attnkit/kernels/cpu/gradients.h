@@ -42,6 +42,7 @@ inline bool clear_without_pairs(const Call &call) {
   clear(call, ATTNKIT_DV, plan.keys, plan.values);
   clear(call, ATTNKIT_DBIAS, plan.queries, plan.keys);
   clear(call, ATTNKIT_DALPHA, plan.queries, 1);
+  clear(call, ATTNKIT_DSINK, 1, 1);
   return true;
 }
 
@@ -173,7 +174,7 @@ class BiasGradient {
   Buffer<T> sums_;
 };
 
-// The gradient of an array with one number per query, added up at the end along the axes where that is one number.
+// The gradient of an array with one number per query or per item, added up at the end along the axes where that is one number.
 template <class T>
 class RowGradient {
  public:
@@ -197,12 +198,12 @@ class RowGradient {
     for (int64_t group = 0; group < grouping.groups; ++group) {
       const Matrix target(call_, array_, grouping.index(plan, group, 0, 0));
       for (int64_t first = 0; first < (all ? 1 : plan.queries); ++first) {
-        T sum = 0;
+        double sum = 0;  // of more numbers than a float adds up well
         for (int64_t member = 0; member < grouping.members; ++member) {
           const T *row = numbers_.data() + along(strides_, grouping.index(plan, group, 0, member));
           for (int64_t i = first; i < (all ? plan.queries : first + 1); ++i) sum += row[i];
         }
-        target.write<T>(first, sum);
+        target.write<T>(first, static_cast<T>(sum));
       }
     }
   }

@@ -5,9 +5,9 @@
 
 namespace attnkit {
 
-// Numbers of a row in ATTNKIT_ROWS: two of the family's own, and what the gradients of statistics need.
+// Numbers of a row in ATTNKIT_ROWS: two of the family's own, what the gradients of statistics need, and what a sink has.
 // kThird is Σw² where the family does not use it, kLargest the key of the first maximum or -1 of dead rows
-enum RowNumber { kFirst, kSecond, kThird, kTotal, kEntropy, kLargest };
+enum RowNumber { kFirst, kSecond, kThird, kTotal, kEntropy, kLargest, kShare };
 
 // Sums over unnormalised weights u of a row; the weights are w = factor * u.
 template <class T>

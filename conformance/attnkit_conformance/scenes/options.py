@@ -24,6 +24,7 @@ NUMBERS: Mapping[str, tuple[float, ...]] = {
     "gamma": (0.6, 1.5, 1.0, 0.8),
     "slope": (0.3, -0.2, 0.5, 0.1),
     "intercept": (0.4, 1.0, -0.3, 0.0),
+    "sink": (0.6, -1.5, 4.0, -0.3),
 }
 INTEGERS = ("uint64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")  # dtypes of lengths
 FAR = (None, 2**31 - 1, 2**63 - 1, 2**70)  # bounds of windows that exclude nothing
