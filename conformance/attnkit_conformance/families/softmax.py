@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-import numpy as np
-
-from attnkit_conformance.model import errors, scoring
-from attnkit_conformance.model.case import Case
-=======
 import math
 from collections.abc import Iterator
 
@@ -16,21 +10,12 @@ import numpy as np
 from attnkit_conformance.model import errors, scoring, tolerance
 from attnkit_conformance.model.case import Case, ErrorSample
 from attnkit_conformance.model.errors import wrong
->>>>>>> h-sink
 from attnkit_conformance.model.op import OPTIONAL, QKV, Op, always, o_and_lse
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes import attention
-<<<<<<< HEAD
+from attnkit_conformance.scenes.options import LEARNED
 from attnkit_reference._core import Scores
 from attnkit_reference.softmax import softmax_rows
-
-
-def resummed(case: Case) -> tuple[np.ndarray, Scores]:
-    """dw/ds = w where the sum of a row stays."""
-    rows = softmax_rows("sample", case.arrays["q"], case.arrays["k"], **scoring.options(case))
-    return rows.w, rows.scores
-=======
-from attnkit_conformance.scenes.options import LEARNED
 
 OF_NULL_ROWS = Scene(
     "sinks", 33, 65, lead=((2, 4), (2, 2), (2, 2)), params=attention.GQA, options=("gqa", "mask", "bias_inf")
@@ -53,7 +38,12 @@ def softmax_growth(case: Case) -> float:
     sink = np.abs(np.asarray(case.arrays.get("sink", case.params.get("sink", 0.0)), np.float64))
     largest = float(np.max(sink, initial=0.0, where=np.isfinite(sink)))
     return tolerance.growth_of_exponent(max(largest, scoring.largest_exponent(case, None)))
->>>>>>> h-sink
+
+
+def resummed(case: Case) -> tuple[np.ndarray, Scores]:
+    """dw/ds = w where the sum of a row stays."""
+    rows = softmax_rows("sample", case.arrays["q"], case.arrays["k"], **scoring.options(case, ("sink",)))
+    return rows.w, rows.scores
 
 
 OPS = (
@@ -73,11 +63,8 @@ OPS = (
         compute_outputs=("lse",),
         errors=softmax_errors,
         exponent=always,
-<<<<<<< HEAD
         resummed=resummed,
-=======
         growth=softmax_growth,
->>>>>>> h-sink
         weights=True,
         statistics=True,
         bias_inf=True,
