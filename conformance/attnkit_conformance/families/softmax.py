@@ -22,6 +22,8 @@ OF_NULL_ROWS = Scene(
 )
 """Rows without keys, and with scores of -inf alone: they have no sink."""
 
+OFF_BY_ONE = Scene("off-by-one", 65, 100, params=attention.CAUSAL, options=("key_lengths", "poison"))
+
 
 def softmax_errors(op: Op) -> Iterator[ErrorSample]:
     """The errors of group a, and sinks that are none."""
@@ -55,9 +57,13 @@ OPS = (
         samples=attention.attention_samples,
         group="a",
         own=("return_lse", "sink"),
-        variants=({}, {"return_lse": True}, {"sink": 0.0, "return_lse": True}),
+        variants=({}, {"return_lse": True}),  # sinks have scenes of their own, so that who has none lacks no other
         levels={"return_lse": (None, True), "sink": (None, 0.0, -math.inf, 12.0, *LEARNED)},
-        extra=((OF_NULL_ROWS, {"sink": "heads", "return_lse": True}), (OF_NULL_ROWS, {"sink": "array"})),
+        extra=(
+            (OF_NULL_ROWS, {"sink": "heads", "return_lse": True}),
+            (OF_NULL_ROWS, {"sink": "array"}),
+            (OFF_BY_ONE, {"sink": 0.0, "return_lse": True}),
+        ),
         optional=(*(name for name in OPTIONAL if name != "length"), "sink"),
         differentiable=(*QKV, "bias", "scale", "sink"),
         compute_outputs=("lse",),
