@@ -32,7 +32,9 @@ SERVED: dict[Callable[..., Any], Callable[..., Tensor]] = {
 }
 """{op: its implementation}."""
 
-_NOT_SERVED = ("bias", "dropout", "dropout_mask", "return_lse", "return_remainder", "return_state", "initial_state")
+_NOT_SERVED = (
+    *("bias", "dropout", "dropout_mask", "return_lse", "sink", "return_remainder", "return_state", "initial_state"),
+)
 
 
 def context_parallel(
