@@ -28,7 +28,7 @@ class Served(NamedTuple):
 
     def kernels(self) -> dict[str, Kernel]:
         """By op and its gradients."""
-        table = {}
+        table: dict[str, Kernel] = {}
         for op in VJPS:
             kernel = Kernel("native", partial(self.attend, op), partial(self.unsupported, op), learned=("sink",))
             table |= {op: kernel, f"{op}_vjp": kernel._replace(call=partial(self.pull, op))}
