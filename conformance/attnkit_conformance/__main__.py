@@ -115,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("folder", type=Path, metavar="DIR")
     selection(export)
 
-    release = commands.add_parser("vectors", help="the same for a release: every op, at most 21 MB, always alike")
+    release = commands.add_parser("vectors", help="the same for a release: every op, at most 20 MB, always alike")
     release.add_argument("folder", type=Path, metavar="DIR")
 
     compare = commands.add_parser("compare", help="judge tensors that another program computed from exported inputs")
