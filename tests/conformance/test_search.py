@@ -337,3 +337,12 @@ def test_equal_scores_have_equal_weights_where_ties_are_drawn(op):
         farthest = np.abs(sides) == np.nanmax(np.abs(sides), axis=-1, keepdims=True)
         for row, equal in zip(w.reshape(-1, 129), farthest.reshape(-1, 129), strict=True):
             assert len(np.unique(row[equal])) == 1, (op, make)
+
+
+def test_no_scene_of_statistics_has_ties_that_rounding_decides():
+    without = [op.name for op in OPDB if op.statistics and not op.ties]
+    assert {"sigmoid_attention", "ssmax_attention"} <= {*without}
+    for op in ("row_statistics", "attention_with_statistics"):
+        tied = [sample.id for sample in core.samples(op, "scenes", ("float32",)) if "/kinks" in sample.id]
+        assert tied
+        assert not [name for name in tied if any(f".{subject}" in name for subject in without)]

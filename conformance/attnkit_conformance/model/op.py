@@ -113,7 +113,11 @@ class Op:
     kind: Any = None  # what the samples of its family know of it
 
     def adapted(self, scene: Scene, params: Params) -> Scene | None:
-        """The scene reduced to what this op supports with these parameters; None if nothing is left."""
+        """The scene reduced to what this op supports with these parameters; None if nothing is left, or where rounding
+        decides which of equal keys has the largest weight.
+        """
+        if self.subjects and not self.subject(params).ties and "integers" in scene.options:
+            return None
         adapt = self.subject(params).adapt
         return scene if adapt is None else adapt(scene, params)
 
