@@ -321,7 +321,10 @@ def test_lengths_have_the_dtype_that_the_recipe_says_if_they_fit() -> None:
         assert case.arrays["key_lengths"].dtype == expected
 
 
-@pytest.mark.parametrize("op", [op.name for op in OPDB if op.statistics and op.ties and op.group == "a"])
+@pytest.mark.parametrize(
+    "op",
+    [op.name for op in OPDB if op.statistics and op.ties and op.group == "a" and "key_permutation" not in op.declines],
+)
 def test_equal_scores_have_equal_weights_where_ties_are_drawn(op):
     """In every library: otherwise rounding decides which key has the maximum. Rows of 129 end in what no vector fills,
     where torch's sigmoid is another function.
