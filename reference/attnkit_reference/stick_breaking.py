@@ -45,7 +45,7 @@ def stick_breaking_rows(
     ds_k = (1 - β_k) w_k dw_k - β_k Σ_{j < k} w_j dw_j.
     """
     sc = stick_breaking_scores(op, q, k, v, attend_current=attend_current, **options)
-    log_w = -np.logaddexp(0.0, -sc.s) - _sum_of_nearer(_taken(sc))
+    log_w = -_softplus(-sc.s) - _sum_of_nearer(_taken(sc))
     w = np.where(sc.visible, np.exp(log_w), 0.0)
     share, left = _shares(sc)
 
@@ -56,15 +56,21 @@ def stick_breaking_rows(
     return Rows(sc, w, sc.n > 0, pull)
 
 
+def _softplus(x: Array) -> Array:
+    """log(1 + exp(x)); NaN of a visible pair stays NaN without a word, as elsewhere."""
+    with np.errstate(invalid="ignore"):
+        return np.logaddexp(0.0, x)
+
+
 def _shares(sc: Scores) -> tuple[Array, Array]:
     """β = sigmoid(s) and 1 - β on visible pairs, 0 on others."""
-    share, left = (np.exp(-np.logaddexp(0.0, x)) for x in (-sc.s, sc.s))
+    share, left = (np.exp(-_softplus(x)) for x in (-sc.s, sc.s))
     return np.where(sc.visible, share, 0.0), np.where(sc.visible, left, 0.0)
 
 
 def _taken(sc: Scores) -> Array:
     """softplus(s) = -log(1 - β) on visible pairs, 0 on others."""
-    return np.where(sc.visible, np.logaddexp(0.0, sc.s), 0.0)
+    return np.where(sc.visible, _softplus(sc.s), 0.0)
 
 
 def _sum_of_farther(x: Array) -> Array:

@@ -116,7 +116,7 @@ def options_of(op: Op) -> list[str]:
     """The factors of an op that are arguments, and say something."""
     factors = rows.grammar(op).factors
     silent = SILENT if op.vjp else (*SILENT, "inverse_grad")
-    return [name for name in factors if name in (*OPTIONS, *op.own) and name not in silent]
+    return [name for name in factors if name in (*OPTIONS, *op.own) and name not in silent and len(factors[name]) > 1]
 
 
 def given(case: Case) -> set[str]:

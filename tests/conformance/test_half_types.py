@@ -15,6 +15,7 @@ from attnkit_conformance.scenes.attention import HALF_TYPES, Scene, scene_sample
 from .test_kit_can_fail import Correct, HalfAccumulator, common, weights_of, widened
 
 OPS = [op.name for op in OPDB if op.group in ("a", "b") and op.vjp and op.weights and not op.joined]
+LEVEL = [name for name in OPS if not BY_NAME[name].falling]  # others have weight on few keys, whose sums are short
 SIZE = 0.1  # of scores: sparse attention has weights on all keys
 FEW = Scene("few", 64, 64, size=SIZE, options=("positive_values",))
 MANY = Scene("many", 64, 257, size=SIZE, options=("positive_values",))
@@ -65,7 +66,7 @@ def case_of(op: str, scene: Scene, dtype: str) -> Case:
 
 
 @pytest.mark.parametrize("dtype", HALF_TYPES)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", LEVEL)
 def test_sums_in_a_half_type_are_rejected(op: str, dtype: str) -> None:
     for scene, wrong in ((FEW, HalfAccumulator()), (MANY, HalfAccumulator()), (MANY, AfterEvery16())):
         found = core.check(wrong, case_of(op, scene, dtype))

@@ -61,7 +61,7 @@ MUTANTS: tuple[tuple[str, str, Function, str, str], ...] = (
     ("the maximum runs over hidden scores", SOFTMAX, softmax.exponentials, "s = xp.where(a.pairs, s, -math.inf)",
      "h = a"),
     ("rows without a finite score divide by 0", SOFTMAX, softmax._inverse, "if _may_be_empty(a)", "if False"),
-    ("lse forgets its maximum", SOFTMAX, softmax._logsumexp, "lse = m + xp.log", "lse = xp.log"),
+    ("lse forgets its maximum", SOFTMAX, softmax._logsumexp, "e.m + log_z", "log_z"),
     ("a length of all keys is that of visible ones", POINTWISE, mask.row_length, 'keys if length == "all" else count',
      "count"),
     ("a length of visible keys is that of all", SIGMOID, mask.row_length, 'keys if length == "all" else count', "keys"),

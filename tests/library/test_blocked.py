@@ -1,5 +1,6 @@
 """Attention in blocks: what the conformance kit does not ask of it. Every block size must give the same answer."""
 
+import inspect
 import tracemalloc
 from typing import Any
 
@@ -22,6 +23,7 @@ GENERATOR = np.random.default_rng(3)
 @pytest.mark.parametrize("size", [1, 25, 100, 10_000])
 @pytest.mark.parametrize("op", blocked.OPS)
 def test_blocks_of_any_size_agree_with_the_whole(op: str, size: int, options: dict[str, Any]) -> None:
+    options = {name: x for name, x in options.items() if name in inspect.signature(getattr(attnkit, op)).parameters}
     q, k, v = qkv(9, 11)
     call = blocks.call(RECORDS[op].family, q, k, v, options, size)
     xp = array_api_compat.array_namespace(q)

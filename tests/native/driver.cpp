@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -158,6 +159,7 @@ struct Call {
     plan.eps = c.op == ATTNKIT_LINEAR ? 1e-6 : 1e-12;
     plan.gain = 1;
     plan.alpha = c.op == ATTNKIT_ENTMAX ? 2 : 1;
+    plan.sink = -std::numeric_limits<double>::infinity();
   }
 
   void add(int array, int dtype, int64_t rows, int64_t columns, bool of_items, void *data) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -198,9 +199,9 @@ def number(levels: tuple[Level, ...], level: Level, rng: random.Random) -> Level
     """Another number in the place of one that is the level of an option: between those that the grammar has."""
     if type(level) is int:
         return rng.choice((level, rng.randint(1, 70)))
-    if not isinstance(level, float) or rng.random() < 0.5:
+    if not isinstance(level, float) or not math.isfinite(level) or rng.random() < 0.5:
         return level
-    known = [x for x in levels if isinstance(x, float)]
+    known = [x for x in levels if isinstance(x, float) and math.isfinite(x)]
     low, high = (min(known), max(known)) if len(known) > 1 else sorted((known[0] / 4, known[0] * 2))
     return low + (high - low) * rng.randint(0, 16) / 16
 
