@@ -142,7 +142,12 @@ def test_a_study(recipe, places, tmp_path, monkeypatch, in_words):
     check_what_is_kept(out)
 
 
-@pytest.mark.parametrize("recipe", MEASUREMENTS)
+ELSEWHERE = ("003-memory",)  # test_keeping runs it in small; where a process is large its collections of garbage are slow
+
+
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(name, marks=pytest.mark.survival if name in ELSEWHERE else ()) for name in MEASUREMENTS]
+)
 def test_a_measurement(recipe, tmp_path, in_words):
     preset = next(iter(MEASUREMENTS[recipe].presets))
     out = runner.run(runner.Request(recipe, preset, None, tmp_path / "out", threads=1, device="cpu"))
