@@ -142,7 +142,7 @@ def test_a_study(recipe, places, tmp_path, monkeypatch, in_words):
     check_what_is_kept(out)
 
 
-ELSEWHERE = ("003-memory",)  # test_keeping runs it in small; where a process is large its collections of garbage are slow
+ELSEWHERE = ("003-memory",)  # test_keeping runs it in small; collecting the garbage of a large process is slow
 
 
 @pytest.mark.parametrize(
