@@ -301,6 +301,7 @@ REFUSED = [
     (attnkit.sparsemax_attention, {}, NotImplementedError, "sparsemax_attention is not served; served are softmax_"),
     (attnkit.softmax_attention, {"bias": torch.zeros(7)}, NotImplementedError, "softmax_attention with bias"),
     (attnkit.softmax_attention, {"dropout": (0.1, 1)}, NotImplementedError, "softmax_attention with dropout"),
+    (attnkit.softmax_attention, {"sink": 0.0}, NotImplementedError, "softmax_attention with sink"),
     (attnkit.linear_attention, {"return_state": True}, NotImplementedError, "linear_attention with return_state"),
     (attnkit.softmax_attention, {"mask": PAIRS}, NotImplementedError, r"pairs is not served; got shape \(7, 7\)"),
     (attnkit.softmax_attention, {"mask": PAIRS[0].double()}, TypeError, "mask has dtype torch.float64"),
