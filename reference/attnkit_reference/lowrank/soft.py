@@ -135,7 +135,7 @@ def _soft_inputs(op: str, arrays: dict[str, Array]) -> dict[str, Array]:
 
 def _pull(s: Soft, do: Array, absolute: bool = False) -> dict[str, Array]:
     """Gradients of q, v, landmarks and init_scale; with `absolute` the sums of the absolute values of their summands,
-    and those of o.
+    and those of o; NAME_before has those of the products with X too, which cancel.
 
     o = P^T Y, Y = X U, U = P v: dP = Y do^T + dU v^T, dX = dY U^T, and then through both kernels with
     dS ⊙ S ⊙ -scale/2 times the gradient of ‖x - y‖².
@@ -148,27 +148,27 @@ def _pull(s: Soft, do: Array, absolute: bool = False) -> dict[str, Array]:
     du = transposed(s.x) @ dy
     da, da_size, da_before, dfactor = newton_pullback(s.a, s.iterates, s.init_scale, dy @ transposed(u), s.inverse_grad)
     size = np.abs if absolute else np.asarray
-    dp = size(y) @ size(transposed(do)) + size(du) @ size(vt)
-    gp = dp * s.p * size(-0.5 * s.scale)
     to_tokens = 2.0 * size(differences(s.landmarks, s.q))
     between = 2.0 * size(differences(s.landmarks, s.landmarks))
 
-    def of_landmarks(da: Array) -> Array:
+    def summed(y: Array, du: Array, da: Array) -> dict[str, Array]:
+        gp = (size(y) @ size(transposed(do)) + size(du) @ size(vt)) * s.p * size(-0.5 * s.scale)
         ga = da * s.kernel * size(-0.5 * s.scale)
-        return np.einsum("...ij,...ijd->...id", gp, to_tokens) + np.einsum(
-            "...ij,...ijd->...id", ga + transposed(ga), between
-        )
+        full = {
+            "q": size(-1.0) * np.einsum("...ij,...ijd->...jd", gp, to_tokens),
+            "v": size(pt) @ size(du),
+            "landmarks": np.einsum("...ij,...ijd->...id", gp, to_tokens)
+            + np.einsum("...ij,...ijd->...id", ga + transposed(ga), between),
+            "init_scale": size((dfactor * s.share)[..., 0, 0]),
+        }
+        return {name: reduce_to(full[name], shape) for name, shape in s.shapes.items()}
 
-    full = {
-        "q": size(-1.0) * np.einsum("...ij,...ijd->...jd", gp, to_tokens),
-        "v": size(pt) @ size(du),
-        "landmarks": of_landmarks(da_size if absolute else da),
-        "init_scale": size((dfactor * s.share)[..., 0, 0]),
-    }
-    grads = {name: reduce_to(full[name], shape) for name, shape in s.shapes.items()}
     if not absolute:
-        return grads
-    return {"o": pt @ np.abs(y), "landmarks_before": reduce_to(of_landmarks(da_before), s.shapes["landmarks"]), **grads}
+        return summed(y, du, da)
+    y_before, du_before = np.abs(s.x) @ np.abs(u), np.abs(transposed(s.x)) @ np.abs(dy)
+    before = {"o": pt @ y_before, **summed(y_before, du_before, da_before)}
+    named = {f"{name}_before": x for name, x in before.items() if name != "init_scale"}
+    return {"o": pt @ np.abs(y), **summed(y, du, da_size), **named}
 
 
 def _weights(s: Soft) -> Array:
