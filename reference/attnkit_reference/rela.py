@@ -127,6 +127,14 @@ def _pull(a: _Normed, do: Array, absolute: bool = False) -> dict[str, Array]:
     return {**a.rows.to_arguments(dw, size, grads["x"], absolute), **output, **own}
 
 
+def rela_summed(
+    op: str, q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Any
+) -> tuple[Rows, Array]:
+    """The rows of a call, and the gradient of Σ w v for the cotangent do of what norm and gate make of it."""
+    normed = _rela(op, q, k, v, norm_weight, **options)
+    return normed.rows, _norm_gradients(normed, _split_cotangent(normed.rows, normed.x, do))["x"]
+
+
 def _weight_sizes(rows: Rows, dx: Array) -> Array:
     """Σ |dx| |v|: the norm makes dx orthogonal to x, so a row with one key has dw = 0 with large summands."""
     sc = rows.scores

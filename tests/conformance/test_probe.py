@@ -151,19 +151,28 @@ def test_a_case_with_results_beyond_its_dtype_is_not_judged() -> None:
     assert golden(draw_case(sample)).fits()
 
 
-def softmax_alone(there, back):
-    return np.exp(back - there)
+def softmax_alone(there, back, v, do):
+    return np.exp(back - there) * do
 
 
-def softpick_alone(there, back):
-    return np.maximum(np.expm1(back), 0.0) / (np.abs(np.expm1(there)) + 1e-6 * np.exp(np.maximum(there, 0.0)))
+def softpick_alone(there, back, v, do):
+    weight = np.maximum(np.expm1(back), 0.0) / (np.abs(np.expm1(there)) + 1e-6 * np.exp(np.maximum(there, 0.0)))
+    return weight * do
+
+
+def rela_alone(there, back, v, do):
+    x = np.maximum(there, 0.0) * v
+    inverse = 1.0 / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-8)
+    across = do - x * inverse * np.mean(do * x * inverse, axis=-1, keepdims=True)
+    return np.maximum(back, 0.0) * inverse * across
 
 
 @pytest.mark.parametrize("d", [16, 64, 256])
 @pytest.mark.parametrize(
-    ("op", "weight"), [("softmax_attention", softmax_alone), ("softpick_attention", softpick_alone)]
+    ("op", "dv"),
+    [("softmax_attention", softmax_alone), ("softpick_attention", softpick_alone), ("rela_attention", rela_alone)],
 )
-def test_scores_that_are_summed_up_twice_are_within_bounds(op, weight, d):
+def test_scores_that_are_summed_up_twice_are_within_bounds(op, dv, d):
     """In float32, forwards for what a row is divided by and backwards for weights: where one key is seen its weight is
     beside 1."""
     rng = np.random.default_rng(0)
@@ -174,5 +183,9 @@ def test_scores_that_are_summed_up_twice_are_within_bounds(op, weight, d):
         products = q * k / np.float32(np.sqrt(d))
         there, back = (np.cumsum(p, axis=-1)[..., -1:].astype(float) for p in (products, products[..., ::-1]))
         arrays = {name: x.astype(float) for name, x in {"q": q, "k": k, "v": v}.items()}
-        limit = golden(Case(f"x{n}", op, "float32", arrays, {}, {"o": do.astype(float)})).gradients["v"]
-        assert np.all(np.abs(weight(there, back) * do - limit.golden) <= limit.allowed), n
+        params, of_output = {}, do
+        if op == "rela_attention":  # whose heads are joined
+            arrays, params = {**arrays, "norm_weight": np.ones(4)}, {"norm_axis": "head"}
+            of_output = np.moveaxis(do, 0, 1).reshape(1, 8)
+        limit = golden(Case(f"x{n}", op, "float32", arrays, params, {"o": of_output.astype(float)})).gradients["v"]
+        assert np.all(np.abs(dv(there, back, v, do) - limit.golden) <= limit.allowed), n

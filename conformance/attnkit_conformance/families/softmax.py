@@ -42,10 +42,10 @@ def softmax_growth(case: Case) -> float:
     return tolerance.growth_of_exponent(max(largest, scoring.largest_exponent(case, None)))
 
 
-def resummed(case: Case) -> tuple[np.ndarray, Scores]:
+def resummed(case: Case) -> tuple[np.ndarray, Scores, np.ndarray]:
     """dw/ds = w where the sum of a row stays."""
     rows = softmax_rows("sample", case.arrays["q"], case.arrays["k"], **scoring.options(case, ("sink",)))
-    return rows.w, rows.scores
+    return rows.w, rows.scores, case.cotangents["o"]
 
 
 OPS = (

@@ -41,11 +41,11 @@ def exact_ties(scene: Scene, params: Params) -> Scene:
     return replace(scene, d=16, options=(*scene.options, "grid")) if "equal_keys" in scene.options else scene
 
 
-def resummed(case: Case) -> tuple[np.ndarray, Scores]:
+def resummed(case: Case) -> tuple[np.ndarray, Scores, np.ndarray]:
     """dw/ds = exp(s - m)/D where D stays, s > 0: of a small score much more than its weight."""
     rows = softpick_rows("sample", case.arrays["q"], case.arrays["k"], **scoring.options(case, ("eps",)))
     s = np.where(rows.scores.visible & (rows.w > 0), rows.scores.s, np.inf)
-    return rows.w / -np.expm1(-s), rows.scores
+    return rows.w / -np.expm1(-s), rows.scores, case.cotangents["o"]
 
 
 OPS = (

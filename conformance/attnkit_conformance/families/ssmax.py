@@ -14,7 +14,7 @@ from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes import attention
 from attnkit_conformance.scenes.attention import CAUSAL, LENGTH_ARRAY
 from attnkit_conformance.scenes.options import LEARNED
-from attnkit_reference._core import Scores
+from attnkit_reference._core import Rows, Scores
 from attnkit_reference.ssmax import ssmax_rows
 
 NUMBERS = ("slope", "intercept")
@@ -36,15 +36,20 @@ def ssmax_errors(op: Op) -> Iterator[ErrorSample]:
     yield wrong(op, "gain-not-taken", ValueError, "unexpected argument 'gain'", {"gain": 1.0})
 
 
-def resummed(case: Case) -> tuple[np.ndarray, Scores]:
+def rows_of(case: Case) -> Rows:
     """Weights and scores as softmax has them: of queries times the factors of their rows."""
-    rows = ssmax_rows("sample", case.arrays["q"], case.arrays["k"], **scoring.options(case, OWN))
-    return rows.w, rows.scores
+    return ssmax_rows("sample", case.arrays["q"], case.arrays["k"], **scoring.options(case, OWN))
+
+
+def resummed(case: Case) -> tuple[np.ndarray, Scores, np.ndarray]:
+    """dw/dt = w where the sum of a row stays."""
+    rows = rows_of(case)
+    return rows.w, rows.scores, case.cotangents["o"]
 
 
 def ssmax_growth(case: Case) -> float:
     """1 + max|t|/16, t the scores times the factors of their rows."""
-    _, sc = resummed(case)
+    sc = rows_of(case).scores
     return tolerance.growth_of_exponent(float(np.max(np.abs(sc.s), initial=0.0, where=sc.visible)))
 
 

@@ -189,9 +189,12 @@ def hidden_noise(op: Op, case: Case) -> Mapping[str, np.ndarray]:
     resummed = op.subject(case.params).resummed
     if resummed is None or "v" not in op.differentiable or "o" not in case.cotangents:
         return {}
-    slopes, sc = resummed(case)
+    found = resummed(case)
+    if found is None:
+        return {}
+    slopes, sc, do = found
     moved = slopes * scoring.moved(sc) * (1.0 if sc.keep is None else np.abs(sc.keep))
-    dv = np.swapaxes(moved, -1, -2) @ np.abs(np.nan_to_num(case.cotangents["o"]))
+    dv = np.swapaxes(moved, -1, -2) @ np.abs(np.nan_to_num(do))
     return {"v": reduce_to(dv, case.arrays["v"].shape, sc.groups) / tolerance.BOUND["float32"]}
 
 

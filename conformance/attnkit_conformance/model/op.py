@@ -93,8 +93,9 @@ class Op:
     outside: tuple[str, ...] = ()  # arguments that affect only the output, beside v and dropout
     joined: bool = False  # the output has its heads joined, (..., L, H·e)
     steep: Callable[[Params], bool] = lambda params: False  # is a small weight a difference: exact scores for entropy
-    # D: slopes of weights by scores where what rows are divided by stays, and the scores; None where the probe sees all
-    resummed: Callable[[Case], tuple[np.ndarray, Scores]] | None = None
+    # D: slopes of weights by scores where what rows are divided by stays, the scores, and the gradient of Σ w v; None
+    # where the probe sees all
+    resummed: Callable[[Case], tuple[np.ndarray, Scores, np.ndarray] | None] | None = None
     falling: bool = False  # its weights fall by decades along a row: none is judged by the size of others
     ties: bool = True  # weights that are equal on paper are equal bit by bit
     extra: tuple[tuple[Scene, Params], ...] = ()  # scenes with variants beyond those that all ops share

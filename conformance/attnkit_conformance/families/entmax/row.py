@@ -160,6 +160,7 @@ OPS: tuple[Op, ...] = (
             (sparse_samples.NO_VALUES, {"norm_axis": "head", "gate_weight": LENGTH_ARRAY, "eps": 1e-2}),
         ),
         growth=sparse_samples.rela_growth,
+        resummed=sparse_samples.rela_resummed,
         zeros=sparse_samples.rela_zeros,
         joined=True,
         weights=True,

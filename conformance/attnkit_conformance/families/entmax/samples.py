@@ -21,7 +21,7 @@ from attnkit_conformance.scenes.attention import (
 )
 from attnkit_reference import _core as reference
 from attnkit_reference.entmax import entmax_rows
-from attnkit_reference.rela import rela_rows
+from attnkit_reference.rela import rela_rows, rela_summed
 
 if TYPE_CHECKING:
     from attnkit_conformance.model.op import Op
@@ -199,6 +199,16 @@ def rela_complete(case: Case) -> Case:
     case = with_array(case, "gate_weight", gate, dtype)
     excess = (rela_growth(case) - 1.0) / (largest - 1.0)
     return with_array(case, "gate_weight", 0.1 / excess * gate, dtype) if excess > 1.0 else case
+
+
+def rela_resummed(case: Case) -> tuple[Array, reference.Scores, Array] | None:
+    """dw/ds = 1 where the norm of Σ w v stays; statistics have no norm."""
+    if "norm_weight" not in case.arrays:
+        return None
+    own = scoring.options(case, ("gate_weight", "norm_axis", "eps"))
+    arrays = (case.arrays[name] for name in ("q", "k", "v", "norm_weight"))
+    rows, dx = rela_summed("sample", *arrays, case.cotangents["o"], **own)
+    return np.asarray(rows.w > 0, np.float64), rows.scores, dx
 
 
 def rela_growth(case: Case) -> float:
