@@ -24,7 +24,7 @@ from attnkit_conformance.adapters.isolated import LIMIT
 from attnkit_conformance.adapters.serving import collect_rarely
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import PROCESS, declared, in_order, judge, matcher, planned, stop
-from attnkit_conformance.judge.processes import judge_in_processes
+from attnkit_conformance.judge.processes import closed, judge_in_processes
 from attnkit_conformance.judge.selection import Terms, find
 from attnkit_conformance.judge.verdicts import deciding, grade_counts
 from attnkit_conformance.judge.verify import by_kernel, judge_for
@@ -258,13 +258,6 @@ def with_programs(results: list[CaseResult], adapters: list[Adapter]) -> list[Ca
     from attnkit_conformance.search import smallest
 
     return smallest.with_programs(results, adapters)
-
-
-def closed(adapters: Iterable[Adapter]) -> None:
-    """End the processes of adapters."""
-    for adapter in adapters:
-        if hasattr(adapter, "close"):
-            adapter.close()
 
 
 def drawn_or_saved(args: argparse.Namespace, adapters: list[Adapter], dtypes: tuple[str, ...]) -> list[CaseResult]:

@@ -2,6 +2,9 @@
 
 Compiling for JAX takes most of a run and uses one core; here every core compiles. The families that do not compile are
 judged together, so that the reference computes each case once for all of them.
+
+What libraries keep of every call, compiled functions above all, would fill the memory of a machine: a process that has
+grown large ends after its job, and another takes its place.
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from attnkit_conformance.adapter import Adapter
@@ -22,6 +26,7 @@ from attnkit_conformance.judge import judge, matcher, stop
 from attnkit_conformance.opdb import OPDB
 
 PATIENCE = 5.0  # seconds that a process may take to end after its last job
+LARGE = 3 << 30  # bytes of memory, with which a process ends after its job
 SLOW = ("jax_x64", "jax")  # families that compile: their jobs start first
 
 Find = Callable[[list[str]], list[Adapter]]
@@ -38,8 +43,11 @@ def jobs(names: Sequence[str]) -> list[Job]:
 def work(
     find: Find, waiting: Any, verdicts: Connection, profile: str, expression: str | None, dtypes: tuple[str, ...]
 ) -> None:
-    """The loop of one process: jobs until none are left or the parent is gone; adapters are created once per family."""
-    by_name: dict[str, list[Adapter]] = {}
+    """The loop of one process: jobs until none are left, it has grown large, or the parent is gone. Adapters serve all
+    jobs of their families that come together, and are closed before others are created.
+    """
+    present: tuple[str, ...] = ()
+    members: list[Adapter] = []
     for number in stop.TEXTS:  # they are the parent's, which reports what was judged
         signal.signal(number, signal.SIG_IGN)
     collect_rarely()
@@ -47,20 +55,41 @@ def work(
         while (job := waiting.get()) is not None:
             verdicts.send(job)
             names, op = job
-            for name in names:
-                by_name[name] = by_name.get(name) or find([name])
-            members = [adapter for name in names for adapter in by_name[name]]
+            if names != present:
+                closed(members)
+                present, members = names, [adapter for name in names for adapter in find([name])]
             for result in judge(members, profile, expression, dtypes, ops=(op,)):
                 verdicts.send(result)
+            if resident() > LARGE:
+                verdicts.send(Large())
+                return
         verdicts.send(None)
     except BrokenPipeError:  # the parent is gone
         pass
     except Exception as error:
         verdicts.send(error)
     finally:
-        for adapter in (adapter for adapters in by_name.values() for adapter in adapters):
-            if hasattr(adapter, "close"):
-                adapter.close()
+        closed(members)
+
+
+class Large:
+    """What a process says that ends because it has grown large."""
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds; 0 where the system has no /proc."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def closed(adapters: Iterable[Adapter]) -> None:
+    """End the processes of adapters."""
+    for adapter in adapters:
+        if hasattr(adapter, "close"):
+            adapter.close()
 
 
 def judge_in_processes(
@@ -141,5 +170,8 @@ def collected(running: list[Running], started: Callable[[], Running]) -> Iterato
                 yield item
             elif item is None:
                 sender.done = True
+            elif isinstance(item, Large):
+                sender.done = True
+                running.append(started())
             else:
                 sender.job, sender.last = item, None

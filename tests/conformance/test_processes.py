@@ -1,0 +1,73 @@
+"""A run over processes holds no memory that it no longer needs."""
+
+import multiprocessing
+import queue
+from functools import partial
+from typing import Any
+
+import pytest
+
+from attnkit_conformance.judge import processes
+
+ADAPTERS = {"first": "qk_layernorm", "second": "newton_inverse"}  # families and the ops that are judged on them
+
+
+class Closing:
+    """An adapter of no op, with what happened to it and others."""
+
+    dtypes, ops = ("float32",), ()
+
+    def __init__(self, name: str, told: list[str]) -> None:
+        self.name, self.told = name, told
+        told.append(f"{name} found")
+
+    def close(self) -> None:
+        self.told.append(f"{self.name} closed")
+
+
+def ran(told: list[str], jobs: list[str]) -> tuple[list[Any], int]:
+    """What a process sent that worked at jobs of these families, and how many it left."""
+    waiting: queue.Queue[Any] = queue.Queue()
+    verdicts, here = multiprocessing.Pipe(duplex=False)
+    for name in jobs:
+        waiting.put(((name,), ADAPTERS[name]))
+    waiting.put(None)
+    processes.work(lambda names: [Closing(names[0], told)], waiting, here, "quick", None, ("float32",))
+    here.close()
+    sent = []
+    while True:
+        try:
+            sent.append(verdicts.recv())
+        except EOFError:
+            return sent, waiting.qsize()
+
+
+def test_adapters_are_closed_before_those_of_other_families_are_created() -> None:
+    told: list[str] = []
+    ran(told, ["first", "first", "second"])
+    assert told == ["first found", "first closed", "second found", "second closed"]
+
+
+def test_a_process_that_has_grown_large_ends_after_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "resident", lambda: processes.LARGE + 1)
+    told: list[str] = []
+    sent, left = ran(told, ["first", "first"])
+    assert isinstance(sent[-1], processes.Large)
+    assert (left, told[-1]) == (2, "first closed")
+
+
+def test_another_process_takes_the_place_of_a_large_one() -> None:
+    def running(*sent: Any) -> processes.Running:
+        verdicts, here = multiprocessing.Pipe(duplex=False)
+        for item in sent:
+            here.send(item)
+        return processes.Running(multiprocessing.current_process(), verdicts)
+
+    others = iter([running((("first",), "qk_layernorm"), None)])
+    assert list(processes.collected([running(processes.Large())], partial(next, others))) == []
+    assert next(others, None) is None
+
+
+def test_memory_is_that_of_this_process() -> None:
+    before, held = processes.resident(), b"1" * (64 << 20)
+    assert processes.resident() - before > len(held) / 2
