@@ -206,8 +206,8 @@ def rela_resummed(case: Case) -> tuple[Array, reference.Scores, Array] | None:
     if "norm_weight" not in case.arrays:
         return None
     own = scoring.options(case, ("gate_weight", "norm_axis", "eps"))
-    arrays = (case.arrays[name] for name in ("q", "k", "v", "norm_weight"))
-    rows, dx = rela_summed("sample", *arrays, case.cotangents["o"], **own)
+    arrays = (*(case.arrays[name] for name in ("q", "k", "v", "norm_weight")), case.cotangents["o"])
+    rows, dx = rela_summed("sample", *arrays, **own)
     return np.asarray(rows.w > 0, np.float64), rows.scores, dx
 
 
