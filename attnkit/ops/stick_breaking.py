@@ -137,7 +137,7 @@ def stick_breaking_attention_vjp(
 
     def of_scores(w: Array) -> Array:
         assert dr is not None
-        dr_of_rows = quadratic.cast(xp, dr, a.dtype)[..., None]
+        dr_of_rows = quadratic.masked_rows(xp, a, quadratic.cast(xp, dr, a.dtype)[..., None])
         return -(dr_of_rows * _remainder(xp, s, a)) * logistic(xp, s)
 
     grads = STICK_BREAKING.gradients(xp, a, s, like, do, {}, of_scores=None if dr is None else of_scores)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from attnkit.ops import entmax, gaussian, pointwise, softmax, softpick
+from attnkit.ops import entmax, gaussian, pointwise, softmax, softpick, stick_breaking
 
 VJPS: dict[str, Callable[..., dict[str, Any]]] = {
     softmax.SOFTMAX.name: softmax.softmax_attention_vjp,
@@ -11,4 +11,5 @@ VJPS: dict[str, Callable[..., dict[str, Any]]] = {
     entmax.ENTMAX.name: entmax.entmax_attention_vjp,
     gaussian.GAUSSIAN.name: gaussian.gaussian_attention_vjp,
     softpick.SOFTPICK.name: softpick.softpick_attention_vjp,
+    stick_breaking.STICK_BREAKING.name: stick_breaking.stick_breaking_attention_vjp,
 }

@@ -9,11 +9,13 @@ from jax import Array
 
 from attnkit._core.quadratic import leading_shape
 from attnkit.backends.native import linear, lower, packed, rows
+from attnkit.backends.native.served import further
 from attnkit.ops.entmax import ENTMAX, entmax_attention
 from attnkit.ops.gaussian import GAUSSIAN, gaussian_attention
 from attnkit.ops.pointwise import POINTWISE, pointwise_attention
 from attnkit.ops.softmax import SOFTMAX, softmax_attention
 from attnkit.ops.softpick import SOFTPICK, softpick_attention
+from attnkit.ops.stick_breaking import STICK_BREAKING, stick_breaking_attention
 from attnkit.ops.statistics import RowStatistics, attention_with_statistics, row_statistics
 
 Arrays = dict[str, Array]
@@ -23,8 +25,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     ENTMAX.name: entmax_attention,
     GAUSSIAN.name: gaussian_attention,
     SOFTPICK.name: softpick_attention,
+    STICK_BREAKING.name: stick_breaking_attention,
 }
-COTANGENTS = tuple(f"d{name}" for name in ("o", "lse", *RowStatistics._fields, *linear.FINAL))
+COTANGENTS = tuple(f"d{name}" for name in ("o", "lse", "r", *RowStatistics._fields, *linear.FINAL))
 SAVED = ("o", "rows")
 """Arguments of the backward pass that the forward pass returned."""
 
@@ -105,9 +108,10 @@ def outputs(op: str, arguments: Mapping[str, Any], names: Sequence[str]) -> dict
     function = packed.OPS[op][0] if is_packed else FUNCTIONS[op]
     if is_packed:
         options |= {f"cu_seqlens_{end}": options.pop(f"edges_{end}") for end in "qk"}
-    if "lse" not in names:
+    asks, beside = further(op)
+    if beside not in names:
         return {"o": function(**options, impl="generic")}
-    return dict(zip(("o", "lse"), function(**options, return_lse=True, impl="generic"), strict=True))
+    return dict(zip(("o", beside), function(**options, **{asks: True}, impl="generic"), strict=True))
 
 
 def _of_fields(measured: RowStatistics) -> dict[str, Array]:

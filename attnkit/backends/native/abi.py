@@ -12,8 +12,9 @@ from attnkit.ops.linear.performer import PERFORMER
 from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.softpick import SOFTPICK
+from attnkit.ops.stick_breaking import STICK_BREAKING
 
-VERSION = 6
+VERSION = 7
 AXES = 6
 ROW_NUMBERS = 7
 
@@ -31,7 +32,7 @@ OPS = {
         (
             *(POINTWISE.name, SOFTMAX.name, ENTMAX.name, GAUSSIAN.name),
             *(LINEAR.name, COSINE.name, PERFORMER.name, EFFICIENT.name),
-            SOFTPICK.name,
+            *(SOFTPICK.name, STICK_BREAKING.name),
         )
     )
 }
@@ -52,6 +53,7 @@ ARRAYS = (
 )
 """Arrays of a call in the order of their pointers."""
 INDEX = {name: index for index, name in enumerate(ARRAYS)}
+INDEX |= {"r": INDEX["lse"], "dr": INDEX["dlse"]}  # the remainder of stick-breaking attention, in the place of lse
 Axes = ctypes.c_int64 * AXES
 
 

@@ -25,6 +25,7 @@ from attnkit.kernels.plan import UNALIGNED
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.softpick import EPS, SOFTPICK
+from attnkit.ops.stick_breaking import STICK_BREAKING, seeing
 
 Shape = tuple[int, ...]
 Plain = tuple[tuple[str, Any], ...]
@@ -339,6 +340,8 @@ def _common(
     by_name = {operand[0]: Operand(*operand) for operand in operands}
     packed = "edges_q" in by_name
     q, k, v, chosen = by_name["q"].shape, by_name["k"].shape, by_name.get("v"), dict(options)
+    if op == STICK_BREAKING.name:
+        chosen = seeing(**chosen)
     gqa = chosen.get("enable_gqa", False)
     leading = leading_shape(q, k, None if v is None else v.shape, gqa)
     axes = Axes(leading, leading[-1] // k[-3] if gqa else 1)

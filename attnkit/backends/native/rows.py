@@ -7,6 +7,7 @@ from attnkit._core.family import base_op, measured
 from attnkit.backends.native.served import Arguments, Served
 from attnkit.ops import statistics
 from attnkit.ops.statistics import RowStatistics
+from attnkit.ops.stick_breaking import STICK_BREAKING
 from attnkit.ops.vjps import VJPS
 
 COUNTS = ("nonzero", "visible")
@@ -53,7 +54,7 @@ class Rows(Served):
         self, *arrays: Any, op: str, fields: Any, dstats: Any = None, do: Any = None, **options: Any
     ) -> str | None:
         """Why the library does not serve them."""
-        if base_op(op) not in VJPS:
+        if base_op(op) not in VJPS or base_op(op) == STICK_BREAKING.name:
             return f"statistics of {op} are served by the generic implementation"
         return self.unsupported(base_op(op), *arrays, **options)
 

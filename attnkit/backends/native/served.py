@@ -5,7 +5,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from attnkit._core.dispatch import Kernel
+from attnkit.ops.stick_breaking import STICK_BREAKING
 from attnkit.ops.vjps import VJPS
+
+FURTHER = {STICK_BREAKING.name: ("return_remainder", "r")}
+"""By op, the option that asks for an output beside o, and the name of that; of others that is lse."""
+
+
+def further(op: str) -> tuple[str, str]:
+    """The option that asks for an output beside o, and its name."""
+    return FURTHER.get(op, ("return_lse", "lse"))
 
 Arguments = dict[str, Any]  # the arguments of a call by name
 
@@ -17,14 +26,18 @@ class Served(NamedTuple):
     pulled: Callable[[str, Arguments, Mapping[str, Any]], Arguments]  # its gradients, from cotangents that may be None
     unsupported: Callable[..., str | None]  # (op, *arrays, **options)
 
-    def attend(self, op: str, q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Any) -> Any:
+    def attend(self, op: str, q: Any, k: Any, v: Any, **options: Any) -> Any:
         """An op."""
-        outputs = self.evaluate(op, {"q": q, "k": k, "v": v, **options}, ("o", "lse") if return_lse else ("o",))
-        return tuple(outputs) if return_lse else outputs[0]
+        asks, name = further(op)
+        both = options.pop(asks, False)
+        outputs = self.evaluate(op, {"q": q, "k": k, "v": v, **options}, ("o", name) if both else ("o",))
+        return tuple(outputs) if both else outputs[0]
 
-    def pull(self, op: str, q: Any, k: Any, v: Any, do: Any, dlse: Any = None, **options: Any) -> Arguments:
-        """Its explicit gradients."""
-        return self.pulled(op, {"q": q, "k": k, "v": v, **options}, {"do": do, "dlse": dlse})
+    def pull(self, op: str, q: Any, k: Any, v: Any, do: Any, *rest: Any, **options: Any) -> Arguments:
+        """Its explicit gradients; `rest` is the cotangent of the output beside o, if there is one."""
+        of = f"d{further(op)[1]}"
+        beside = rest[0] if rest else options.pop(of, None)
+        return self.pulled(op, {"q": q, "k": k, "v": v, **options}, {"do": do, of: beside})
 
     def kernels(self) -> dict[str, Kernel]:
         """By op and its gradients."""

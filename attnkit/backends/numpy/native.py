@@ -62,7 +62,7 @@ def evaluate(op: str, arguments: dict[str, Any], outputs: tuple[str, ...]) -> li
 
 def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Array] | None:
     """o of quadratic attention for calls with the same signature, in which only pointers change."""
-    if options.get("return_lse") or options.get("dropout") is not None or len(arrays) != 3:
+    if options.get(served.further(op)[0]) or options.get("dropout") is not None or len(arrays) != 3:
         return None
     return _again(op, dict(zip("qkv", arrays, strict=True)) | options)
 

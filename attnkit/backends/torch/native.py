@@ -32,7 +32,7 @@ from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.statistics import RowStatistics
 from attnkit.ops.vjps import VJPS
 
-SAVED_AS_OUTPUTS = ("lse", *RowStatistics._fields, *linear.FINAL)
+SAVED_AS_OUTPUTS = ("lse", "r", *RowStatistics._fields, *linear.FINAL)
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 CPU = torch.device("cpu")  # named wherever memory is allocated: the default device may be another
 
@@ -270,7 +270,7 @@ def _differentiable(arrays: Mapping[str, Tensor]) -> list[Tensor]:
 
 def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Tensor] | None:
     """o of quadratic attention for calls with the same signature: only pointers change."""
-    if options.get("return_lse") or options.get("dropout") is not None or len(arrays) != 3:
+    if options.get(served.further(op)[0]) or options.get("dropout") is not None or len(arrays) != 3:
         return None
     return _again(op, dict(zip("qkv", arrays, strict=True)) | options)
 

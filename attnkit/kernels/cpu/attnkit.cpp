@@ -82,6 +82,13 @@ bool lacks_arrays(const attnkit_plan &plan) {
   return plan.pass == ATTNKIT_FORWARD && !absent(ATTNKIT_O) && absent(ATTNKIT_V);
 }
 
+bool has_statistics(const attnkit_plan &plan) {
+  for (int array : {ATTNKIT_TOTAL, ATTNKIT_ENTROPY, ATTNKIT_SUM_SQUARES, ATTNKIT_MAXIMUM, ATTNKIT_NONZERO,
+                    ATTNKIT_VISIBLE, ATTNKIT_DTOTAL, ATTNKIT_DENTROPY, ATTNKIT_DSUM_SQUARES, ATTNKIT_DMAXIMUM})
+    if (plan.arrays[array].dtype != ATTNKIT_ABSENT) return true;
+  return false;
+}
+
 int check(const attnkit_plan &plan) {
   if (plan.size != sizeof(attnkit_plan) || plan.version != ATTNKIT_VERSION) return ATTNKIT_BAD_PLAN;
   if (!legal_size(plan.queries) || !legal_size(plan.keys) || !legal_size(plan.features) || !legal_size(plan.values) ||
@@ -95,9 +102,10 @@ int check(const attnkit_plan &plan) {
     if (!legal_dtype(plan, array)) return ATTNKIT_BAD_DTYPE;
     if (overlaps_itself(plan, array)) return ATTNKIT_BAD_ARRAY;
   }
-  if (plan.op < ATTNKIT_POINTWISE || plan.op > ATTNKIT_SOFTPICK) return ATTNKIT_UNSUPPORTED;
+  if (plan.op < ATTNKIT_POINTWISE || plan.op > ATTNKIT_STICK_BREAKING) return ATTNKIT_UNSUPPORTED;
   constexpr int64_t kCountable = int64_t{1} << 24;  // integers that a float has: rows save the key of their maximum
   if (plan.op == ATTNKIT_SOFTPICK && plan.keys > kCountable) return ATTNKIT_UNSUPPORTED;
+  if (plan.op == ATTNKIT_STICK_BREAKING && has_statistics(plan)) return ATTNKIT_UNSUPPORTED;
   if (is_linear(plan) && plan.arrays[ATTNKIT_MASK].row != 0) return ATTNKIT_UNSUPPORTED;
   if (is_packed(plan) && !can_be_packed(plan)) return ATTNKIT_UNSUPPORTED;
   if (plan.pass != ATTNKIT_FORWARD && plan.pass != ATTNKIT_BACKWARD) return ATTNKIT_BAD_PLAN;
@@ -112,6 +120,8 @@ void serve(const Call &call) {
       return softmax(call);
     case ATTNKIT_SOFTPICK:
       return softpick(call);
+    case ATTNKIT_STICK_BREAKING:
+      return stick_breaking(call);
     case ATTNKIT_GAUSSIAN:
       return gaussian(call);
     case ATTNKIT_ENTMAX:

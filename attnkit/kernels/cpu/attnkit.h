@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 enum {
-    ATTNKIT_VERSION = 6,      /* of this file: rises whenever a number or a field changes */
+    ATTNKIT_VERSION = 7,      /* of this file: rises whenever a number or a field changes */
     ATTNKIT_AXES = 6,         /* leading axes of a call, the two of GQA included */
     ATTNKIT_ROW_NUMBERS = 7   /* numbers per query in ATTNKIT_ROWS */
 };
@@ -71,7 +71,8 @@ enum attnkit_op {
     ATTNKIT_COSINE = 5,
     ATTNKIT_PERFORMER = 6,
     ATTNKIT_EFFICIENT = 7,
-    ATTNKIT_SOFTPICK = 8
+    ATTNKIT_SOFTPICK = 8,
+    ATTNKIT_STICK_BREAKING = 9 /* causal: plan->highest says so */
 };
 
 enum attnkit_pass { ATTNKIT_FORWARD = 0, ATTNKIT_BACKWARD = 1 };
@@ -133,7 +134,7 @@ enum attnkit_array {
     /* outputs of the forward pass; inputs of the backward pass as said there */
     ATTNKIT_O,               /* (..., L, values), dtype of q. Backward, softmax and softpick: o, or absent and it
                                 is recomputed */
-    ATTNKIT_LSE,             /* (..., L), compute dtype, softmax only */
+    ATTNKIT_LSE,             /* (..., L), compute dtype, softmax only; of stick-breaking the remainder */
     ATTNKIT_ROWS,            /* (..., L, ATTNKIT_ROW_NUMBERS), compute dtype: what the backward pass wants to know of
                                 rows; NULL there and it is recomputed. Contents are private and valid for one plan. */
     ATTNKIT_TOTAL,           /* statistics of rows (C), (..., L), compute dtype; not written in the backward pass */

@@ -83,7 +83,7 @@ class Backward {
 
   struct Workspace {
     typename Product::Workspace operands;
-    Buffer<T> scores, grads, extra;
+    Buffer<T> scores, grads, extra, taken;
     Buffer<uint8_t> seen;
   };
 
@@ -97,6 +97,7 @@ class Backward {
 
   // About 16 tasks of at least 512 keys, whose gradients stay in the cache of a core; parts of dq bound their number.
   int split() const {
+    if (Family::kBreaksStick) return 1;  // sums run over all keys
     if (call_.has(ATTNKIT_DBIAS) && plan_.arrays[ATTNKIT_DBIAS].column == 0) return 1;
     const int64_t wanted = std::max(blocks(16, std::max<int64_t>(1, grouping_.groups)), blocks(plan_.keys, 1024));
     return static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(wanted, plan_.keys / 512), 1, 16));
@@ -144,16 +145,42 @@ class Backward {
     for (int64_t i = 0; dsink_ && split == 0 && i < rows; ++i)
       dsink_.write(item.index, first + i, b.ranges[i].visible == 0 ? T{} : -b.numbers[i][kShare] * b.inner[i]);
     const int64_t end = std::min(b.end, keys.end), begin = std::max(b.begin, keys.begin);
-    for (int64_t k0 = (begin - keys.begin) / kPanel<T> * kPanel<T> + keys.begin; k0 < end; k0 += K) {
+    const int64_t start = (begin - keys.begin) / kPanel<T> * kPanel<T> + keys.begin;
+    if constexpr (Family::kBreaksStick) take(item, product, first, rows, start, end, b, w);
+    for (int64_t k0 = start; k0 < end; k0 += K) {
       const int64_t n = std::min<int64_t>(K, end - k0), at = k0 - keys.begin;
       product.multiply_keys(rows, at, padded<T>(n), scores, grads);
       for (int64_t i = 0; i < rows; ++i) {
         product.finish_scores(b.of_query[i], scores + i * K, padded<T>(n));
+        if constexpr (Family::kBreaksStick) b.rows[i].later = w.taken.data()[(k0 - start) / K * kQueries + i];
         pull(item, first + i, b, i, k0, n, scores + i * K, grads + i * K, w);
       }
       product.add(rows, at, std::max<int64_t>(0, begin - k0), n, scores, grads);
     }
     for (int64_t i = 0; i < rows; ++i) dq_.write(item.index, split, first + i, product.query_grad(i));
+  }
+
+  // What keys behind each tile take of the sticks of a block, and the remainders times their cotangents.
+  void take(const Item<T> &item, const Product &product, int64_t first, int64_t rows, int64_t start, int64_t end,
+            Block &b, Workspace &w) const {
+    constexpr int K = kKeys<T>;
+    T *scores = w.scores.data(), *taken = w.taken.reserve(std::max<int64_t>(1, blocks(end - start, K)) * kQueries);
+    T sums[kQueries] = {};
+    for (int64_t tile = blocks(end - start, K) - 1; tile >= 0; --tile) {
+      const int64_t k0 = start + tile * K, n = std::min<int64_t>(K, end - k0), width = padded<T>(n);
+      product.multiply_scores(rows, k0, width, scores);
+      for (int64_t i = 0; i < rows; ++i) {
+        T *s = scores + i * K;
+        product.finish_scores(b.of_query[i], s, width);
+        if (item.bias) item.add_bias(first + i, k0, n, s);
+        item.hide(first + i, b.ranges[i], k0, width, Family::kHidden, s);
+        taken[tile * kQueries + i] = sums[i];
+        sums[i] += Family::take(s, width);
+      }
+    }
+    const Matrix dr(call_, ATTNKIT_DLSE, item.index);
+    for (int64_t i = 0; dr && i < rows; ++i)
+      if (b.ranges[i].visible > 0) b.rows[i].before = std::exp(-sums[i]) * dr.read<T>(first + i);
   }
 
   // Rows of a block: q and do; 0 in null rows (A6).
@@ -201,7 +228,7 @@ class Backward {
   }
 
   // Scores and do vᵀ of query i and the keys k0 .. k0 + n to weights as they met v, and ds.
-  void pull(const Item<T> &item, int64_t i, const Block &b, int64_t at, int64_t k0, int64_t n, T *s, T *dw,
+  void pull(const Item<T> &item, int64_t i, Block &b, int64_t at, int64_t k0, int64_t n, T *s, T *dw,
             Workspace &w) const {
     const Range &r = b.ranges[at];
     const int64_t width = padded<T>(n);
@@ -213,6 +240,10 @@ class Backward {
     if (drops) {
       item.dropout(i, k0, n, extra);
       for (int64_t j = 0; j < n; ++j) dw[j] *= extra[j];
+    }
+    if constexpr (Family::kBreaksStick) {
+      item.hide(i, r, k0, width, Family::kHidden, s);
+      item.hide(i, r, k0, width, T{}, dw);
     }
     if (statistics_) {
       std::copy(s, s + width, u);

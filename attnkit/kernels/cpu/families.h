@@ -2,7 +2,8 @@
 //
 // `weigh` turns a row of a tile, whose first key is k0, into u in place and returns by what earlier sums of the row must
 // be multiplied. `pull` turns scores and dw = do vᵀ ⊙ dropout into u and ds; there do was multiplied by the factor of
-// the row beforehand. Widths are multiples of a vector.
+// the row beforehand. Widths are multiples of a vector. A family that breaks a stick sums scores up from key to key: its
+// backward sweep first finds `take` of every tile, and `pull` sees tiles in order.
 #pragma once
 
 #include <algorithm>
@@ -57,6 +58,7 @@ constexpr ScoreFunctions<T> kScoreFunctions;
 // w = gain n^-alpha h(s + shift)
 template <class T>
 struct Pointwise {
+  static constexpr bool kBreaksStick = false;
   static constexpr bool kHidesScores = false;  // invisible scores are kHidden for `weigh`, else their weights 0 after it
   static constexpr bool kHasLogSumExp = false;
   static constexpr T kHidden = 0;
@@ -90,6 +92,7 @@ struct Pointwise {
 // w = exp(s - m)/(Σ exp(s - m) + exp(c - m)), m the maximum so far of the scores; the sink c joins at the end of a row
 template <class T>
 struct Softmax {
+  static constexpr bool kBreaksStick = false;
   static constexpr bool kHidesScores = true, kHasLogSumExp = true, kDistances = false, kNormalises = true;
   static constexpr T kHidden = -kInfinity<T>;
   struct Row {
@@ -178,6 +181,7 @@ struct Excess {
 // w = relu(a)/(Σ |a| + eps), a = exp(s - m) - exp(-m), m the maximum so far of 0 and the scores
 template <class T>
 struct Softpick {
+  static constexpr bool kBreaksStick = false;
   static constexpr bool kHidesScores = true, kHasLogSumExp = false, kDistances = false, kNormalises = true;
   static constexpr T kHidden = 0;
   struct Row {
@@ -239,6 +243,7 @@ struct Softpick {
 // w = exp(-(scale/2)‖q - k‖² + bias), without a normaliser
 template <class T>
 struct Gaussian {
+  static constexpr bool kBreaksStick = false;
   static constexpr bool kHidesScores = false, kHasLogSumExp = false, kDistances = true, kNormalises = false;
   static constexpr T kHidden = 0;
   struct Row {};

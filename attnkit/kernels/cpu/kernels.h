@@ -7,6 +7,7 @@ namespace attnkit {
 
 void softmax(const Call &call);
 void softpick(const Call &call);
+void stick_breaking(const Call &call);
 void gaussian(const Call &call);
 void pointwise(const Call &call);
 void sparsemax(const Call &call);       // entmax with α = 2

@@ -66,11 +66,16 @@ class Operands {
 
   void begin(int64_t rows) { std::fill_n(w_.dq.data(), rows * wide_, T{}); }
 
-  // q kᵀ and do vᵀ for `width` keys from `at` on, counted from the first of the split; without products do vᵀ is 0.
+  // q kᵀ for `width` keys from `at` on, counted from the first of the split.
+  void multiply_scores(int64_t rows, int64_t at, int64_t width, T *scores) const {
+    const T *panels = w_.key_panels.data() + at * tokens_.depth;
+    multiply_panels<T>(rows, tokens_.depth, width, w_.queries.data(), wide_, panels, scores, kKeys<T>);
+  }
+
+  // The same and do vᵀ; without products that is 0.
   void multiply_keys(int64_t rows, int64_t at, int64_t width, T *scores, T *grads) const {
     constexpr int K = kKeys<T>;
-    const T *panels = w_.key_panels.data() + at * tokens_.depth;
-    multiply_panels<T>(rows, tokens_.depth, width, w_.queries.data(), wide_, panels, scores, K);
+    multiply_scores(rows, at, width, scores);
     if (!products_) return std::fill(grads, grads + rows * K, T{});
     const T *values = w_.value_panels.data() + at * plan_.values;
     multiply_panels<T>(rows, plan_.values, width, w_.cotangents.data(), width_, values, grads, K);
@@ -177,10 +182,14 @@ class PairedOperands {
 
   void begin(int64_t rows) { std::fill_n(w_.dq.data(), rows * wide_, 0.0f); }
 
+  void multiply_scores(int64_t rows, int64_t at, int64_t width, float *scores) const {
+    const Pair *panels = w_.key_panels.data() + at * tokens_.depth;
+    multiply_panels<Pair>(rows, tokens_.depth, width, w_.queries.data(), tokens_.depth, panels, scores, kKeys<float>);
+  }
+
   void multiply_keys(int64_t rows, int64_t at, int64_t width, float *scores, float *grads) const {
     constexpr int K = kKeys<float>;
-    const Pair *panels = w_.key_panels.data() + at * tokens_.depth;
-    multiply_panels<Pair>(rows, tokens_.depth, width, w_.queries.data(), tokens_.depth, panels, scores, K);
+    multiply_scores(rows, at, width, scores);
     if (!products_) return std::fill(grads, grads + rows * K, 0.0f);
     const Pair *values = w_.value_panels.data() + at * value_depth_;
     multiply_panels<Pair>(rows, value_depth_, width, w_.cotangents.data(), value_depth_, values, grads, K);

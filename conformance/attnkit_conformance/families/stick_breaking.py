@@ -44,15 +44,12 @@ def complete(case: Case) -> Case:
     return replace(case, arrays={**case.arrays, "q": rounded(q, case.dtype), "k": rounded(k, case.dtype)})
 
 
-ROUNDINGS = 2.0  # of a softplus, by exp and by log1p; of keys with equal scores they do not cancel
-
-
 def growth(case: Case) -> float:
     """D: 1 + max|visible exponent|/16, of scores and of the logarithms of weights, as far as these do not vanish."""
     sc = scoring.case_scores(case, with_v=False)
     taken = np.where(sc.visible, np.logaddexp(0.0, sc.s), 0.0).sum(axis=-1)
     vanishing = -np.log(float(finfo(compute_dtype(case.dtype)).smallest_subnormal))
-    of_weights = ROUNDINGS * min(float(np.max(taken, initial=0.0)), vanishing)
+    of_weights = min(float(np.max(taken, initial=0.0)), vanishing)
     return tolerance.growth_of_exponent(max(of_weights, float(np.max(np.abs(sc.s), initial=0.0, where=sc.visible))))
 
 
@@ -81,6 +78,7 @@ OPS = (
         errors=stick_breaking_errors,
         exponent=always,
         growth=growth,
+        alike=("r", "w", "k", "v"),
         complete=complete,
         adapt=adapted,
         falling=True,

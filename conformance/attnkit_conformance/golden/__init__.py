@@ -171,7 +171,8 @@ def limits_of(op: Op, case: Case) -> Callable[[str, np.ndarray, np.ndarray, str]
     growth = growth_of(op, case)
     wide = tolerance.growth_of_width(case.arrays["q"].shape[-1]) if "q" in case.arrays else 1.0
     hidden = hidden_noise(op, case)
-    twice = {"sum_squares": 2.0 * growth}  # errors of the weights count twice in their squares
+    # errors of weights count twice in their squares, and those of sums of numbers that are rounded alike add up
+    twice = dict.fromkeys(("sum_squares", *op.alike), 2.0 * growth)
 
     def limit(name: str, x: np.ndarray, near: np.ndarray, dtype: str) -> Limit:
         own = summands.get(name, np.zeros(()))
