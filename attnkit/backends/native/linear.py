@@ -124,6 +124,8 @@ def refused(
 ) -> str | None:
     """Why the library does not serve a call, from its plain options and from shapes. States are checked here, where
     their widths are known; `function` is what they are arguments of, where it is not the op."""
+    if options.get("log_decay") is not None or options.get("log_decay_t") is not None:
+        return "log_decay is served by the generic implementation"
     if callable(options.get("feature_map")):
         return "a feature map of your own is served by the generic implementation"
     lacks = lacking("native", abi.FEATURE_MAPS, options.get("feature_map", "elu_plus_one"), "feature map")
