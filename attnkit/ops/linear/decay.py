@@ -155,4 +155,3 @@ def pull_pairs(xp: Namespace, g: Array, through: Array, of_rows: Array | None) -
     if of_rows is None:
         return dg
     return dg + xp.sum(xp.where(come, of_rows.mT, 0.0), axis=-1, keepdims=True)
-

@@ -10,7 +10,7 @@ from attnkit._core.derived import DO, Op, Weights, derived_signature, signature_
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, FeatureWeights, never, nothing, recorded
 from attnkit._core.typing import Array, Namespace
-from attnkit.ops.linear.states import Options, Scaled, State, Tokens, parts_of, state_context, step_context, stepping
+from attnkit.ops.linear.states import Options, Scaled, State, Tokens, shown_keys, state_context, step_context, stepping
 
 P = ParamSpec("P")
 STATEFUL = ("chunk_size", "initial_state", "return_state")
@@ -50,8 +50,8 @@ class Linear(NamedTuple):
     def weights(self, q: Array, k: Array, *arrays: Array, **options: Any) -> Array:
         xp, bound = namespace(q), self.rule(f"{self.name}_weights", *arrays, **options)
         a = quadratic.prepare(xp, q, k, **{**_whole(**options).common, "scale": 1.0})
-        decays = options.get("log_decay") is not None
-        valid = (parts_of(xp, q, k, False, **_whole(**options).common).valid,) if decays else ()
+        hiding = {name: options[name] for name in ("mask", "key_lengths") if name in options}
+        valid = () if options.get("log_decay") is None else (shown_keys(xp, q, k.shape[-2], **hiding),)
         u, r, _ = self.bodies.weights(xp, bound, a, *valid)
         own_axes = quadratic.leading_axes(q, k, None, options.get("enable_gqa", False))
         lead = check.broadcast(self.name, "leading axes", tuple(u.shape[:-2]), own_axes)

@@ -104,7 +104,7 @@ def prepared(
     if initial is not None:
         state, c0 = _checked_state(xp, rule, q, k, v, initial, of_k, parts)
     m = Call(rule, parts, size, of_q, of_k, x, y, c, None, None, parts.pairs, 1.0, None, state, c0)
-    if rule.log_decay is not None:
+    if rule.log_decay is not None:  # of one token, too, which has no order
         return _decayed(xp, m, max(q.ndim, k.ndim, v.ndim) > 2)
     return m if of_k.level is None else _levelled(xp, m, of_k.level)
 
@@ -178,11 +178,11 @@ def sums(xp: Namespace, m: Call) -> Array:
     if m.pairs is not None:
         out = _scores(xp, m) @ m.c
         return out if m.state is None else out + (m.x * m.before) @ m.state
+    if m.g is not None:
+        return decay.causal_sums(xp, m.x, m.y, m.c, m.g, m.state, m.size)
     if m.parts.shift is None:
         totals = total(xp, m.y, m.c)
         return m.x @ (totals if m.state is None else totals + _faded_state(m))
-    if m.g is not None:
-        return decay.causal_sums(xp, m.x, m.y, m.c, m.g, m.state, m.size)
     state = None if m.state is None else _faded_state(m)
     return causal(xp, m.x, m.y, m.c, m.parts.shift, m.size, state, m.start, m.level)
 
@@ -215,6 +215,9 @@ def sums_backward(xp: Namespace, m: Call, d: Array) -> SumsGradients:
     """For the gradients of [num, raw]; the sums are recomputed, not stored."""
     if m.pairs is not None:
         return _pairs_backward(xp, m, d)
+    if m.g is not None:
+        grads = SumsGradients(*decay.pull_causal_sums(xp, m.x, m.y, m.c, m.g, m.state, m.size, d))
+        return grads if m.state is not None else grads._replace(state=None)
     shift, dstate = m.parts.shift, None
     if shift is None:
         totals = total(xp, m.y, m.c)
@@ -224,9 +227,6 @@ def sums_backward(xp: Namespace, m: Call, d: Array) -> SumsGradients:
             later = xp.sum(later, axis=-3, keepdims=True)
         dstate = None if m.state is None else later * m.before
         return SumsGradients(d @ totals.mT, m.c @ later.mT, m.y @ later, dstate)
-    if m.g is not None:
-        grads = decay.pull_causal_sums(xp, m.x, m.y, m.c, m.g, m.state, m.size, d)
-        return SumsGradients(*grads) if m.state is not None else SumsGradients(*grads)._replace(state=None)
     state = None if m.state is None else _faded_state(m).mT
     level = None if m.level is None else levels_of_queries(xp, m.level, m.x.shape[-2], shift)
     dx = causal(xp, d, m.c, m.y, shift, m.size, state, m.start, m.level)
