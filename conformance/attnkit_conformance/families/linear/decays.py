@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnkit_conformance.model import scoring
+from attnkit_conformance.model import scoring, tolerance
 from attnkit_conformance.model.case import Case, compute_dtype, generator, rounded
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes.attention import valid_keys
@@ -24,8 +24,8 @@ Shape = tuple[int, ...]
 
 FAR, FAINT = -30.0, 1e-3
 PIECES = ("far", "faint", "zero", "usual", "far", "faint")  # of a sequence with mixed gates
-RATES = (-0.3, -0.05, -1.5, 0.0)  # of heads
-LEVELS: tuple[Level, ...] = (None, -0.3, *LEARNED, "tokens")
+RATES = (-0.25, -0.0625, -1.5, 0.0)  # of heads; equal numbers are rounded alike when added up, but these are not
+LEVELS: tuple[Level, ...] = (None, RATES[0], *LEARNED, "tokens")
 CAUSAL = {"causal": True}
 LONGEST = 4096
 SCENES = (
@@ -69,6 +69,16 @@ def decay(level: Any, leading: Shape, heads: Shape, tokens: int, rng: np.random.
     if level == "heads":
         return np.resize(np.asarray(RATES), heads)
     return log_gates("usual" if level == "tokens" else level, (*leading, tokens, 1), rng)[..., 0]
+
+
+def growth(case: Case) -> float:
+    """1 + max|exponent|/16 of a decay that is a number, by which no probe moves what is left of far tokens; exponents
+    of which nothing is left do not count."""
+    x = case.params.get("log_decay")
+    if not isinstance(x, float):
+        return 1.0
+    least = -float(np.log(np.finfo(compute_dtype(case.dtype)).smallest_normal))
+    return tolerance.growth_of_exponent(min(-x * case.arrays["k"].shape[-2], least))
 
 
 def is_drawn(params: Mapping[str, Any]) -> bool:

@@ -318,6 +318,7 @@ LINEAR_ATTENTION = row(
     equal_lengths=(*WITH_STATE, *((INITIAL_STATE, ("log_decay", level)) for level in decays.LEVELS[1:])),
     errors=linear_errors,
     adapt=any_scene,
+    growth=lambda case: decays.growth(case) * tolerance.growth_of_equal_keys(case),
     signed=lambda params: params.get("feature_map") == "identity" or params.get("scale", 1.0) < 0,
 )
 COSINE = row(
