@@ -148,8 +148,8 @@ class MultiHeadAttention(nn.Module):
 
     Raises:
         ValueError: sizes that do not divide, an unknown op, unknown or missing options,
-            causal, dropout or decay with an op that does not support it, decay without causal; an even value_conv, or one with causal, with
-            num_kv_heads or with an op that joins heads itself.
+            causal, dropout or decay with an op that does not support it, decay without causal; an even value_conv, or
+            one with causal, with num_kv_heads or with an op that joins heads itself.
     """
 
     def __init__(

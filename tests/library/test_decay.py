@@ -95,7 +95,7 @@ def test_kernels_refuse_it_by_name(g: Any) -> None:
         q, k, v = (library(x) for x in (Q, K, V))
         told = attnkit.explain("linear_attention", q, k, v, log_decay=given, **OPTIONS)
         assert [name for name, reason in told.items() if reason is None] == ["generic"]
-        assert all("log_decay is served" in x or "CUDA" in x for x in told.values() if x is not None)
+        assert all("log_decay is served" in x or "kernels run on" in x for x in told.values() if x is not None)
         one = [x[..., 0, :] for x in (q, k, v)]
         given = given[..., 0] if np.ndim(g) == 3 else given
         told = attnkit.explain("linear_attention_step", *one, log_decay_t=given, enable_gqa=True)
@@ -110,7 +110,7 @@ def test_what_does_not_take_it_says_so() -> None:
     for op in (attnkit.cosine_attention, attnkit.efficient_attention):
         with pytest.raises(ValueError, match=f"{op.__name__}: unexpected argument 'log_decay'"):
             op(Q, K, V, **OPTIONS, log_decay=-0.1)
-    with pytest.raises(ValueError, match="linear_attention.: unexpected argument 'log_decay'"):
+    with pytest.raises(ValueError, match=r"linear_attention\): unexpected argument 'log_decay'"):
         attnkit.row_statistics("linear_attention", Q, K, **OPTIONS, log_decay=-0.1)
     tensors = [torch.as_tensor(x) for x in (Q, K, V)]
     with pytest.raises(NotImplementedError, match="context_parallel: linear_attention with log_decay is not served"):

@@ -11,13 +11,14 @@ from attnkit_reference.linear.attention import linear_rows
 
 Arrays = dict[str, Any]
 HIDDEN = {"key_lengths": np.array([[4], [2]]), "mask": np.array([True, False, True, True, True])}
+PAIRS = np.random.default_rng(0).random((4, 4)) < 0.6
 CASES: dict[str, Arrays] = {
     "square": {"shapes": ((2, 2, 5, 3), (2, 2, 5, 3), (2, 2, 5, 2))},
     "hidden": {"shapes": ((2, 2, 5, 3), (2, 2, 5, 3), (2, 2, 5, 2)), **HIDDEN},
     "queries": {"shapes": ((2, 2, 5, 3), (2, 2, 5, 3), (2, 2, 5, 2)), "query_mask": np.arange(5) % 3 > 0},
     "grouped": {"shapes": ((2, 4, 4, 3), (1, 2, 4, 3), (2, 2, 4, 2)), "enable_gqa": True},
     "broadcast": {"shapes": ((2, 1, 4, 3), (2, 4, 3), (1, 1, 4, 2))},
-    "pairs": {"shapes": ((2, 2, 4, 3), (2, 2, 4, 3), (2, 2, 4, 2)), "mask": np.random.default_rng(0).random((4, 4)) < 0.6},
+    "pairs": {"shapes": ((2, 2, 4, 3), (2, 2, 4, 3), (2, 2, 4, 2)), "mask": PAIRS},
     "fewer queries": {"shapes": ((2, 2, 3, 3), (2, 2, 5, 3), (2, 2, 5, 2))},
     "more queries": {"shapes": ((2, 2, 5, 3), (2, 2, 3, 3), (2, 2, 3, 2))},
 }  # fmt: skip

@@ -190,8 +190,8 @@ def linear_attention_step(
     """One more token: S' = S + φ(k_t) v_t^T, z' = z + φ(k_t), o_t = φ(q_t)·S'/(φ(q_t)·z' + eps) -> (o_t, (S', z')).
 
     state as in `linear_attention`, or None at the start; q_t (..., d), k_t (..., d), v_t (..., e), heads on
-    axis -2 -> o_t (..., e). The state passed in is not modified. With log_decay_t, a number or an array over the leading
-    axes of k_t, S and z are multiplied by exp(log_decay_t) first. Source: Katharopoulos et al. 2020 eq 16-20.
+    axis -2 -> o_t (..., e). The state passed in is not modified. With log_decay_t, a number or an array over the
+    leading axes of k_t, S and z are multiplied by exp(log_decay_t) first. Source: Katharopoulos et al. 2020 eq 16-20.
     """
     return step(one_token_of, "linear_attention_step", state, q_t, k_t, v_t, **params)
 

@@ -15,9 +15,9 @@ from attnkit_conformance.model import scoring
 from attnkit_conformance.model.binding import FIELDS
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.grammar import Level, Row
+from attnkit_conformance.model.op import STATEFUL, without_parameters
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.tolerance import growth_of_equal_keys, growth_of_exponent
-from attnkit_conformance.model.op import STATEFUL, without_parameters
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, attention_samples, scene_sample, valid_keys
 from attnkit_conformance.scenes.rows import HEADS, sizes
 from attnkit_reference._core import reduce_to
