@@ -97,8 +97,9 @@ def causal_sums(xp: Namespace, x: Array, y: Array, c: Array, g: Array, state: Ar
     """out_i = x_i·S_i for queries x (..., L, f), which are the last tokens, S_i the fading sums of y cᵀ (..., S, ·)."""
     queries, keys = x.shape[-2], y.shape[-2]
     length = chunk_length(size, keys)
-    chunks = (cut(xp, a, length) for a in (_last(xp, x, keys), y, c, g))
-    out, _ = fading_sums(xp, *chunks, _first(xp, y, c, g, state))
+    first = _first(xp, y, c, g, state)
+    x, y, c, g = (cut(xp, a, length) for a in (_last(xp, x, keys), y, c, g))
+    out, _ = fading_sums(xp, x, y, c, g, first)
     return _last(xp, joined(xp, out, keys), queries)
 
 
@@ -108,8 +109,8 @@ def pull_causal_sums(
     """Gradients of x, y, c, the state and g, for d (..., L, ·)."""
     queries, keys = x.shape[-2], y.shape[-2]
     length, first = chunk_length(size, keys), _first(xp, y, c, g, state)
-    *chunks, last = (cut(xp, a, length) for a in (_last(xp, x, keys), y, c, g, _last(xp, d, keys)))
-    grads = pull_fading_sums(xp, *chunks, first, last, xp.zeros_like(first))
+    x, y, c, g, d = (cut(xp, a, length) for a in (_last(xp, x, keys), y, c, g, _last(xp, d, keys)))
+    grads = pull_fading_sums(xp, x, y, c, g, first, d, xp.zeros_like(first))
     dx, dy, dc, dg = (joined(xp, a, keys) for a in grads[:4])
     return _last(xp, dx, queries), dy, dc, grads.first, dg
 

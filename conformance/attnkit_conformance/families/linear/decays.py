@@ -28,7 +28,7 @@ RATES = (-0.25, -0.0625, -1.5, 0.0)  # of heads; equal numbers are rounded alike
 LEVELS: tuple[Level, ...] = (None, RATES[0], *LEARNED, "tokens")
 CAUSAL = {"causal": True}
 LONGEST = 4096
-SCENES = (
+SCENES: tuple[tuple[Scene, Mapping[str, Any]], ...] = (
     *(
         (Scene(f"decay-{name}", 70, 70, d=8, e=5, params=CAUSAL), {"log_decay": name, **more})
         for name, more in (
@@ -43,7 +43,7 @@ SCENES = (
     (Scene("decay-heads", 7, 63, d=8, e=5, lead=((2, 4), (2, 2), (2, 2)), params={**CAUSAL, "enable_gqa": True},
            options=("gqa", "key_mask", "query_mask")), {"log_decay": "heads", "feature_map": "identity"}),
 )  # fmt: skip
-LONG_SCENE = (
+LONG_SCENE: tuple[Scene, Mapping[str, Any]] = (
     Scene(f"decay-mixed-{LONGEST}", 64, LONGEST, d=8, e=3, lead=((1,),) * 3, params=CAUSAL),
     {"log_decay": "mixed", "return_state": True},
 )
