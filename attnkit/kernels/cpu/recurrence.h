@@ -27,6 +27,7 @@ struct Fades {
   Fading kind = Fading::kNone;
   const T *data = nullptr;
   int64_t stride = 0, row = 0;
+  bool each = false;  // of every token, also where none adds or none draws
 };
 
 // S after the tokens so far. What a segment adds is summed from 0 and joins the total with Kahan's compensation, so that
@@ -39,6 +40,8 @@ class RunningSums {
 
   // The total, row by row, `width` numbers each. A caller may fill it after `reset`.
   T *total() const { return total_.data(); }
+
+  int64_t longest() const { return std::max(rows_, width_); }
 
   // The tokens of a segment one after the other: out_j += S_jᵀ x_j, at out[j * stride].
   void recur(int64_t n, Rows<T> x, Rows<T> y, Rows<T> c, const Fades<T> &fades, T *out, int64_t stride);
