@@ -170,7 +170,7 @@ def test_repeated_calls_read_a_decay_again(level: str) -> None:
     if attnkit.explain("linear_attention", Q, K, V, log_decay=TOKENS, **OPTIONS).get("native", "absent") is not None:
         pytest.skip("no native here")
     for factor in (1.0, 0.3, 2.0):
-        g = factor * {"one": np.asarray(-0.3), "heads": HEADS, "tokens": TOKENS}[level]
+        g = np.asarray(factor * {"one": -0.3, "heads": HEADS, "tokens": TOKENS}[level])
         of_numpy, generic = (
             attnkit.linear_attention(Q, K, V, log_decay=g, impl=impl, **OPTIONS) for impl in ("native", "generic")
         )

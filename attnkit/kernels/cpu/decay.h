@@ -46,7 +46,7 @@ class Decay {
   Fades<T> rise(const Segment &s) {
     if (!is_there_) return {};
     read(s);
-    return {Fading::kRows, w_.fades.data(), 1, 0, true};
+    return {Fading::kTokens, w_.fades.data(), 1, 0};
   }
 
   // The same from the end: at each key by the gate of the one after it.
@@ -57,7 +57,7 @@ class Decay {
     T *back = w_.fades.data() + kSegment;
     for (int64_t j = 0; j < s.count; ++j) back[j] = j + 1 < s.count ? w_.fades.data()[j + 1] : std::exp(after_);
     next_ = w_.gates.data()[0];
-    return {Fading::kRows, back + s.count - 1, -1, 0, true};
+    return {Fading::kTokens, back + s.count - 1, -1, 0};
   }
 
   // ------------------------------------------------------------------------------------------ gradients

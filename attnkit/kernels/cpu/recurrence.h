@@ -18,16 +18,15 @@ struct Rows {
   int64_t stride;
 };
 
-// The factors f_j in [0, 1]: none, one for all rows of S or for each, at data[j * stride + r * row] with row 0 or 1, or one
-// for each of its columns.
-enum class Fading { kNone, kRows, kColumns };
+// The factors f_j in [0, 1]: none, one for all rows of S or for each, at data[j * stride + r * row] with row 0 or 1, one for
+// each of its columns, or one for all of it that every token has, also where none adds or none draws.
+enum class Fading { kNone, kRows, kColumns, kTokens };
 
 template <class T>
 struct Fades {
   Fading kind = Fading::kNone;
   const T *data = nullptr;
   int64_t stride = 0, row = 0;
-  bool each = false;  // of every token, also where none adds or none draws
 };
 
 // S after the tokens so far. What a segment adds is summed from 0 and joins the total with Kahan's compensation, so that

@@ -195,7 +195,7 @@ template <class T>
 void move(RunningSums<T> &sums, bool adds, bool draws, int64_t n, Rows<T> x, Rows<T> y, Rows<T> c,
           const Fades<T> &fades, T *out, int64_t stride) {
   if (adds && draws) return sums.recur(n, x, y, c, fades, out, stride);
-  if (fades.each) {
+  if (fades.kind == Fading::kTokens) {
     static thread_local Buffer<T> zeros;
     const Rows<T> nothing{zeros.reserve(sums.longest()), 0};
     std::fill(zeros.data(), zeros.data() + sums.longest(), T{});
