@@ -84,7 +84,7 @@ def call(
 
 def is_of_heads(arrays: Sequence[Any], options: Mapping[str, Any]) -> bool:
     """Whether a decay is a number for each head: for the library it is one for each token too."""
-    x = options.get("log_decay")
+    x: Any = options.get("log_decay")
     return is_array(x) and x.ndim == 1 and max([len(a.shape) for a in arrays[:3]]) > 2
 
 
@@ -117,7 +117,7 @@ def formula(op: str, arguments: Mapping[str, Any], outputs: Sequence[str]) -> di
     options = {name: x for name, x in arguments.items() if name not in (*ARRAYS[op], *parts)}
     initial = _in_order(op, arguments, [arguments[part] for part in parts]) if "state" in arguments else None
     stateful = any(name in FINAL for name in outputs)
-    decay = options.get("log_decay")
+    decay: Any = options.get("log_decay")
     if is_array(decay) and decay.ndim == 2 and decay.shape[-1] == 1 != arguments["k"].shape[-2]:
         options["log_decay"] = decay[..., 0]
     result = FUNCTIONS[op](
