@@ -95,11 +95,8 @@ def test_kernels_refuse_it_by_name(g: Any) -> None:
         q, k, v = (library(x) for x in (Q, K, V))
         told = attnkit.explain("linear_attention", q, k, v, log_decay=given, **OPTIONS)
         assert {name for name, reason in told.items() if reason is None} <= {"native", "generic"}
-        assert (
-            "log_decay is served by the generic implementation" in (told.get("recomputed"), told.get("triton"))
-            or {"recomputed", "triton"}.isdisjoint(told)
-            or "kernels run on" in str(told.get("triton"))
-        )
+        for name in {"triton", "recomputed"} & {*told}:
+            assert told[name] == "log_decay is served by the generic implementation" or "kernels run on" in told[name]
         one = [x[..., 0, :] for x in (q, k, v)]
         given = given[..., 0] if np.ndim(g) == 3 else given
         told = attnkit.explain("linear_attention_step", *one, log_decay_t=given, enable_gqa=True)
