@@ -13,7 +13,7 @@ from attnkit._core.typing import LEARNED, Array
 
 LARGE = 1 << 30
 """Sums of two smaller integers are integers of 32 bits."""
-NUMBERS = (*LEARNED, "length", "eps", "ridge", "init_scale")
+NUMBERS = (*LEARNED, "length", "eps", "ridge", "init_scale", "log_decay", "log_decay_t")
 """Options that are real numbers."""
 AWKWARD = {
     "torch": ("uint16", "uint32", "uint64"),  # has no comparisons of them

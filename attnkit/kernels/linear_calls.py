@@ -240,6 +240,8 @@ unsupported_map._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def unsupported_options(q: Array, k: Array, v: Array, *rest: Any, **options: Any) -> str | None:
     """Why the kernels do not support a call on any device."""
     mask = options.get("mask")
+    if options.get("log_decay") is not None:
+        return "log_decay is served by the generic implementation"
     if callable(options.get("feature_map")):
         return "a feature map of your own is served by the generic implementation"
     if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import attnkit
 from attnkit._core.family import joins_heads
 from attnkit.nn.autocast import in_dtype_of_autocast
+from attnkit.nn.decay import Decay
 from attnkit.nn.operands import BUILDERS, NAMES, Heads, Operands, settings_of
 from attnkit.nn.record import Attention, attention, keep
 from attnkit.ops.names import with_preset
@@ -139,13 +140,16 @@ class MultiHeadAttention(nn.Module):
             that is added to the output of the heads: the skip of Xiong et al. 2021 §3 (Nyströmformer; 35 in their code
             for Long Range Arena). For attention of x to itself; it is not part of the weights, and a token that a mask
             excludes is read as 0 and gets 0.
+        decay: None, "heads" or "tokens", of a causal module whose op takes log_decay (linear_attention): each token
+            leaves a share of what came before it, learned for each head of k or a function of x (`attnkit.nn.decay`).
+            With {"feature_map": "identity"} and "heads" retention (Sun et al. 2023) without their rotation and norm.
         impl: the op's implementation, see `attnkit.explain`.
         statistics_impl: that of `attnkit.attention_with_statistics`, for calls that return statistics.
 
     Raises:
         ValueError: sizes that do not divide, an unknown op, unknown or missing options,
-            causal or dropout with an op that does not support it; an even value_conv, or one with causal, with
-            num_kv_heads or with an op that joins heads itself.
+            causal, dropout or decay with an op that does not support it, decay without causal; an even value_conv, or
+            one with causal, with num_kv_heads or with an op that joins heads itself.
     """
 
     def __init__(
@@ -165,6 +169,7 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         causal: bool = False,
         value_conv: int | None = None,
+        decay: str | None = None,
         impl: str | tuple[str, ...] = "auto",
         statistics_impl: str | tuple[str, ...] = "auto",
         device: Any = None,
@@ -210,6 +215,7 @@ class MultiHeadAttention(nn.Module):
         heads = Heads(num_heads, self.num_kv_heads, self.head_dim, new)
         self.operands = Operands(self.op, heads, all_options) if self.op in BUILDERS else None
         self.value_conv = None if value_conv is None else self._convolution(value_conv, new)
+        self.decay = None if decay is None else self._decay(decay, all_options, new)
         keep(self)
 
     @property
@@ -234,6 +240,15 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"MultiHeadAttention: {self.op.__name__} has no option causal; got causal=True")
         if dropout > 0 and not {"dropout", "dropout_mask"} & set(parameters):
             raise ValueError(f"MultiHeadAttention: {self.op.__name__} takes no dropout; got {dropout}")
+
+    def _decay(self, kind: str, options: Mapping[str, Any], new: Mapping[str, Any]) -> Decay:
+        takes = "log_decay" in inspect.signature(self.op).parameters
+        if not (takes and self.causal) or "log_decay" in options:
+            raise ValueError(
+                "MultiHeadAttention: decay needs causal=True, an op that takes log_decay, and no such option; got "
+                f"causal={self.causal}, op={self.op.__name__}, options {', '.join(options) or None}"
+            )
+        return Decay(kind, self.dim, self.num_kv_heads, **new)
 
     def _convolution(self, length: int, new: Mapping[str, Any]) -> nn.Conv2d:
         """One kernel per head: heads are the channels, (tokens, head_dim) the image."""
@@ -300,12 +315,15 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("MultiHeadAttention: a causal module cannot attend to a context")
         if self.value_conv is not None and (context is not None or cache is not None):
             raise ValueError("MultiHeadAttention: value_conv is for attention of x to itself, without a cache")
+        if self.decay is not None and self.decay.proj is not None and cache is not None:
+            raise ValueError("MultiHeadAttention: a cache holds no decays of tokens; decay='heads' has one for all")
         q = self._heads(self.q_proj(x), self.num_heads)
         q, k, v, key_mask = self._keys_and_values(q, x if context is None else context, key_mask, context, cache)
         q, k, v = in_dtype_of_autocast(q, k, v)
         arrays = {} if self.operands is None else self.operands.arrays()
         learned = {} if self.learned is None else dict(self.learned)
         options = self.options | learned | arrays | self._masks(key_mask, query_mask, mask, bias)
+        options |= {} if self.decay is None else {"log_decay": self.decay(x)}
         of_weights = {name: value for name, value in options.items() if name in self._of_weights}
         dropout = self._dropout_of(q, arrays)
 

@@ -208,7 +208,11 @@ class PackedVjp(Protocol[P]):
 
 
 EDGES = [inspect.Parameter(name, POSITIONAL, annotation=Edges) for name in check.INTEGER_ARGUMENTS]
-HAVE_NO_PLACE = (*("mask", "bias", "key_lengths", "query_mask", "sink"), *DROPOUT, *("initial_state", "return_state"))
+HAVE_NO_PLACE = (
+    *("mask", "bias", "key_lengths", "query_mask", "sink", "log_decay"),
+    *DROPOUT,
+    *("initial_state", "return_state"),
+)
 
 
 def packed(
@@ -216,7 +220,7 @@ def packed(
     checks: Mapping[str, check.OptionCheck] = check.PLAIN_NUMBERS,
 ) -> Callable[[Callable[..., Any]], Packed[P]]:
     """Make a documented `<op>_packed` run the op on sequence after sequence; its options are those of the op except
-    padding, dropout, states and sinks."""
+    padding, dropout, states, sinks and decays."""
 
     def attend(q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **options: Any) -> Any:
         return _forward(op, q, k, v, (cu_seqlens_q, cu_seqlens_k), options)

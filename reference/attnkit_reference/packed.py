@@ -27,7 +27,7 @@ from attnkit_reference.softmax import (
 LEFT_OUT = (  # packing replaces padding
     *("mask", "key_lengths", "query_mask", "bias", *DROPOUT),
     *("initial_state", "return_state"),
-    "sink",
+    *("sink", "log_decay"),
 )
 Boundaries = Array | Sequence[int]
 

@@ -9,7 +9,7 @@ import pytest
 
 from attnkit._core import dropout, mask, quadratic
 from attnkit.ops import gaussian, pointwise, softmax
-from attnkit.ops.linear import rule, states, sums
+from attnkit.ops.linear import chunks, decay, rule, states, sums
 from attnkit_conformance import core, judge
 from attnkit_conformance.adapters.numpy import adapters
 from tests.conformance.planting import plant
@@ -82,19 +82,26 @@ MUTANTS: tuple[tuple[str, str, Function, str, str], ...] = (
     ("the log of the length is added", SIGMOID, pointwise._shifted, "s = s - log", "s = s + log"),
     ("features: a mask is forgotten under causality", LINEAR, PAIRS, "if self.mask is not None:",
      "if self.mask is not None and not self.causal:"),
-    ("features: key lengths are forgotten under causality", EFFICIENT, states.parts_of, "keys, None, key_lengths)",
-     "keys, None, None if causal else key_lengths)"),
+    ("features: key lengths are forgotten under causality", EFFICIENT, states.parts_of, "keys, mask, key_lengths)",
+     "keys, mask, None if causal else key_lengths)"),
     ("a state is forgotten beside a mask", LINEAR, sums.sums, "out + (m.x * m.before) @ m.state", "out"),
-    ("a state is forgotten in dq beside a mask", PERFORMER, sums.sums_backward, "(d @ m.state.mT) * m.before", "0.0"),
+    ("a state is forgotten in dq beside a mask", PERFORMER, sums._pairs_backward, "(d @ m.state.mT) * m.before", "0.0"),
     ("a state is forgotten in dq", LINEAR, sums.sums_backward,
      "state = None if m.state is None else _faded_state(m).mT", "state = None"),
     ("a state lacks the keys that nobody sees", LINEAR, sums.prepared, "parts.valid if keeps else parts.seen",
      "parts.seen"),
-    ("the scale is forgotten in dq", LINEAR, rule._outputs_backward, "dx if m.rule.scale == 1 else dx * m.rule.scale",
-     "dx"),
+    ("the scale is forgotten in dq", LINEAR, rule._outputs_backward,
+     "grads.x if m.rule.scale == 1 else grads.x * m.rule.scale", "grads.x"),
     ("the denominator has no gradient", COSINE, sums.divided_backward, "-slope *", "0.0 *"),
-    ("padding is in the gradient of a state", LINEAR, rule.attend_vjp, "more_c = chosen(xp, m.parts.valid, more_c)",
-     "more_c = more_c + 0.0 * more_c + (0.0 if m.parts.valid is None else 1e-3)"),
+    ("padding is in the gradient of a state", LINEAR, rule.attend_vjp, "chosen(xp, m.parts.valid, of_state.c)",
+     "of_state.c + (0.0 if m.parts.valid is None else 1e-3)"),
+    ("hidden tokens decay", LINEAR, sums._decayed, "m.parts.valid", "None"),
+    ("a decay begins with the first token", LINEAR, chunks._sums_between, "_later(xp, g)", "_past(xp, g)"),
+    ("a decay does not fade the state before a chunk", LINEAR, chunks.fading_sums, "(x * f.within)", "x"),
+    ("a returned state does not fade", LINEAR, decay.until_end, "xp.exp(joined(xp, left, n))",
+     "xp.exp(0.0 * joined(xp, left, n))"),
+    ("a decay has no gradient through an initial state", LINEAR, decay.pull_until_end, "dg + of_first", "dg"),
+    ("a decay has no gradient through whole chunks", LINEAR, chunks.pull_fading_sums, " + of_whole", ""),
     ("the slope forgets the shift", POINTWISE, pointwise.score_gradient, "_shifted(xp, s, a, length, shift)", "s"),
 )  # fmt: skip
 

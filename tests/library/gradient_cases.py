@@ -29,7 +29,9 @@ class Case(NamedTuple):
         """The op, and what tells its cases apart."""
         asked = [str(value) for value in self.params.values() if isinstance(value, str | float)]
         more = [
-            name for name in self.arrays if name in ("alpha", "gate_weight", "init_scale", "initial_S", "log_decay")
+            name
+            for name in self.arrays
+            if name in ("alpha", "gate_weight", "init_scale", "initial_S", "log_decay", "log_decay_t")
         ]
         grouped = ["gqa"] if self.params.get("enable_gqa") else []
         return "-".join([self.op, *asked, *more, *grouped])
@@ -140,7 +142,10 @@ CASES = (
     Case("linear_attention", {**TOKENS, **LINEAR}, RESUMED),
     Case("linear_attention", QKV, {"feature_map": "relu", "eps": 0.1}),
     Case("linear_attention", QKV, {**CAUSAL, "feature_map": "identity"}),
+    Case("linear_attention", {**TOKENS, **LINEAR, **DECAYS[1]}, RESUMED),
+    Case("linear_attention", {**QKV, "log_decay": np.array([-0.3, -1.1])}, {**CAUSAL, "feature_map": "identity"}),
     Case("linear_attention_step", {**STEP, **LINEAR}),
+    Case("linear_attention_step", {**STEP, **LINEAR, "log_decay_t": GATES["log_gate"][:, 0, 0]}),
     Case("cosine_attention", {**TOKENS, **COSINE}, RESUMED),
     Case("cosine_attention_step", {**STEP, **COSINE}),
     Case("performer_attention", {**TOKENS, **PROJECTION, **PERFORMER}, RESUMED),

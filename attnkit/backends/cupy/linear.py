@@ -49,6 +49,8 @@ class Linear(ctypes.Structure):
 def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | None:
     """Why a call is not supported on any device."""
     mask = options.get("mask")
+    if options.get("log_decay") is not None:
+        return "log_decay is served by the generic implementation"
     if callable(options.get("feature_map")):
         return "a feature map of your own is served by the generic implementation"
     lacks = lacking("cuda", FEATURE_MAPS, options.get("feature_map", "elu_plus_one"), "feature map")

@@ -44,12 +44,12 @@ KERNELS = {"softmax": 3, "relu": 4}
 LENGTH_NUMBER, LENGTH_VISIBLE, LENGTH_ARRAY, LENGTH_ALL = range(4)
 ARRAYS = (
     *("q", "k", "v", "bias", "mask", "key_lengths", "query_mask", "dropout_mask", "seed", "length", "alpha"),
-    *("sink", "projection", "state", "normaliser", "level", "edges_q", "edges_k"),
+    *("sink", "projection", "state", "normaliser", "level", "log_decay", "edges_q", "edges_k"),
     *("o", "lse", "rows", "total", "entropy", "sum_squares", "maximum", "nonzero", "visible"),
     *("final_state", "final_normaliser", "final_level"),
     *("do", "dlse", "dtotal", "dentropy", "dsum_squares", "dmaximum"),
     *("dfinal_state", "dfinal_normaliser", "dfinal_level"),
-    *("dq", "dk", "dv", "dbias", "dalpha", "dsink", "dstate", "dnormaliser", "dlevel"),
+    *("dq", "dk", "dv", "dbias", "dalpha", "dsink", "dstate", "dnormaliser", "dlevel", "dlog_decay"),
 )
 """Arrays of a call in the order of their pointers."""
 INDEX = {name: index for index, name in enumerate(ARRAYS)}
@@ -82,6 +82,7 @@ class Plan(ctypes.Structure):
         ("heads", Axes),
         ("items", Axes),
         *((name, ctypes.c_double) for name in ("scale", "gain", "alpha", "shift", "length", "dropout", "eps", "sink")),
+        ("log_decay", ctypes.c_double),
         ("arrays", View * len(ARRAYS)),
     )
 

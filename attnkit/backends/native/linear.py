@@ -75,9 +75,17 @@ def call(
 ) -> Call:
     """Of the arguments of an op of `OPS`; a projection may come by name. The library has chunks of its own."""
     arguments = dict(zip(ARRAYS[op], arrays, strict=False)) | options
+    if is_of_heads(arrays, options):
+        arguments["log_decay"] = options["log_decay"][..., None]
     if initial_state is not None:
         arguments |= _named(op, options, initial_state)
     return Call(arguments, ("o", *(f"final_{part}" for part in parts_of(op, options))) if return_state else ("o",))
+
+
+def is_of_heads(arrays: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether a decay is a number for each head: for the library it is one for each token too."""
+    x: Any = options.get("log_decay")
+    return is_array(x) and x.ndim == 1 and max([len(a.shape) for a in arrays[:3]]) > 2
 
 
 def answer(op: str, options: Mapping[str, Any], outputs: Sequence[Any]) -> Any:
@@ -95,6 +103,9 @@ def cotangents(op: str, options: Mapping[str, Any], do: Any, dstate: Sequence[An
 def gradients(op: str, options: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
     """What `<op>_vjp` returns, of gradients by name."""
     grads: dict[str, Any] = {name: results[name] for name in "qkv"}
+    if "log_decay" in results:
+        g = results["log_decay"]
+        grads["log_decay"] = g if g.ndim == options["log_decay"].ndim else g[..., 0]
     if "state" in results:
         grads["initial_state"] = _in_order(op, options, [results[part] for part in parts_of(op, options)])
     return grads
@@ -106,6 +117,9 @@ def formula(op: str, arguments: Mapping[str, Any], outputs: Sequence[str]) -> di
     options = {name: x for name, x in arguments.items() if name not in (*ARRAYS[op], *parts)}
     initial = _in_order(op, arguments, [arguments[part] for part in parts]) if "state" in arguments else None
     stateful = any(name in FINAL for name in outputs)
+    decay: Any = options.get("log_decay")
+    if is_array(decay) and decay.ndim == 2 and decay.shape[-1] == 1 != arguments["k"].shape[-2]:
+        options["log_decay"] = decay[..., 0]
     result = FUNCTIONS[op](
         *(arguments[name] for name in ARRAYS[op]),
         initial_state=initial,
@@ -152,6 +166,9 @@ class Step(NamedTuple):
 def sequence(step: str, *arrays: Any, state: Any = None, **options: Any) -> Step:
     """Of the arguments of `<op>_step` or `<op>_step_vjp`."""
     op = step.removesuffix("_vjp").removesuffix("_step")
+    decay = options.pop("log_decay_t", None)
+    if decay is not None:
+        options |= {"log_decay": decay[..., None] if is_array(decay) and decay.ndim else decay, "causal": True}
     tokens = [x if x is None or 3 <= i < len(ARRAYS[op]) else x[..., None, :] for i, x in enumerate(arrays)]
     return Step(op, tokens, options | {"initial_state": state})
 
@@ -160,6 +177,9 @@ def of_token(result: Any) -> Any:
     """o and the state of a step from those of a sequence, or its gradients."""
     if isinstance(result, dict):
         of_state = {"state": result["initial_state"]} if "initial_state" in result else {}
+        if "log_decay" in result:
+            g = result["log_decay"]
+            of_state["log_decay_t"] = g[..., 0] if g.ndim else g
         return {f"{name}_t": result[name][..., 0, :] for name in "qkv"} | of_state
     o, state = result
     return o[..., 0, :], state
@@ -191,7 +211,8 @@ def _features(op: str, shapes: Mapping[str, Shape]) -> int:
     return shapes["q"][-1] + (op == COSINE.name)
 
 
-TRAILING = {"k": 2, "v": 2, "projection": 2, "mask": 2, "key_lengths": 0, "state": 2, "normaliser": 1, "level": 1}
+TRAILING = {"k": 2, "v": 2, "projection": 2, "mask": 2, "key_lengths": 0, "state": 2, "normaliser": 1, "level": 1,
+            "log_decay": 1}  # fmt: skip
 """Of the arrays whose leading axes a state has."""
 
 

@@ -39,11 +39,12 @@ LAYOUTS = {
     **dict.fromkeys(("k", "v", "dk", "dv"), SHARED),  # (..., S, features), with the heads of k
     **dict.fromkeys(("projection", "state", "final_state", "dfinal_state", "dstate"), SHARED),  # (..., f, features)
     **{f"{of}{part}": VECTOR for of in STATES for part in ("normaliser", "level")},  # (..., f), with the heads of k
+    **dict.fromkeys(("log_decay", "dlog_decay"), VECTOR),  # (..., S), with the heads of k
     **dict.fromkeys(("key_lengths", "sink", "dsink"), ITEMS),  # (...)
     "seed": NUMBER,  # ()
 }
 """By array, the axes that it has; those that are not here have one entry per query, (..., L)."""
-ALSO_NUMBERS = ("alpha", "key_lengths", "sink")
+ALSO_NUMBERS = ("alpha", "key_lengths", "sink", "log_decay")
 """Options of `LAYOUTS` that may be numbers; a scalar of NumPy for another is an array without axes."""
 EDGES = ("edges_q", "edges_k")
 """Boundaries of packed sequences. Such calls have tokens before heads in all arrays but these and `length`."""
@@ -51,9 +52,9 @@ TRAILING = {PAIRS: 2, TOKENS: 2, SHARED: 2, VECTOR: 1, ROWS: 1, ITEMS: 0, NUMBER
 ASKED = ("activation",)
 """Plain options by which the library may refuse a call. No numbers: it serves all of them, and torch.compile makes
 symbols of them."""
-OF_KEYS = ("k", "v", "bias", "mask", "dropout_mask")
+OF_KEYS = ("k", "v", "bias", "mask", "dropout_mask", "log_decay")
 """Operands with an axis of keys."""
-DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", "sink", "state", "normaliser", "level")
+DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", "sink", "state", "normaliser", "level", "log_decay")
 SAVES_ROWS = (SOFTMAX.name, ENTMAX.name, SOFTPICK.name)
 """Ops whose forward pass saves numbers of rows that the backward pass would otherwise recompute."""
 ERRORS = {abi.NO_MEMORY: MemoryError, abi.BAD_EDGES: ValueError}
@@ -302,6 +303,7 @@ def _plan(
         dropout=options.get("dropout", 0.0),
         eps=options.get("eps", {SOFTPICK.name: EPS, **linear.EPS}.get(op, 0.0)),
         sink=options.get("sink", -math.inf),
+        log_decay=options.get("log_decay", 0.0),
         projected=shapes["projection"][-2] if "projection" in shapes else 0,
         **linear.numbers(op, options),
     )
@@ -369,7 +371,12 @@ def _allocated(results: Iterable[Operand]) -> tuple[Allocated, ...]:
 
 def _without_keys(operand: Operand) -> tuple[str, Any, None, Any]:
     name, shape, _, dtype = operand
-    return name, (*shape[:-1], None) if LAYOUTS[name] == PAIRS else (*shape[:-2], None, shape[-1]), None, dtype
+    return (
+        name,
+        (*shape[:-1], None) if LAYOUTS[name] in (PAIRS, VECTOR) else (*shape[:-2], None, shape[-1]),
+        None,
+        dtype,
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -115,7 +115,8 @@ def regret(*arrays: Any, **options: Any) -> None:
 def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Array] | None:
     """The same for linear attention."""
     arguments, outputs = linear.call(op, arrays, **options)
-    return _again(op, arguments) if outputs == ("o",) else None
+    as_they_are = not linear.is_of_heads(arrays, options)
+    return _again(op, arguments) if outputs == ("o",) and as_they_are else None
 
 
 CALLS = (evaluate, pulled, unsupported)

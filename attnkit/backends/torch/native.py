@@ -229,7 +229,8 @@ def _joined(arrays: Mapping[str, Tensor], plain: lower.Plain) -> Arguments:
 
 def _generic_linear(op: str, arguments: Arguments, cotangents: dict[str, Tensor]) -> Arguments:
     """The same for linear attention: the generic body differentiated."""
-    names = [name for name in lower.DIFFERENTIABLE if name in arguments and arguments[name].requires_grad]
+    tensors = {name: x for name, x in arguments.items() if isinstance(x, Tensor)}  # a decay may be a number
+    names = [name for name in lower.DIFFERENTIABLE if name in tensors and tensors[name].requires_grad]
     results = linear.formula(op, arguments, [name[1:] for name in cotangents])
     pairs = [(results[name[1:]], x) for name, x in cotangents.items() if results[name[1:]].requires_grad]
     outputs, grads = zip(*pairs, strict=True)
@@ -360,7 +361,8 @@ def regret_softmax(q: Tensor, *arrays: Any, **options: Any) -> None:
 def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Tensor] | None:
     """The same for linear attention."""
     arguments, outputs = linear.call(op, arrays, **options)
-    plain = outputs == ("o",) and "state" not in arguments  # whose arrays come under one name
+    plain = outputs == ("o",) and "state" not in arguments  # whose arrays come under one name, and as they are
+    plain = plain and not linear.is_of_heads(arrays, options)
     return _again(op, arguments) if plain else None
 
 

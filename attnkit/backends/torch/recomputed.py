@@ -39,6 +39,8 @@ def unsupported(*arrays: Tensor, **options: Any) -> str | None:
     """Why a call is left to automatic differentiation."""
     if options.get("initial_state") is not None or options.get("return_state"):
         return "states are served by the generic implementation"
+    if options.get("log_decay") is not None:
+        return "log_decay is served by the generic implementation"
     if callable(options.get("feature_map")):
         return "a feature map of your own is served by the generic implementation"
     return None

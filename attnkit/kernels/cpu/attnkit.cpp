@@ -30,6 +30,7 @@ bool legal_dtype(const attnkit_plan &plan, int array) {
     case ATTNKIT_STATE:
     case ATTNKIT_NORMALISER:
     case ATTNKIT_LEVEL:
+    case ATTNKIT_LOG_DECAY:
     case ATTNKIT_O:
     case ATTNKIT_DO:
     case ATTNKIT_DFINAL_STATE:
@@ -44,6 +45,7 @@ bool legal_dtype(const attnkit_plan &plan, int array) {
     case ATTNKIT_DSTATE:
     case ATTNKIT_DNORMALISER:
     case ATTNKIT_DLEVEL:
+    case ATTNKIT_DLOG_DECAY:
       return is_float(dtype);
     case ATTNKIT_K:
     case ATTNKIT_V:

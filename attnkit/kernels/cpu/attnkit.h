@@ -126,6 +126,8 @@ enum attnkit_array {
     ATTNKIT_STATE,           /* of linear ops, the keys that came before, any float dtypes: S (..., f, values), */
     ATTNKIT_NORMALISER,      /* z (..., f), which only comes with S, */
     ATTNKIT_LEVEL,           /* and m (..., f) of efficient attention or c (..., 1) of Performer's softmax kernel */
+    ATTNKIT_LOG_DECAY,       /* of linear attention, under causality alone: (..., S), any float dtype, or all have
+                                plan->log_decay: by exp of which a key multiplies the sums before it */
     /* packed sequences, one after the other along L and S: sequence b has the rows edges[b] .. edges[b + 1] and sees no
      * other. Both or none, (sequences + 1), int32 or int64. Of the other arrays, such calls have q, k, v, lengths, o, lse,
      * rows, their cotangents and dq, dk, dv. */
@@ -167,11 +169,12 @@ enum attnkit_array {
     ATTNKIT_DSTATE,
     ATTNKIT_DNORMALISER,
     ATTNKIT_DLEVEL,
+    ATTNKIT_DLOG_DECAY,
     ATTNKIT_ARRAYS
 };
 
 /* Strides are in elements and may be 0 or negative. An array of rows has no `column`, key lengths have neither, and z, m
- * and c of a state have no `row`. */
+ * and c of a state and decays have no `row`. */
 typedef struct {
     int32_t dtype;
     int32_t reserved;
@@ -213,6 +216,7 @@ typedef struct {
     double dropout;          /* p, of dropout by counter */
     double eps;              /* of linear ops and softpick */
     double sink;             /* of softmax: w = exp(s) / (exp(sink) + sum of exp(s)); -INFINITY where there is none */
+    double log_decay;        /* of linear attention; 0 where there is none */
     attnkit_view arrays[ATTNKIT_ARRAYS];
 } attnkit_plan;
 

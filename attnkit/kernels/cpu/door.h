@@ -54,6 +54,9 @@ inline Extent extent(const attnkit_plan &plan, int array) {
     case ATTNKIT_DFINAL_LEVEL:
     case ATTNKIT_DLEVEL:
       return {1, plan.op == ATTNKIT_PERFORMER ? 1 : features_of_state(plan)};
+    case ATTNKIT_LOG_DECAY:
+    case ATTNKIT_DLOG_DECAY:
+      return {1, plan.keys};
     case ATTNKIT_EDGES_Q:
     case ATTNKIT_EDGES_K:
       return {plan.sequences + 1, 1};

@@ -56,8 +56,10 @@ class Shown {
   // Some query sees key j, or a state keeps it.
   bool key(int64_t j) const { return valid(j) && (keeps_ || (last_ >= 0 && j - shift_ <= last_)); }
 
- private:
+  // Key j is not hidden, whatever order and queries say: it decays.
   bool valid(int64_t j) const { return j < item_.keys && (!item_.mask || *item_.mask.template at<uint8_t>(0, j)); }
+
+ private:
   bool unmasked(int64_t i) const { return !item_.query_mask || *item_.query_mask.template at<uint8_t>(i, 0); }
 
   const Item<T> &item_;
@@ -110,7 +112,7 @@ inline Index item_index(const attnkit_plan &plan, int64_t item) {
 // Gradients of linear attention. Tokens have `features` numbers, S has `count` rows and a state `levels` levels.
 template <class T>
 struct TokenGradients {
-  const Parts<T> q, k, v, state, normaliser, level;
+  const Parts<T> q, k, v, state, normaliser, level, decay;
 
   TokenGradients(const Call &call, int64_t features, int64_t count, int64_t levels)
       : q(call, ATTNKIT_DQ, call.plan.queries, features, 1, apart),
@@ -118,10 +120,14 @@ struct TokenGradients {
         v(call, ATTNKIT_DV, call.plan.keys, call.plan.values, 1, apart),
         state(call, ATTNKIT_DSTATE, count, call.plan.values, 1, apart),
         normaliser(call, ATTNKIT_DNORMALISER, 1, count, 1, apart),
-        level(call, ATTNKIT_DLEVEL, 1, levels, 1, apart) {}
+        level(call, ATTNKIT_DLEVEL, 1, levels, 1, apart),
+        decay(call, ATTNKIT_DLOG_DECAY, 1, has_one_decay(call) ? 1 : call.plan.keys, 1, apart) {}
+
+  // One number for all tokens.
+  static bool has_one_decay(const Call &call) { return call.view(ATTNKIT_DLOG_DECAY).column == 0; }
 
   void join() const {
-    for (const Parts<T> *parts : {&q, &k, &v, &state, &normaliser, &level}) parts->join();
+    for (const Parts<T> *parts : {&q, &k, &v, &state, &normaliser, &level, &decay}) parts->join();
   }
 
  private:
@@ -189,6 +195,12 @@ template <class T>
 void move(RunningSums<T> &sums, bool adds, bool draws, int64_t n, Rows<T> x, Rows<T> y, Rows<T> c,
           const Fades<T> &fades, T *out, int64_t stride) {
   if (adds && draws) return sums.recur(n, x, y, c, fades, out, stride);
+  if (fades.kind == Fading::kTokens) {
+    static thread_local Buffer<T> zeros;
+    const Rows<T> nothing{zeros.reserve(sums.longest()), 0};
+    std::fill(zeros.data(), zeros.data() + sums.longest(), T{});
+    return sums.recur(n, draws ? x : nothing, adds ? y : nothing, adds ? c : nothing, fades, out, stride);
+  }
   if (adds || fades.kind != Fading::kNone) sums.add(adds ? n : 0, y, c, fades);
   if (draws) sums.draw(n, x, out, stride);
 }

@@ -34,6 +34,7 @@ SERVED: dict[Callable[..., Any], Callable[..., Tensor]] = {
 
 _NOT_SERVED = (
     *("bias", "dropout", "dropout_mask", "return_lse", "sink", "return_remainder", "return_state", "initial_state"),
+    "log_decay",
 )
 
 

@@ -10,10 +10,12 @@ from typing import Any, Unpack
 from attnkit._core import check
 from attnkit._core.quadratic import cast
 from attnkit._core.special import relu
+from attnkit._core.tokens import checked_with_arrays
 from attnkit._core.typing import Array, Impl, Namespace
+from attnkit.ops.linear.decay import check_decay
 from attnkit.ops.linear.record import Linear, op, step_of, step_vjp_of, vjp_of, weights_of
 from attnkit.ops.linear.rule import BODIES
-from attnkit.ops.linear.states import STATE_CHECKS, Scaled, State, not_negative
+from attnkit.ops.linear.states import STATE_CHECKS, Scaled, State, not_negative, state_context, step_context
 from attnkit.ops.linear.sums import Features, Rule
 
 FeatureMap = Any  # a name of FEATURE_MAPS or a callable (..., n, d) -> (..., n, f)
@@ -66,10 +68,14 @@ def rule(
     normalize: bool | None = None,
     eps: float = 1e-6,
     scale: float | None = None,
+    log_decay: Any = None,
+    log_decay_t: Any = None,
     **others: Any,
 ) -> Rule:
     """Linear attention with its own options bound."""
     divides = feature_map != "identity" if normalize is None else normalize
+    if log_decay_t is not None:
+        log_decay = log_decay_t[..., None] if check.is_learned(log_decay_t) and log_decay_t.ndim else log_decay_t
 
     def features(xp: Namespace, x: Array) -> Features:
         return _features(xp, op, feature_map, x)
@@ -79,7 +85,7 @@ def rule(
             return xp.ones_like(raw), 0.0, None
         return raw + eps, 1.0, raw + eps != 0
 
-    return Rule(op, features, features, divide, 1.0 if scale is None else float(scale))
+    return Rule(op, features, features, divide, 1.0 if scale is None else float(scale), log_decay=log_decay)
 
 
 def signed(feature_map: FeatureMap = "elu_plus_one", scale: float | None = None, **others: Any) -> bool:
@@ -102,14 +108,41 @@ def _check_normalize(c: check.Context, name: str, value: Any) -> None:
         raise ValueError(f"{c.op}: normalize must be None or False for identity, whose row sums can be 0; got True")
 
 
+def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    """`state_context`, and a decay, which has the heads of k and an order."""
+    context = state_context(op, arrays, options)
+    x, causal = options.get("log_decay"), options.get("causal", False)
+    if x is None:
+        return context
+    if causal is not True:
+        raise ValueError(f"{op}: log_decay needs causal=True, an order in which tokens decay; got causal={causal!r}")
+    check_decay(context, "log_decay", x, _leading_of_keys(context, arrays["k"], options), context.keys)
+    return context
+
+
+def _step_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    context = step_context(op, arrays, options)
+    if options.get("log_decay_t") is not None:
+        leading = _leading_of_keys(context, arrays["k_t"][..., None, :], options)
+        check_decay(context, "log_decay_t", options["log_decay_t"], leading, None)
+    return context
+
+
+def _leading_of_keys(c: check.Context, k: Array, options: dict[str, Any]) -> tuple[int, ...]:
+    """The leading axes of a call with the heads of k."""
+    return (*c.leading[:-1], k.shape[-3]) if options.get("enable_gqa") else c.leading
+
+
 OWN = {
+    "log_decay": checked_with_arrays,
+    "log_decay_t": checked_with_arrays,
     "feature_map": _check_feature_map,
     "normalize": _check_normalize,
     "eps": not_negative,
     "scale": check.plain_number,
     **STATE_CHECKS,
 }
-LINEAR = Linear("linear_attention", rule, BODIES, OWN, signed=signed)
+LINEAR = Linear("linear_attention", rule, BODIES, OWN, _context, _step_context, signed=signed)
 
 
 # ---------------------------------------------------------------------------------------------- the op
@@ -124,6 +157,7 @@ def linear_attention(
     feature_map: FeatureMap = "elu_plus_one",
     normalize: bool | None = None,
     eps: float = 1e-6,
+    log_decay: float | Array | None = None,
     chunk_size: int = 64,
     initial_state: State | None = None,
     return_state: bool = False,
@@ -132,7 +166,8 @@ def linear_attention(
 ) -> Any:
     """o_i = φ(q_i)ᵀS_i / (φ(q_i)·z_i + eps) with S_i = Σ_j φ(k_j) v_jᵀ, z_i = Σ_j φ(k_j) over the keys j visible to i.
 
-    Katharopoulos et al. 2020 eq 4-12 (causal: S_i, Z_i there). The weights are w_ij = scale·φ(q_i)·φ(k_j)/den_i.
+    Katharopoulos et al. 2020 eq 4-12 (causal: S_i, Z_i there). The weights are w_ij = scale·φ(q_i)·φ(k_j)/den_i. With a
+    decay S_i = exp(g_i) S_{i-1} + φ(k_i) v_iᵀ, z likewise: φ(q_i)·φ(k_j) counts exp(Σ_{j<l<=i} g_l) times.
 
     Args:
         q: (..., L, d). Leading axes broadcast; heads are axis -3.
@@ -144,6 +179,11 @@ def linear_attention(
         normalize: divide by the row sum. None: True, but False for "identity", whose row sums can be 0 or negative
             (True there is an error). Where the denominator is 0, o is 0.
         eps: added to the denominator, as in the authors' code.
+        log_decay: g, at most 0, the logarithm of what is left of S and z when a token comes; needs causal=True. A
+            number; an array of shape () or (H,), one for each head of k (RetNet, lightning attention: with "identity");
+            or (..., S), one for each token (the decay of Mamba-2), 0 keeping all and -∞ nothing. Arrays have any real
+            float dtype. Hidden tokens do not decay: theirs is read as 0, may be NaN and gets the gradient 0. An array
+            of one axis is one for each head, if the call has heads.
         chunk_size: tokens that are multiplied out at a time under causality; speed, not meaning.
         initial_state: (S (..., f, e), z (..., f)), any real float dtype, with the heads of k: keys that came before and
             that every query sees. A row with a state is not null. With `causal` it needs L = S.
@@ -169,13 +209,14 @@ linear_attention_weights = weights_of(linear_attention, LINEAR)
 linear_attention_vjp = vjp_of(
     linear_attention,
     LINEAR,
-    """Gradients {"q", "k", "v"} and, where one was given, "initial_state" (a tuple), for the cotangents do and dstate =
-    (dS, dz); None is 0, for a part too.
+    """Gradients {"q", "k", "v"}, "log_decay" of an array and, where one was given, "initial_state" (a tuple), for the
+    cotangents do and dstate = (dS, dz); None is 0, for a part too.
 
     With dn = do/den and dd = -(do·o)/den: dφ(q_i) = S_i dn_i + z_i dd_i in one pass; dφ(k_j) = R_j v_j + r_j and dv_j
     = R_jᵀφ(k_j) in a second one from the end, R_j = Σ φ(q_i) dn_iᵀ + dS and r_j = Σ φ(q_i) dd_i + dz over the queries
     that see key j (Katharopoulos et al. 2020 eq 13-15, with the denominator). S_i is made again, not kept or
-    subtracted.
+    subtracted. dg_l = <exp(g_l) [S, z]_{l-1}, [R, r]_l>, R_l being the gradient of S_l, as a sum over the pairs on both
+    sides of l: a difference of sums over the sequence would lose what small gates get.
     """,
 )
 linear_attention_step = step_of(
@@ -190,6 +231,7 @@ linear_attention_step = step_of(
         q_t: (..., d). Leading axes broadcast; heads are axis -2.
         k_t: (..., d).
         v_t: (..., e).
+        log_decay_t: by exp of which S and z are multiplied first; a number, or an array over the leading axes of k_t.
         feature_map, normalize, eps, scale, enable_gqa, impl: as in `linear_attention`.
 
     Returns:

@@ -10,10 +10,11 @@ from attnkit._core.derived import DO, Op, Weights, derived_signature, signature_
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, FeatureWeights, never, nothing, recorded
 from attnkit._core.typing import Array, Namespace
-from attnkit.ops.linear.states import Options, Scaled, State, Tokens, state_context, step_context, stepping
+from attnkit.ops.linear.states import Options, Scaled, State, Tokens, shown_keys, state_context, step_context, stepping
 
 P = ParamSpec("P")
 STATEFUL = ("chunk_size", "initial_state", "return_state")
+DECAY = ("log_decay",)  # which weights have and statistics do not
 OF_TOKENS = frozenset(Scaled.__annotations__)
 OF_SEQUENCES = frozenset(Tokens.__annotations__) - {"enable_gqa"}  # a step sees all that came before
 
@@ -24,7 +25,7 @@ class Bodies(NamedTuple):
     attend: Callable[..., Any]  # (xp, rule, q, k, v, options, return_state) -> o, or (o, state)
     vjp: Callable[..., dict[str, Any]]  # (xp, rule, q, k, v, do, dstate, options)
     step: Callable[..., tuple[Array, State]]  # (xp, rule, q_t, k_t, v_t, state, enable_gqa)
-    weights: Callable[..., FeatureWeights]  # (xp, rule, inputs)
+    weights: Callable[..., FeatureWeights]  # (xp, rule, inputs), of a rule that decays also the tokens that do
 
 
 class Linear(NamedTuple):
@@ -49,7 +50,9 @@ class Linear(NamedTuple):
     def weights(self, q: Array, k: Array, *arrays: Array, **options: Any) -> Array:
         xp, bound = namespace(q), self.rule(f"{self.name}_weights", *arrays, **options)
         a = quadratic.prepare(xp, q, k, **{**_whole(**options).common, "scale": 1.0})
-        u, r, _ = self.bodies.weights(xp, bound, a)
+        hiding = {name: options[name] for name in ("mask", "key_lengths") if name in options}
+        valid = () if options.get("log_decay") is None else (shown_keys(xp, q, k.shape[-2], **hiding),)
+        u, r, _ = self.bodies.weights(xp, bound, a, *valid)
         own_axes = quadratic.leading_axes(q, k, None, options.get("enable_gqa", False))
         lead = check.broadcast(self.name, "leading axes", tuple(u.shape[:-2]), own_axes)
         return quadratic.cast(xp, xp.broadcast_to(u * r, (*lead, *u.shape[-2:])), q.dtype)
@@ -80,6 +83,9 @@ class Linear(NamedTuple):
         q, k, v, do = (None if x is None else x[..., None, :] for x in (q_t, k_t, v_t, do_t))
         grads = self.bodies.vjp(namespace(q_t), bound, q, k, v, do, dstate, _whole(state, 1, **options))
         of_state = {} if state is None else {"state": grads["initial_state"]}
+        if "log_decay" in grads:
+            g = grads["log_decay"]
+            of_state["log_decay_t"] = g[..., 0] if g.ndim else g
         return {f"{name}_t": grads[name][..., 0, :] for name in "qkv"} | of_state
 
 
@@ -106,7 +112,7 @@ def family_of(record: Linear) -> Family:
         signed=record.signed,
         checks=record.checks,
         common=frozenset(quadratic.COMMON) - {"scale"},
-        stateful=STATEFUL,
+        stateful=(*STATEFUL, *DECAY),
         of_features=of_features,
     )
 
@@ -192,7 +198,7 @@ def step_vjp_of(forward: Documented[P], record: Linear) -> StepVjp[P]:
 
 def _of_token(forward: Callable[..., Any], returns: Any, more: list[inspect.Parameter]) -> inspect.Signature:
     signature = signature_like(forward, returns, (*STATEFUL, *OF_SEQUENCES), more)
-    names = {name: f"{name}_t" for name in "qkv"}
+    names = {name: f"{name}_t" for name in (*"qkv", *DECAY)}
     return signature.replace(
         parameters=[p.replace(name=names.get(p.name, p.name)) for p in signature.parameters.values()]
     )

@@ -6,15 +6,19 @@ import math
 from typing import Any
 
 from attnkit._core import quadratic
+from attnkit._core.check import is_learned
 from attnkit._core.family import FeatureWeights
 from attnkit._core.tokens import chosen, join_heads, split_heads
 from attnkit._core.typing import Array, Namespace
+from attnkit.ops.linear import decay
 from attnkit.ops.linear.record import Bodies
 from attnkit.ops.linear.scan import finite, largest
 from attnkit.ops.linear.states import Options, State, cast_like, gathered
 from attnkit.ops.linear.sums import (
     Call,
     Rule,
+    StateGradients,
+    SumsGradients,
     divided,
     divided_backward,
     final_state,
@@ -52,44 +56,48 @@ def step(
     return o[..., 0, :], final_state(xp, m, terms, totals)
 
 
-def _outputs_backward(xp: Namespace, m: Call, do: Array) -> tuple[Array, Array, Array, Array | None]:
-    """Gradients of φ(q), φ(k) (their values), of [v, 1] and of the initial [S, z] for do."""
+def _outputs_backward(xp: Namespace, m: Call, do: Array) -> SumsGradients:
+    """Gradients of φ(q), φ(k) (their values), of [v, 1], of the initial [S, z] and of the gates for do."""
     parts = m.parts
     do = chosen(xp, parts.live, split_heads(xp, do, parts.shared))
-    dx, dy, dc, dstate = sums_backward(xp, m, divided_backward(xp, m, sums(xp, m), do))
-    dx = dx if m.rule.scale == 1 else dx * m.rule.scale
-    dy = dy if m.fade is None else dy * m.fade
-    return chosen(xp, parts.live, dx), chosen(xp, parts.seen, dy), chosen(xp, parts.seen, dc), dstate
+    grads = sums_backward(xp, m, divided_backward(xp, m, sums(xp, m), do))
+    dx = grads.x if m.rule.scale == 1 else grads.x * m.rule.scale
+    dy = grads.y if m.fade is None else grads.y * m.fade
+    dx, dy, dc = chosen(xp, parts.live, dx), chosen(xp, parts.seen, dy), chosen(xp, parts.seen, grads.c)
+    return grads._replace(x=dx, y=dy, c=dc)
 
 
 def attend_vjp(
     xp: Namespace, rule: Rule, q: Array, k: Array, v: Array, do: Array | None, dstate: State | None, options: Options
 ) -> dict[str, Any]:
-    """{"q", "k", "v"} and "initial_state" if given, each like its argument."""
+    """{"q", "k", "v"}, "log_decay" of an array and "initial_state" if given, each like its argument."""
     initial = options.initial_state
     m = prepared(xp, rule, q, k, v, initial, dstate is not None, options.chunk_size, options.common)
     wide_do, wide_v = cast_like(xp, q, do, v)
-    shared, nothing = m.parts.shared, (None, None, None, None)
-    dx, dy, dc, dtotals = nothing if do is None else _outputs_backward(xp, m, wide_do)
-    more_y, more_c, more_dtotals, dlevel = nothing
+    shared = m.parts.shared
+    of_o = SumsGradients() if do is None else _outputs_backward(xp, m, wide_do)
+    of_state = StateGradients()
     if dstate is not None:
-        more_y, more_c, more_dtotals, dlevel = state_backward(xp, m, state_terms(xp, m, wide_v), dstate)
-        more_c = chosen(xp, m.parts.valid, more_c)
-    dq = m.q.pull(gathered(xp, [dx], m.q.values, shared))
-    dk = m.k.pull(gathered(xp, [dy, more_y], m.k.values, shared))
-    dv = gathered(xp, [None if g is None else g[..., :-1] for g in (dc, more_c)], wide_v, shared)
+        of_state = state_backward(xp, m, state_terms(xp, m, wide_v), dstate)
+    more_c = None if dstate is None else chosen(xp, m.parts.valid, of_state.c)
+    dq = m.q.pull(gathered(xp, [of_o.x], m.q.values, shared))
+    dk = m.k.pull(gathered(xp, [of_o.y, of_state.y], m.k.values, shared))
+    dv = gathered(xp, [None if g is None else g[..., :-1] for g in (of_o.c, more_c)], wide_v, shared)
     grads: dict[str, Any] = {
         "q": quadratic.cast(xp, quadratic.sum_to(xp, dq, tuple(q.shape)), q.dtype),
         "k": quadratic.cast(xp, quadratic.sum_to(xp, dk, tuple(k.shape)), k.dtype),
         "v": quadratic.cast(xp, dv, v.dtype),
     }
+    if is_learned(rule.log_decay):
+        own = decay.gradient(xp, [of_o.g, of_state.g], rule.log_decay, m.heads, m.parts.valid, shared)
+        grads["log_decay"] = quadratic.cast(xp, own, rule.log_decay.dtype)
     if initial is not None:
-        grads["initial_state"] = initial_gradients(xp, m, initial, [dtotals, more_dtotals], [dlevel])
+        grads["initial_state"] = initial_gradients(xp, m, initial, [of_o.state, of_state.state], [of_state.level])
     return grads
 
 
-def weights(xp: Namespace, rule: Rule, a: quadratic.Inputs) -> FeatureWeights:
-    """The weights of the queries in `a`."""
+def weights(xp: Namespace, rule: Rule, a: quadratic.Inputs, valid: Array | None = None) -> FeatureWeights:
+    """The weights of the queries in `a`; a rule that decays does so at `valid` tokens, and has no tiles."""
     of_q, of_k = rule.of_queries(xp, a.q), rule.of_keys(xp, a.k)
     heads, own = (x.shape[-3] if x.ndim > 2 else 1 for x in (a.q, a.k))
     shared = own if own not in (1, heads) and heads != 1 else None
@@ -100,6 +108,10 @@ def weights(xp: Namespace, rule: Rule, a: quadratic.Inputs) -> FeatureWeights:
         if a.pairs is not None:
             level = xp.where(split_heads(xp, a.pairs, shared), level, -math.inf)
         fade = xp.exp(level - finite(xp, largest(xp, level)))
+    if rule.log_decay is not None:
+        own = split_heads(xp, valid, shared, axis=-2)
+        g = decay.gates(xp, rule.log_decay, y, max(a.q.ndim, a.k.ndim) > 2, own, shared)
+        fade = decay.of_pairs(xp, g, x.shape[-2])[0]
     s = x @ y.mT
     u = quadratic.masked(xp, a, join_heads(xp, s if fade is None else s * fade, shared))
     den, slope, gives = rule.divide(xp, xp.sum(u, axis=-1, keepdims=True))

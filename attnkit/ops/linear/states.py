@@ -236,6 +236,17 @@ def _seen(
     return both(*(x for x in (valid, reached) if x is not None))
 
 
+def _is_of_keys(mask: Array) -> bool:
+    return mask.ndim < 2 or mask.shape[-2] == 1
+
+
+def shown_keys(xp: Namespace, q: Array, keys: int, mask: Array | None = None, key_lengths: Any = None) -> Array | None:
+    """Keys (..., S) that key_lengths and, for some query, mask allow; None = all."""
+    if mask is None or _is_of_keys(mask):
+        return valid_keys(xp, q, keys, mask, key_lengths)
+    return both(xp.any(mask, axis=-2), valid_keys(xp, q, keys, None, key_lengths))
+
+
 def parts_of(
     xp: Namespace,
     q: Array,
@@ -254,16 +265,10 @@ def parts_of(
     shared = k.shape[-3] if enable_gqa and q.shape[-3] != k.shape[-3] else None
     shift = None if not causal else 0 if causal == "upper_left" else keys - queries
     pairs = None
-    some = None
-    if mask is not None:
-        if mask.ndim < 2 or mask.shape[-2] == 1:
-            some = valid_keys(xp, q, keys, mask, None)
-        else:
-            some = xp.any(mask, axis=-2)
-            visibility = Visibility(mask, causal, None, key_lengths, query_mask)
-            pairs = visibility.pairs(xp, q, keys, Rows(0, queries, queries))
-    lengths = valid_keys(xp, q, keys, None, key_lengths)
-    valid = both(*(x for x in (some, lengths) if x is not None))
+    if mask is not None and not _is_of_keys(mask):
+        visibility = Visibility(mask, causal, None, key_lengths, query_mask)
+        pairs = visibility.pairs(xp, q, keys, Rows(0, queries, queries))
+    valid = shown_keys(xp, q, keys, mask, key_lengths)
     if pairs is not None:
         live, seen = xp.any(pairs, axis=-1), xp.any(pairs, axis=-2)
     else:

@@ -3,8 +3,9 @@
     num_i = Σ_j scale·φ(q_i)·φ(k_j) v_j + scale·φ(q_i)·S,   raw_i the same with 1 for v and z for S,   o = num/den(raw)
 
 In one array: with values [v, 1] and a state [S, z] the sums are [num, raw]. Features that are exponentials come as φ =
-values·exp(level); all sums of a row are divided by exp of the largest level that it sees, which cancels from o. The
-state that a call returns, and gradients through it, are here too.
+values·exp(level); all sums of a row are divided by exp of the largest level that it sees, which cancels from o. With
+a decay what came before is multiplied by exp(g) at every token. The state that a call returns, and gradients through
+it, are here too.
 """
 
 import math
@@ -16,6 +17,7 @@ from attnkit._core.mask import positions
 from attnkit._core.special import quotient, stop_gradient
 from attnkit._core.tokens import chosen, join_heads, split_heads, zeros
 from attnkit._core.typing import Array, Namespace
+from attnkit.ops.linear import decay
 from attnkit.ops.linear.scan import anticausal, causal, fading, finite, largest, levels_of_queries, total
 from attnkit.ops.linear.states import (
     Parts,
@@ -52,6 +54,7 @@ class Rule(NamedTuple):
     divide: Callable[[Namespace, Array], tuple[Array, Any, Array | None]]  # raw -> den, its slope, where o is not 0
     scale: float = 1.0
     levels: bool = False
+    log_decay: Any = None  # a number or an array
 
 
 class Call(NamedTuple):
@@ -72,6 +75,8 @@ class Call(NamedTuple):
     start: Array | None  # the level of the initial state (..., 1, 1), under causality
     state: Array | None  # (..., f, e + 1): [S, z] as given
     c0: Array | None  # (...): its level as given
+    g: Array | None = None  # (..., S, 1): the logarithms of a decay, 0 at hidden tokens
+    heads: bool = False  # whether there is an axis of heads
 
 
 def prepared(
@@ -99,6 +104,8 @@ def prepared(
     if initial is not None:
         state, c0 = _checked_state(xp, rule, q, k, v, initial, of_k, parts)
     m = Call(rule, parts, size, of_q, of_k, x, y, c, None, None, parts.pairs, 1.0, None, state, c0)
+    if rule.log_decay is not None:  # of one token, too, which has no order
+        return _decayed(xp, m, max(q.ndim, k.ndim, v.ndim) > 2)
     return m if of_k.level is None else _levelled(xp, m, of_k.level)
 
 
@@ -144,6 +151,16 @@ def _levelled(xp: Namespace, m: Call, level: Array) -> Call:
     return m._replace(y=m.y * fade, fade=fade, level=top if ordered else None, before=before, start=start)
 
 
+def _decayed(xp: Namespace, m: Call, heads: bool) -> Call:
+    """The call with its decay."""
+    g = decay.gates(xp, m.rule.log_decay, m.y, heads, m.parts.valid, m.parts.shared)
+    m = m._replace(g=g, heads=heads)
+    if m.pairs is None:
+        return m
+    pairs, before = decay.of_pairs(xp, g, m.x.shape[-2])
+    return m._replace(pairs=pairs, before=before)
+
+
 def _faded_state(m: Call) -> Array:
     """The initial [S, z] as it enters the sums of the linear-time forms."""
     return m.state * m.before
@@ -161,6 +178,8 @@ def sums(xp: Namespace, m: Call) -> Array:
     if m.pairs is not None:
         out = _scores(xp, m) @ m.c
         return out if m.state is None else out + (m.x * m.before) @ m.state
+    if m.g is not None:
+        return decay.causal_sums(xp, m.x, m.y, m.c, m.g, m.state, m.size)
     if m.parts.shift is None:
         totals = total(xp, m.y, m.c)
         return m.x @ (totals if m.state is None else totals + _faded_state(m))
@@ -168,15 +187,37 @@ def sums(xp: Namespace, m: Call) -> Array:
     return causal(xp, m.x, m.y, m.c, m.parts.shift, m.size, state, m.start, m.level)
 
 
-def sums_backward(xp: Namespace, m: Call, d: Array) -> tuple[Array, Array, Array, Array | None]:
-    """Gradients of x, y, c and the initial [S, z] for those of [num, raw]; the sums are recomputed, not stored."""
+class SumsGradients(NamedTuple):
+    """Of x, y, c, the initial [S, z] and the gates."""
+
+    x: Any = None
+    y: Any = None
+    c: Any = None
+    state: Any = None
+    g: Any = None
+
+
+def _pairs_backward(xp: Namespace, m: Call, d: Array) -> SumsGradients:
+    """`sums_backward` of the quadratic form."""
+    scores = _scores(xp, m)
+    of_scores = xp.where(m.parts.pairs, d @ m.c.mT, 0.0)
+    ds = of_scores if m.pairs is m.parts.pairs else of_scores * m.pairs
+    dx, dy, dc, dstate = ds @ m.y, ds.mT @ m.x, scores.mT @ d, None
+    of_rows = None
+    if m.state is not None:
+        dx, dstate = dx + (d @ m.state.mT) * m.before, (m.x * m.before).mT @ d
+        of_rows = None if m.g is None else xp.sum(((m.x * m.before) @ m.state) * d, axis=-1, keepdims=True)
+    dg = None if m.g is None else decay.pull_pairs(xp, m.g, of_scores * scores, of_rows)
+    return SumsGradients(dx, dy, dc, dstate, dg)
+
+
+def sums_backward(xp: Namespace, m: Call, d: Array) -> SumsGradients:
+    """For the gradients of [num, raw]; the sums are recomputed, not stored."""
     if m.pairs is not None:
-        ds = xp.where(m.parts.pairs, d @ m.c.mT, 0.0)
-        ds = ds if m.pairs is m.parts.pairs else ds * m.pairs
-        dx, dy, dc = ds @ m.y, ds.mT @ m.x, _scores(xp, m).mT @ d
-        if m.state is None:
-            return dx, dy, dc, None
-        return dx + (d @ m.state.mT) * m.before, dy, dc, (m.x * m.before).mT @ d
+        return _pairs_backward(xp, m, d)
+    if m.g is not None:
+        grads = SumsGradients(*decay.pull_causal_sums(xp, m.x, m.y, m.c, m.g, m.state, m.size, d))
+        return grads if m.state is not None else grads._replace(state=None)
     shift, dstate = m.parts.shift, None
     if shift is None:
         totals = total(xp, m.y, m.c)
@@ -185,7 +226,7 @@ def sums_backward(xp: Namespace, m: Call, d: Array) -> tuple[Array, Array, Array
         if m.parts.shared is not None and m.y.shape[-3] == 1:
             later = xp.sum(later, axis=-3, keepdims=True)
         dstate = None if m.state is None else later * m.before
-        return d @ totals.mT, m.c @ later.mT, m.y @ later, dstate
+        return SumsGradients(d @ totals.mT, m.c @ later.mT, m.y @ later, dstate)
     state = None if m.state is None else _faded_state(m).mT
     level = None if m.level is None else levels_of_queries(xp, m.level, m.x.shape[-2], shift)
     dx = causal(xp, d, m.c, m.y, shift, m.size, state, m.start, m.level)
@@ -194,7 +235,7 @@ def sums_backward(xp: Namespace, m: Call, d: Array) -> tuple[Array, Array, Array
     if m.state is not None:
         x = m.x if level is None or m.start is None else m.x * xp.exp(m.start - level)
         dstate = total(xp, x, d) * m.before
-    return dx, dy, dc, dstate
+    return SumsGradients(dx, dy, dc, dstate)
 
 
 def divided(xp: Namespace, m: Call, out: Array) -> Array:
@@ -228,6 +269,9 @@ def state_terms(xp: Namespace, m: Call, v: Array) -> StateTerms:
     parts, shared = m.parts, m.parts.shared
     y = chosen(xp, parts.valid, split_heads(xp, m.k.values, shared))
     c = ones_beside(xp, split_heads(xp, of_keys(xp, v, parts.valid, shared), shared))
+    if m.g is not None:
+        fade, before = decay.until_end(xp, m.g)
+        return StateTerms(y * fade, c, fade, before, None, None)
     if m.k.level is None:
         return StateTerms(y, c, None, 1.0, None, None)
     level = split_heads(xp, m.k.level, shared, axis=-2)
@@ -309,22 +353,39 @@ def _state_cotangent(xp: Namespace, m: Call, terms: StateTerms, dstate: State) -
     return joint, split_heads(xp, dc, shared, axis=LAST_HEAD)
 
 
-def state_backward(
-    xp: Namespace, m: Call, terms: StateTerms, dstate: State
-) -> tuple[Array, Array, Array, Array | None]:
-    """Gradients of φ(k) (its values), of [v, 1], of the initial [S, z] and of its level."""
+class StateGradients(NamedTuple):
+    """Of φ(k) (its values), of [v, 1], of the initial [S, z], of its level and of the gates."""
+
+    y: Any = None
+    c: Any = None
+    state: Any = None
+    level: Any = None
+    g: Any = None
+
+
+def state_backward(xp: Namespace, m: Call, terms: StateTerms, dstate: State) -> StateGradients:
+    """For the cotangents of the parts of a returned state."""
     d, dc = _state_cotangent(xp, m, terms, dstate)
     dy, dvalues = terms.c @ d.mT, terms.y @ d
     dy = dy if terms.fade is None else dy * terms.fade
     dy = chosen(xp, m.parts.valid, dy)
     if dc is None:
-        return dy, dvalues, d * terms.before, None
+        return StateGradients(dy, dvalues, d * terms.before, g=_gates_backward(xp, m, terms, d, dvalues))
     dtop = dc - xp.sum(state_sums(xp, m, terms) * d, axis=(-2, -1))
     first, old = _from_first(xp, m, terms)
     # φ = values·exp(level) is 1/√m where the exponent is the level: moving the value moves the level by √m
     inverse = math.sqrt(terms.y.shape[-1])
     dy = dy + first * xp.where(old, 0.0, dtop)[..., None, None] * inverse
-    return dy, dvalues, d * terms.before, xp.where(old & (terms.top != -math.inf), dtop, 0.0)
+    return StateGradients(dy, dvalues, d * terms.before, xp.where(old & (terms.top != -math.inf), dtop, 0.0))
+
+
+def _gates_backward(xp: Namespace, m: Call, terms: StateTerms, d: Array, dvalues: Array) -> Array | None:
+    """The gradient of the gates through what they leave of all tokens, of which [v, 1] have the gradients dvalues, and
+    of the initial [S, z]."""
+    if m.g is None:
+        return None
+    of_first = None if m.state is None else xp.sum(m.state * d, axis=(-2, -1), keepdims=True) * terms.before
+    return decay.pull_until_end(xp, xp.sum(terms.c * dvalues, axis=-1, keepdims=True), of_first)
 
 
 def initial_gradients(

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Unpack
 from attnkit._core.quadratic import sum_to
 from attnkit._core.special import folded
 from attnkit._core.typing import Array, Impl, Namespace
+from attnkit.ops.linear.chunks import Fades, fades, inverse, products, pull_products, sums_before, sums_from
 from attnkit.ops.linear.states import State
-from attnkit.ops.recurrent.chunks import Fades, fades, inverse, products, pull_products, sums_before, sums_from
 from attnkit.ops.recurrent.record import Call, Recurrent, Tokens, op, step_of, step_vjp_of, vjp_of
 
 

@@ -2,61 +2,21 @@
 
 from typing import Any, Unpack
 
-from attnkit._core.quadratic import sum_to
 from attnkit._core.typing import Array, Impl, Namespace
+from attnkit.ops.linear.chunks import fading_sums, pull_fading_sums
 from attnkit.ops.linear.states import State
-from attnkit.ops.recurrent.chunks import (
-    fades,
-    products,
-    pull_products,
-    running,
-    running_back,
-    sums_before,
-    sums_from,
-)
 from attnkit.ops.recurrent.record import Call, Recurrent, Tokens, op, step_of, step_vjp_of, vjp_of
 
 
-def _states(xp: Namespace, m: Call, until: Array, whole: Array) -> Array:
-    """The states before each chunk and after the last, (..., chunks + 1, d, e)."""
-    added = (m.k * until).mT @ m.v
-    return running(xp, m.first, whole.mT, xp.broadcast_to(added, (*m.first.shape[:-2], *added.shape[-3:])))
-
-
 def forward(xp: Namespace, m: Call) -> tuple[Array, Array]:
-    """Pairs of a chunk, and what the state before it gives."""
-    g = m.gates["log_gate"]
-    f = fades(xp, g)
-    states = _states(xp, m, f.until, f.whole)
-    o = products(xp, m.q, m.k, g) @ m.v + (m.q * f.within) @ states[..., :-1, :, :]
-    return o, states[..., -1, :, :]
+    """o in chunks and the last state."""
+    return fading_sums(xp, m.q, m.k, m.v, m.gates["log_gate"], m.first)
 
 
 def backward(xp: Namespace, m: Call, do: Array, dstate: Array) -> dict[str, Any]:
-    """The transposes of `forward`. Gates are in sums of each chunk, so theirs are sums too, not differences."""
-    g = m.gates["log_gate"]
-    f = fades(xp, g)
-    states, pairs = _states(xp, m, f.until, f.whole), products(xp, m.q, m.k, g)
-    pulled = pull_products(xp, m.q, m.k, g, do @ m.v.mT, pairs)
-    before = states[..., :-1, :, :]
-    lead = tuple(before.shape[:-2])
-
-    through_q = (do @ before.mT) * f.within
-    drawn = sum_to(xp, (m.q * f.within).mT @ do, (*lead, *before.shape[-2:]))
-    dstates = running_back(xp, dstate, f.whole.mT, drawn)
-    after = dstates[..., 1:, :, :]
-    through_k = (m.v @ after.mT) * f.until
-    of_whole = xp.sum(after * before, axis=-1)[..., None, :] * f.whole
-
-    of_sums = sum_to(xp, m.q * through_q, (*lead, *g.shape[-2:]))
-    dg = sums_from(xp, of_sums) + sums_before(xp, m.k * through_k) + of_whole
-    return {
-        "q": pulled.x + through_q,
-        "k": sum_to(xp, pulled.y, tuple(through_k.shape)) + through_k,
-        "v": sum_to(xp, pairs.mT @ do, (*lead, *m.v.shape[-2:])) + (m.k * f.until) @ after,
-        "log_gate": sum_to(xp, pulled.g, tuple(dg.shape)) + dg,
-        "first": dstates[..., 0, :, :],
-    }
+    """The gradients of `forward`."""
+    grads = pull_fading_sums(xp, m.q, m.k, m.v, m.gates["log_gate"], m.first, do, dstate)
+    return dict(zip(("q", "k", "v", "log_gate", "first"), grads, strict=True))
 
 
 def token(xp: Namespace, m: Call) -> tuple[Array, Array]:

@@ -15,8 +15,8 @@ from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import inverse_root
 from attnkit._core.tokens import checked_with_arrays, chosen, cotangent, key_mask, zeros
 from attnkit._core.typing import Array, Namespace
+from attnkit.ops.linear.chunks import chunk_length, cut, joined
 from attnkit.ops.linear.states import STATE_CHECKS, State, check_parts, parts_of, step_context, stepping
-from attnkit.ops.recurrent.chunks import chunk_length, cut, joined
 
 Documented = Callable[..., Any]
 ONE = ("causal", "chunk_size", "initial_state", "return_state", "mask", "key_lengths")

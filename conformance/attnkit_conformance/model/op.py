@@ -22,6 +22,7 @@ Params = Mapping[str, Any]
 QKV = ("q", "k", "v")
 OPTIONAL = ("mask", "bias", "key_lengths", "query_mask", "dropout_mask", "scale", "length")
 STATEFUL = ("initial_state", "return_state", "chunk_size")  # weights and statistics are of calls without a state
+DECAY = ("log_decay",)  # weights have one, statistics have none
 FURTHER = ("return_lse", "return_remainder")  # options that ask for outputs beside o
 OF_WEIGHTS = ("causal_prefix", "padding_contents")  # what can fail for weights but not for the op
 LONGEST = 600  # tokens of which the weights of all pairs are looked at
@@ -139,7 +140,7 @@ class Op:
 
     def statistics_variant(self, variant: Params, left_out: tuple[str, ...] = ()) -> Params:
         """`variant` as parameters of the statistics functions: with entropy only if weights cannot be negative."""
-        params = without_parameters(variant, (*FURTHER, *STATEFUL, *left_out))
+        params = without_parameters(variant, (*FURTHER, *STATEFUL, *DECAY, *left_out))
         without_entropy = tuple(name for name in FIELDS if name != "entropy")
         return {**params, "fields": without_entropy} if self.signed(variant) else params
 

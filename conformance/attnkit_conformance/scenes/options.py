@@ -26,6 +26,8 @@ NUMBERS: Mapping[str, tuple[float, ...]] = {
     "intercept": (0.4, 1.0, -0.3, 0.0),
     "sink": (0.6, -1.5, 4.0, -0.3),
 }
+DECAYS = ("log_decay", "log_decay_t")
+"""Numbers that are at most 0: of heads or tokens of k, and of one token."""
 INTEGERS = ("uint64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")  # dtypes of lengths
 FAR = (None, 2**31 - 1, 2**63 - 1, 2**70)  # bounds of windows that exclude nothing
 EXACT_SCALES = (0.5, -0.25, 0.25, 1.0)  # of exact scores

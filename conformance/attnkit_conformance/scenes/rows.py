@@ -22,7 +22,7 @@ from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.store import kept
 from attnkit_conformance.scenes import layouts
 from attnkit_conformance.scenes.attention import ATTEMPTS, GQA, LENGTH_ARRAY, scene_sample
-from attnkit_conformance.scenes.options import FAR, LEARNED, NUMBERS, drawn
+from attnkit_conformance.scenes.options import DECAYS, FAR, LEARNED, NUMBERS, drawn
 from attnkit_conformance.scenes.sizes import COUNTS, MANY, SHAPES, WIDTHS, combined_rows, single_rows
 
 PREFIX = {
@@ -48,7 +48,8 @@ EXACT_SCALES = {"none": 0.25, "0.7": 0.5, "-0.3": -0.25}
 LARGE_SEED = 2**40 + 5
 ALONE = ("causal", "window")
 COTANGENTS = ("every", "first", "others")  # the outputs, of several, whose cotangents gradients are of
-ARRAYS_OF_NUMBERS = (*LEARNED, LENGTH_ARRAY)
+ARRAYS_OF_NUMBERS = (*LEARNED, LENGTH_ARRAY, "tokens")
+OFTEN_PLAIN = (*NUMBERS, *DECAYS)  # numbers that few kernels take as arrays
 EVERYTHING = {"return_lse": True, "return_remainder": True, "return_state": True}
 FIELDS: Mapping[Level, tuple[str, ...] | None] = {
     "all": None,
@@ -237,14 +238,14 @@ def covering_rows(own: Grammar, array: str) -> tuple[Row, ...]:
 def of_fixed_numbers(own: Grammar) -> Grammar:
     """The part of a grammar without arrays of numbers."""
     fixed = {
-        name: [level for level in levels if name not in NUMBERS or level not in ARRAYS_OF_NUMBERS]
+        name: [level for level in levels if name not in OFTEN_PLAIN or level not in ARRAYS_OF_NUMBERS]
         for name, levels in own.factors.items()
     }
     return own.within(fixed)
 
 
 def has_learned_numbers(row: Row) -> bool:
-    return any(row.get(name) in ARRAYS_OF_NUMBERS for name in NUMBERS)
+    return any(row.get(name) in ARRAYS_OF_NUMBERS for name in OFTEN_PLAIN)
 
 
 def without_others(own: Grammar) -> Iterator[Row]:

@@ -71,6 +71,7 @@ def linear(
     normalize: bool | None = None,
     eps: float = 1e-6,
     scale: float | None = None,
+    log_decay: float | Array | None = None,
     **options: Any,
 ) -> Attention:
     """The features and the denominator raw + eps, or 1."""
@@ -94,7 +95,26 @@ def linear(
         return features(op, feature_map, x)
 
     signed = callable(feature_map) or feature_map == "identity" or factor < 0
-    return Attention(op, q, k, v, options, (embed, embed), denominator, factor, signed)
+    return Attention(op, q, k, v, options, (embed, embed), denominator, factor, signed, log_decay)
+
+
+def one_token_of(
+    op: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    feature_map: Any = "elu_plus_one",
+    normalize: bool | None = None,
+    eps: float = 1e-6,
+    log_decay_t: float | Array | None = None,
+    **options: Any,
+) -> Attention:
+    """`linear` of one token, which decays by log_decay_t."""
+    if log_decay_t is not None:
+        g = log_decay_t[..., None] if isinstance(log_decay_t, np.ndarray) and log_decay_t.ndim else log_decay_t
+        options |= {"log_decay": g, "causal": True}
+    return linear(op, q, k, v, feature_map=feature_map, normalize=normalize, eps=eps, **options)
 
 
 def not_negative(op: str, name: str, x: Any) -> float:
@@ -123,13 +143,19 @@ def linear_attention(q: Array, k: Array, v: Array, **params: Any) -> Outputs:
     is an error). Where the denominator is 0, so is o. scale None is 1. chunk_size has no effect here: it is for faster
     implementations.
 
+    log_decay is g, entries at most 0: S_t = exp(g_t) S_{t-1} + φ(k_t) v_t^T, z likewise, so that φ(q_i)·φ(k_j) counts
+    exp(Σ_{j<l<=i} g_l) times. A number, an array () or (H,) with one for each head of k, or (..., S) with one for each
+    token of k, of any float dtype; it needs causal=True. Tokens that key_lengths or, for every query, mask hide do not
+    decay: their g is read as 0, may be NaN, and gets the gradient 0.
+
     state = (S (..., f, e), z (..., f)), with the heads of k: initial_state plus all keys that key_lengths and (for some
     query) mask allow, whatever causal and query_mask say. initial_state counts as keys that every query sees, so that a
     row with a state is not null; under causal it needs L = S. mask, causal, key_lengths, query_mask and enable_gqa are
     those of `softmax_attention`; there is no bias, window or dropout.
 
     A query that sees no key and no state gets output and gradients 0. ValueError for shapes, values and unknown
-    arguments, TypeError for dtypes. Source: Katharopoulos et al. 2020 "Transformers are RNNs" eq 4-12, 16-20.
+    arguments, TypeError for dtypes. Source: Katharopoulos et al. 2020 "Transformers are RNNs" eq 4-12, 16-20; decay:
+    Sun et al. 2023 "Retentive Network" eq 5 (one for each head), Dao & Gu 2024 "Transformers are SSMs" (each token).
     """
     return linear("linear_attention", q, k, v, **params).forward()
 
@@ -147,7 +173,8 @@ linear_attention_vjp, linear_attention_magnitudes = derived_gradients(
     do (..., L, e) is the cotangent of o, dstate = (dS, dz) that of the state; None is 0, for a part too. With dn =
     scale do/den and dd = -scale (do·o)/den (0 if not normalized): dφ(q_i) = S_i dn_i + z_i dd_i, dφ(k_j) = R_j v_j +
     r_j, dv_j = R_j^T φ(k_j), where R_j = Σ_i φ(q_i) dn_i^T + dS and r_j = Σ_i φ(q_i) dd_i + dz over the queries i that
-    see key j.
+    see key j. With an array log_decay {"log_decay"} too: dg_l is the sum of what passes l, Σ_{j<l<=i} s_ij ds_ij, with
+    the initial state among the keys and dstate among the queries, over all tokens that share a number.
     """,
     """What rounding errors are measured against: "o", "state" if dstate is given, and the gradients with the summands
     of their last contraction in absolute value, for example Σ_j |w| |v| for o and Σ_j |φ(k)| |v| for S.
@@ -156,21 +183,22 @@ linear_attention_vjp, linear_attention_magnitudes = derived_gradients(
 )
 
 
-@keywords(linear, "scale", "enable_gqa")
+@keywords(one_token_of, "scale", "enable_gqa")
 def linear_attention_step(
     state: State | None, q_t: Array, k_t: Array, v_t: Array, **params: Any
 ) -> tuple[Array, State]:
     """One more token: S' = S + φ(k_t) v_t^T, z' = z + φ(k_t), o_t = φ(q_t)·S'/(φ(q_t)·z' + eps) -> (o_t, (S', z')).
 
     state as in `linear_attention`, or None at the start; q_t (..., d), k_t (..., d), v_t (..., e), heads on
-    axis -2 -> o_t (..., e). The state passed in is not modified. Source: Katharopoulos et al. 2020 eq 16-20.
+    axis -2 -> o_t (..., e). The state passed in is not modified. With log_decay_t, a number or an array over the
+    leading axes of k_t, S and z are multiplied by exp(log_decay_t) first. Source: Katharopoulos et al. 2020 eq 16-20.
     """
-    return step(linear, "linear_attention_step", state, q_t, k_t, v_t, **params)
+    return step(one_token_of, "linear_attention_step", state, q_t, k_t, v_t, **params)
 
 
 linear_attention_step_vjp, linear_attention_step_magnitudes = step_gradients(
     linear_attention_step,
-    linear,
-    'Gradients {"q_t", "k_t", "v_t"} and "state", a tuple like it, if there was one; as `linear_attention_vjp`.',
+    one_token_of,
+    'Gradients {"q_t", "k_t", "v_t"}, "log_decay_t" of an array, and "state", a tuple like it, if there was one.',
     'Magnitudes of "o_t", "next_state" and the gradients, as in `linear_attention_magnitudes`.',
 )

@@ -53,6 +53,17 @@ def finite_level(c: Array) -> Array:
     return np.where(c == -np.inf, 0.0, c)
 
 
+def sums_after(g: Array) -> Array:
+    """The sum of all after each, on the last axis."""
+    return sums_before(g[..., ::-1])[..., ::-1]
+
+
+def sums_before(g: Array) -> Array:
+    """The sum of all before each, on the last axis."""
+    first = np.zeros((*g.shape[:-1], 1))
+    return np.concatenate([first, np.cumsum(g, axis=-1)], axis=-1)[..., : g.shape[-1]]
+
+
 def state_leading(sc: Scores) -> tuple[int, ...]:
     """The leading axes of a call with the heads of k: the largest that a state may have."""
     leading = sc.n.shape[:-1]
@@ -120,6 +131,7 @@ class FinalState:
     v: Array  # likewise
     levels: Array | None  # -inf at keys that are not valid
     initial: Initial | None
+    g: Array | None = None  # (..., S): by which tokens multiply what came before them, in logarithms
 
     @property
     def c(self) -> Array:
@@ -130,7 +142,9 @@ class FinalState:
         return np.maximum(np.max(self.levels, axis=-1, initial=-np.inf), initial)
 
     def fades(self) -> tuple[Array, Array]:
-        """exp(level - c) of the keys (..., S, 1) and exp(c_initial - c) (...)."""
+        """exp(level - c) of the keys (..., S, 1) and exp(c_initial - c) (...), or what decay leaves of them."""
+        if self.g is not None:
+            return np.exp(sums_after(self.g))[..., None], np.exp(self.g.sum(axis=-1))
         if self.levels is None:
             return np.ones((1, 1)), np.ones(())
         c = finite_level(self.c)
@@ -169,6 +183,8 @@ class FinalState:
         grads = {"y": dy, "v": (fade * m.y) @ dS}
         if self.initial is not None:
             grads |= {"S": before[..., None, None] * dS, "z": before[..., None] * dz}
+        if self.g is not None:
+            grads["log_decay"] = self._of_decay(m, dy, dS, dz)
         if self.levels is None:
             return grads
         S, z, _ = m.parts()
@@ -181,6 +197,14 @@ class FinalState:
             grads["c"] = np.where(from_initial, dc, 0.0)
         grads["y"] = grads["y"] + self._largest_value() * np.where(from_initial, 0.0, dc)[..., None, None]
         return grads
+
+    def _of_decay(self, m: "FinalState", dy: Array, dS: Array, dz: Array) -> Array:
+        """The gradient of g: of what is left of all tokens before each, and of the initial state."""
+        dg = sums_before(np.sum(m.y * dy, axis=-1))
+        if m.initial is not None:
+            of_first = np.sum(m.initial.S * dS, axis=(-1, -2)) + np.sum(m.initial.z * dz, axis=-1)
+            dg = dg + (self.fades()[1] * of_first)[..., None]
+        return np.where(self.valid, dg, 0.0)
 
     def _largest_value(self) -> Array:
         """1/value at the first largest feature of the first key with the largest level: moving it moves the level."""

@@ -7,6 +7,7 @@ of keys that came before,
 
 Here all pairs are formed; exchanging the sums is left to faster implementations. Where φ is exponential
 (levels, see `linear_states`), row i is divided by exp(c_i), c_i the largest level that it sees, which cancels from o.
+With a decay, s_ij is multiplied by what is left of key j for query i, and (S, z) likewise.
 """
 
 import inspect
@@ -19,6 +20,7 @@ import numpy as np
 from attnkit_reference._check import as_float, cotangent
 from attnkit_reference._core import Array, Rows, Scores, contract, reduce_to, scores, transposed
 from attnkit_reference._op import Function, Gradients, derived_gradients, refuse_others
+from attnkit_reference.linear.decay import Decay, decay_of
 from attnkit_reference.linear.states import (
     Features,
     FinalState,
@@ -77,9 +79,10 @@ class Sums:
     v: Array | None  # (..., S, e) with the heads of k, 0 where no query sees the key
     scale: float
     live: Array  # (..., L): rows that see a key or a state
-    fade: Array  # (..., L, S): exp(level_j - c_i)
-    before: Array  # (..., L, 1): exp(c - c_i) for the c of the initial state
+    fade: Array  # (..., L, S): exp(level_j - c_i), or what decay leaves of key j
+    before: Array  # (..., L, 1): exp(c - c_i) for the c of the initial state, or what decay leaves of it
     initial: Initial | None
+    decay: Decay | None = None
 
     def spread(self, x: Array) -> Array:
         return spread(x, self.sc.groups)
@@ -132,7 +135,17 @@ class Sums:
         grads["x"] = reduce_to(grads["x"], self.queries.values.shape)
         v = cast(Array, self.v)
         grads["v"] = reduce_to(transposed(self.s()) @ dn, v.shape, self.sc.groups)
+        if self.decay is not None:
+            grads["log_decay"] = self._of_decay(self.decay, ds, dn, draw)
         return grads
+
+    def _of_decay(self, decay: Decay, ds: Array, dn: Array, draw: Array) -> Array:
+        """The gradient of the logarithms (..., S), with the heads of q."""
+        dg = decay.of_pairs(ds * self.s())
+        if self.initial is None:
+            return dg
+        x, S, z = self.initial_terms()
+        return dg + decay.of_rows(np.sum((x @ S) * dn, axis=-1) + (x @ z)[..., 0] * draw)
 
 
 def rows_where(x: Array, part: Any, groups: int = 1) -> Array:
@@ -150,6 +163,7 @@ def sums(
     scale: float = 1.0,
     initial_state: Any = None,
     keep: Array | None = None,
+    log_decay: Any = None,
     **options: Any,
 ) -> Sums:
     """Arguments that are checked, widened and free of padding, mapped to features; `keep` (..., S) are keys that
@@ -170,7 +184,9 @@ def sums(
         f = keys.values.shape[-1]
         widths = {"S": (f, wide.shape[-1]), "z": (f,)} | ({} if keys.levels is None else {"c": ()})
         initial = initial_state_of(op, initial_state, sc, widths, options.get("causal", False))
-    return Sums(sc, queries, keys, wide, scale, live, *_fades(sc, keys, initial), initial)
+    decay = None if log_decay is None else decay_of(op, log_decay, sc, **options)
+    fades = _fades(sc, keys, initial) if decay is None else decay.fades()
+    return Sums(sc, queries, keys, wide, scale, live, *fades, initial, decay)
 
 
 def _fades(sc: Scores, keys: Features, initial: Initial | None) -> tuple[Array, Array]:
@@ -237,15 +253,18 @@ class Attention(Resumable):
     denominator: Denominator
     scale: float = 1.0
     signed: bool = False  # can a weight be negative
+    log_decay: Any = None
 
     def sums(self, keep: Array | None, visibility: dict[str, Any]) -> tuple[Sums, FinalState | None]:
         initial_state = self.options.get("initial_state")
-        m = sums(self.op, self.q, self.k, self.v, self.maps, self.scale, initial_state, keep, **visibility)
+        own = (self.maps, self.scale, initial_state, keep, self.log_decay)
+        m = sums(self.op, self.q, self.k, self.v, *own, **visibility)
         if keep is None:
             return m, None
         y, values = (np.where(keep[..., None], x, 0.0) for x in (m.keys.values, as_float(self.op, "v", self.v)))
         levels = None if m.keys.levels is None else np.where(keep, m.keys.levels, -np.inf)
-        return m, FinalState(keep, y, values, levels, m.initial)
+        g = None if m.decay is None else m.decay.kept(keep)
+        return m, FinalState(keep, y, values, levels, m.initial, g)
 
     def output(self, m: Sums, absolute: bool = False) -> Array:
         num, raw = m.num_raw()
@@ -269,21 +288,24 @@ class Attention(Resumable):
         if absolute:
             m, through_v, dn, draw = m.absolute(), np.abs(through_v), np.abs(dn), np.abs(draw)
         of_sums = m.backward(through_v + draw[..., None], dn, draw)
-        if state is not None and dstate is not None:
-            for name, g in state.backward(state_cotangents(self.op, dstate, state.parts()), absolute).items():
-                of_sums[name] = of_sums.get(name, 0.0) + reduce_to(g, _shape_of(name, m))
+        of_state = {} if state is None else state.backward(state_cotangents(self.op, dstate, state.parts()), absolute)
+        of_decay = of_state.pop("log_decay", None)
+        for name, g in of_state.items():
+            of_sums[name] = of_sums.get(name, 0.0) + reduce_to(g, _shape_of(name, m))
         grads: dict[str, Any] = {
             "q": m.queries.pull(of_sums["x"], absolute),
             "k": m.keys.pull(of_sums["y"], absolute),
             "v": of_sums["v"],
         }
+        if m.decay is not None and m.decay.shape is not None:
+            grads["log_decay"] = m.decay.to_argument(of_sums["log_decay"], of_decay)
         if m.initial is not None:
             grads["initial_state"] = initial_gradients(m.initial, of_sums["S"], of_sums["z"], of_sums.get("c"))
         return grads
 
     def rows(self) -> FeatureRows:
         """The weights w = s/den."""
-        m = sums(self.op, self.q, self.k, self.v, self.maps, self.scale, **self.options)
+        m = sums(self.op, self.q, self.k, self.v, self.maps, self.scale, log_decay=self.log_decay, **self.options)
         s = m.s()
         den, slope, gives = (x[..., None] for x in self.denominator(s.sum(axis=-1)))
         gives = gives & m.live[..., None]
@@ -296,9 +318,13 @@ class Attention(Resumable):
             return ds, np.where(gives, (size + np.abs(inner)) / np.abs(den), 0.0)
 
         def through(ds: Array, absolute: bool) -> dict[str, Array]:
-            of_features = (m.absolute() if absolute else m).to_features(ds)
+            a = m.absolute() if absolute else m
+            of_features = a.to_features(ds)
             dx = reduce_to(of_features["x"], m.queries.values.shape)
-            return {"q": m.queries.pull(dx, absolute), "k": m.keys.pull(of_features["y"], absolute)}
+            grads = {"q": m.queries.pull(dx, absolute), "k": m.keys.pull(of_features["y"], absolute)}
+            if a.decay is None or a.decay.shape is None:
+                return grads
+            return {**grads, "log_decay": a.decay.to_argument(a.decay.of_pairs(ds * a.s()))}
 
         return FeatureRows(m.sc, w, gives[..., 0], pull, self.signed, through=through)
 
@@ -348,6 +374,10 @@ def _pull_step(
     do = None if do_t is None else one_token(call.op, do_t=do_t)[0]
     grads = call.gradients(do, dstate, absolute)
     tokens, states = {"q": "q_t", "k": "k_t", "v": "v_t", "o": "o_t"}, {"initial_state": "state", "state": "next_state"}
+    decay = grads.pop("log_decay", None)
+    if decay is not None:
+        states["log_decay_t"] = "log_decay_t"
+        grads["log_decay_t"] = decay[..., 0] if decay.ndim else decay
     return {tokens.get(name, states.get(name, "")): x[..., 0, :] if name in tokens else x for name, x in grads.items()}
 
 

@@ -112,6 +112,8 @@ def check_state(q: Tensor, k: Tensor, v: Tensor, state: Any, enable_gqa: bool) -
 
 def unsupported_options(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Any = None, **options: Any) -> str | None:
     """Why the kernel does not support a step on any device."""
+    if options.get("log_decay_t") is not None:
+        return "log_decay is served by the generic implementation"
     if callable(options.get("feature_map")):
         return "a feature map of your own is served by the generic implementation"
     if not v_t.shape[-1]:

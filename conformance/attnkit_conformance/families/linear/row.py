@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from attnkit_conformance.families.linear import decays
 from attnkit_conformance.families.linear import samples as linear_samples
 from attnkit_conformance.families.linear.samples import INITIAL, Kind
 from attnkit_conformance.model import errors, tolerance
@@ -16,7 +17,7 @@ from attnkit_conformance.model.binding import Arrays, Binding, Signature, split
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import GOOD, D, E, L, S, wrong, zeros
 from attnkit_conformance.model.grammar import Choice, Level
-from attnkit_conformance.model.op import QKV, STATEFUL, Op, Params
+from attnkit_conformance.model.op import DECAY, QKV, STATEFUL, Op, Params
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes import attention
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY
@@ -132,6 +133,16 @@ def linear_errors(op: Op) -> Iterator[ErrorSample]:
     yield wrong(op, "normalize-number", TypeError, "normalize", {"normalize": 1})
     yield wrong(op, "eps-negative", ValueError, "eps", {"eps": -1.0})
     yield wrong(op, "scale-nan", ValueError, "scale", {"scale": float("nan")})
+    yield wrong(op, "decay-without-order", ValueError, "log_decay.*causal", {"log_decay": -0.1})
+    upper_left = {"log_decay": -0.1, "causal": "upper_left"}
+    yield wrong(op, "decay-upper-left", ValueError, "log_decay.*causal.*upper_left", upper_left)
+    for name, exception, x in (
+        ("above-0", ValueError, 0.1), ("nan", ValueError, float("nan")), ("word", TypeError, "slow"),
+        ("heads", ValueError, zeros(3)), ("tokens", ValueError, zeros(2, L)), ("enlarges", ValueError, zeros(3, 2, S)),
+        ("integers", TypeError, zeros(2, dtype=np.int32)),
+    ):  # fmt: skip
+        arrays, params = ({"log_decay": x}, {}) if isinstance(x, np.ndarray) else ({}, {"log_decay": x})
+        yield wrong(op, f"decay-{name}", exception, "log_decay", {**attention.CAUSAL, **params}, **arrays)
 
 
 def cosine_errors(op: Op) -> Iterator[ErrorSample]:
@@ -166,7 +177,8 @@ STATES = ("S", "z", "c", "m")
 
 
 def any_scene(scene: Scene, params: Params) -> Scene | None:
-    return linear_samples.adapt(scene, params, scaled=True, pairs=True)
+    ordered = linear_samples.decaying(scene, params)
+    return None if ordered is None else linear_samples.adapt(ordered, params, scaled=True, pairs=True)
 
 
 def no_scale(scene: Scene, params: Params) -> Scene | None:
@@ -203,11 +215,13 @@ def ties() -> Iterator[tuple[Choice, ...]]:
 
 
 def row(name: str, formula: str, group: str, kind: Kind, **own: Any) -> Op:
-    """An op with states."""
+    """An op with states; `arrays` are further ones that it has a gradient of."""
+    arrays = own.pop("arrays", ())
     parts = tuple(INITIAL + part for part in kind.parts({}))
     opposite: tuple[tuple[Scene, Params], ...] = tuple((scene, {}) for scene in linear_samples.OPPOSITE)
     variants: tuple[Params, ...] = ({}, RETURN_STATE, {"chunk_size": 5}, RESUMED)
     fields = {
+        "samples": attention.attention_samples,
         "arguments": QKV,
         "variants": variants,
         "extra": opposite,
@@ -219,11 +233,10 @@ def row(name: str, formula: str, group: str, kind: Kind, **own: Any) -> Op:
         name=name,
         formula=formula,
         outputs=linear_samples.outputs(kind),
-        samples=attention.attention_samples,
         group=group,
         outside=(*STATEFUL, *parts),
-        optional=(*TOKENS, *parts),
-        differentiable=(*QKV, *parts),
+        optional=(*TOKENS, *arrays, *parts),
+        differentiable=(*QKV, *arrays, *parts),
         compute_outputs=STATES,
         binding=LINEAR,
         complete=partial(linear_samples.complete, kind=kind),
@@ -239,7 +252,8 @@ def row(name: str, formula: str, group: str, kind: Kind, **own: Any) -> Op:
 
 def step_of(op: Op) -> Op:
     """The row of `<op>_step`."""
-    own = tuple(name for name in op.own if name not in (*STATEFUL, "normalize"))
+    own = tuple(name for name in op.own if name not in (*STATEFUL, *DECAY, "normalize"))
+    decay = tuple(f"{name}_t" for name in op.own if name in DECAY)
     variants = tuple({n: x for n, x in variant.items() if n in own} for variant in op.variants)
     parts = tuple(name for name in op.differentiable if name.startswith(INITIAL))
     return Op(
@@ -248,12 +262,17 @@ def step_of(op: Op) -> Op:
         arguments=("q_t", "k_t", "v_t", *op.arguments[3:]),
         outputs=lambda params: ("o_t", *op.kind.parts(params)),
         samples=linear_samples.step_samples,
-        own=own,
-        levels={**linear_samples.STEPS, **{name: op.levels[name] for name in own if name in op.levels}},
+        own=(*own, *decay),
+        levels={
+            **linear_samples.STEPS,
+            **{name: op.levels[name] for name in own if name in op.levels},
+            **dict.fromkeys(decay, decays.LEVELS),
+        },
+        optional=decay,
         sizes=linear_samples.LONG_STEPS,
         row_case=partial(linear_samples.step_row, whole=op),
         variants=tuple(v for n, v in enumerate(variants) if v not in variants[:n]),
-        differentiable=("q_t", "k_t", "v_t", *parts),
+        differentiable=("q_t", "k_t", "v_t", *decay, *parts),
         compute_outputs=STATES,
         binding=STEP,
         growth=partial(linear_samples.step_growth, kind=op.kind),
@@ -268,7 +287,9 @@ LINEAR_ATTENTION = row(
     "w = φ(q)·φ(k) / (Σ_j φ(q)·φ(k) + eps)",
     "b",
     linear_samples.LINEAR,
-    own=("feature_map", "normalize", "eps", "scale"),
+    own=("feature_map", "normalize", "eps", "scale", "log_decay"),
+    arrays=("log_decay",),
+    samples=linear_samples.linear_samples,
     extra=(
         *((scene, {}) for scene in linear_samples.OPPOSITE),
         (linear_samples.ONE_FEATURE, {"feature_map": "relu", "eps": 0.0}),
@@ -288,11 +309,16 @@ LINEAR_ATTENTION = row(
         "normalize": (None, False),
         "eps": (None, 0.1),
         "scale": (None, 0.05),
+        "log_decay": decays.LEVELS,
     },
-    forbidden=unserved(*((("eps", 0.1), choice) for choice in (("normalize", False), ("feature_map", "identity")))),
-    equal_lengths=WITH_STATE,
+    forbidden=unserved(
+        *((("eps", 0.1), choice) for choice in (("normalize", False), ("feature_map", "identity"))),
+        *((("log_decay", level), ("causal", "upper_left")) for level in decays.LEVELS[1:]),
+    ),
+    equal_lengths=(*WITH_STATE, *((INITIAL_STATE, ("log_decay", level)) for level in decays.LEVELS[1:])),
     errors=linear_errors,
     adapt=any_scene,
+    growth=lambda case: decays.growth(case) * tolerance.growth_of_equal_keys(case),
     signed=lambda params: params.get("feature_map") == "identity" or params.get("scale", 1.0) < 0,
 )
 COSINE = row(

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import attnkit_reference
+from attnkit_conformance.families.linear import decays
 from attnkit_conformance.model import scoring
 from attnkit_conformance.model.binding import FIELDS
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.grammar import Level, Row
+from attnkit_conformance.model.op import STATEFUL, without_parameters
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.tolerance import growth_of_equal_keys, growth_of_exponent
-from attnkit_conformance.scenes.attention import LENGTH_ARRAY, valid_keys
+from attnkit_conformance.scenes.attention import LENGTH_ARRAY, attention_samples, scene_sample, valid_keys
 from attnkit_conformance.scenes.rows import HEADS, sizes
 from attnkit_reference._core import reduce_to
 from attnkit_reference.linear.states import spread
@@ -64,6 +66,15 @@ def resumable(scene: Scene, params: Params) -> Scene | None:
     if "gqa" in scene.options:
         return replace(scene, options=tuple("mask_2d" if name == "mask" else name for name in scene.options))
     return scene
+
+
+def decaying(scene: Scene, params: Params) -> Scene | None:
+    """A decay has an order."""
+    if params.get("log_decay") is None:
+        return scene
+    if scene.params.get("causal") == "upper_left":
+        return None
+    return replace(scene, params={**scene.params, "causal": True})
 
 
 def without_kinks(scene: Scene, params: Params) -> Scene | None:
@@ -176,6 +187,9 @@ def complete(case: Case, kind: Kind) -> Case | None:
     for scene in SIZES.keys() & case.tags:
         for n, x in opposite(scene, kind).items():
             arrays[n] = rounded(np.broadcast_to(x, arrays[n].shape), case.dtype)
+    if decays.is_drawn(params):
+        case = decays.with_decay(case)
+        arrays, params = dict(case.arrays), dict(case.params)
     if kind.projected:
         added["projection"] = projection(arrays["k"].shape[:-2], arrays["k"].shape[-1], case.id.split("/", 2)[2])
     if params.pop("initial_state", None) == LENGTH_ARRAY:
@@ -231,6 +245,19 @@ def shapes(op: Op, case: Case) -> dict[str, tuple[int, ...]]:
     return {name: x.shape for name, x in op.binding.forward(attnkit_reference, op, case.arrays, case.params).items()}
 
 
+# ---------------------------------------------------------------------------------------------- samples
+
+
+def linear_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
+    """Those of attention, and decays of all sizes: over thousands of tokens in one dtype, and not of all weights."""
+    yield from attention_samples(op, dtype, profile)
+    if profile != "small":
+        pairs = [*decays.SCENES, *([decays.LONG_SCENE] if dtype == "float32" and op.vjp else [])]
+        left_out = () if op.vjp else STATEFUL
+        for scene, variant in pairs:
+            yield scene_sample(op, scene, without_parameters(variant, left_out), dtype)
+
+
 # ---------------------------------------------------------------------------------------------- golden values
 
 
@@ -248,6 +275,9 @@ def zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
         if name in case.arrays:
             shape = (*case.arrays[name].shape[:-1], 1)
             gradients[name] = reduce_to(unseen[..., None], shape, sc.groups, np.logical_and)
+    without_decay = decays.hidden(case)
+    if without_decay is not None:
+        gradients["log_decay"] = without_decay
     return {**rows, "w": ~sc.visible}, gradients
 
 
@@ -346,6 +376,7 @@ def with_state_after(case: Case, whole: Op, variant: Params, tokens: int, size: 
     k, v = (rng.standard_normal((*x.shape[:-1], tokens, x.shape[-1])) for x in (arrays["k_t"], arrays["v_t"]))
     past = {"q": k[..., :1, :], "k": 0.5 * size * k, "v": v}
     past |= {name: x for name, x in arrays.items() if name == "projection"}
+    variant = {name: x for name, x in variant.items() if name in whole.own}
     left = whole.binding.forward(attnkit_reference, whole, past, {**variant, **RETURN_STATE})
     state = {INITIAL + name: rounded(x, compute_dtype(case.dtype)) for name, x in left.items() if name != "o"}
     return replace(case, arrays={**arrays, **state})
@@ -369,6 +400,12 @@ def step_case(
         "v_t": rng.standard_normal((*of_k, e)),
     }
     extra: dict[str, Array] = {}
+    if decays.is_drawn(variant):
+        level = variant["log_decay_t"]
+        variant = {n: x for n, x in variant.items() if n != "log_decay_t"}
+        extra["log_decay_t"] = decays.decay(level, of_k, of_k[-1:], 1, rng).reshape(
+            () if level == "array" else of_k[-1:] if level == "heads" else of_k
+        )
     if op.kind.projected:
         extra["projection"] = projection(of_k, d, f"step/{name}")
     if state:

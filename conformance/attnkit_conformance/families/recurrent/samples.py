@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import attnkit_reference
+from attnkit_conformance.families.linear.decays import LONGEST, log_gates
 from attnkit_conformance.families.linear.samples import INITIAL
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.grammar import Level, Row
@@ -27,8 +27,6 @@ Array = np.ndarray
 Shape = tuple[int, ...]
 Params = Mapping[str, Any]
 
-FAR, FAINT = -30.0, 1e-3
-PIECES = ("far", "faint", "zero", "usual", "far", "faint")  # of a sequence with mixed gates
 SIZES = {"normal": 1.0, "tiny": 1e-2, "large": 4.0}
 LEADS: Mapping[str, tuple[Shape, Shape, Shape]] = {
     "two": ((2, 2), (2, 2), (2, 2)), "none": ((), (), ()), "broadcast": ((3, 2, 1), (2, 1), (1, 2)),
@@ -62,7 +60,6 @@ LONG: tuple[Row, ...] = tuple(
     for shape, width in (("64", "64x64"), ("129", "32x80"), ("257", "16x16"))
 )
 LONG_STEPS: tuple[Row, ...] = ({"shape": "128x128", "batch": "none"}, {"shape": "33x65", "batch": "single"})
-LONGEST = 4096
 LONG_SCENE: Mapping[str, Row] = {
     f"mixed-{LONGEST}": {"gates": "mixed", "batch": "single", "shape": str(LONGEST), "width": "16x3",
                          "return_state": True},
@@ -81,18 +78,6 @@ class Kind:
     gates: Callable[[Row], Mapping[str, bool]]  # by the levels of a row: names, and whether they are numbers per token
     keys: Callable[[Array, float], Array]  # of normal numbers and a size
     in_properties: Mapping[str, Level] = field(default_factory=dict)
-
-
-def log_gates(kind: str, shape: Shape, rng: np.random.Generator) -> Array:
-    """Logarithms of gates (..., T, w)."""
-    if kind == "mixed":
-        edges = np.linspace(0, shape[-2], len(PIECES) + 1).astype(int)
-        counts = (int(stop - start) for start, stop in itertools.pairwise(edges))
-        parts = [log_gates(piece, (*shape[:-2], n, shape[-1]), rng) for piece, n in zip(PIECES, counts, strict=True)]
-        return np.concatenate(parts, axis=-2)
-    if kind == "usual":
-        return np.asarray(-np.log1p(np.exp(-rng.standard_normal(shape))))
-    return -FAINT * rng.random(shape) if kind == "faint" else np.full(shape, FAR if kind == "far" else 0.0)
 
 
 def gate(name: str, row: Row, shape: Shape, rng: np.random.Generator) -> Array:

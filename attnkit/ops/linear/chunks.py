@@ -11,6 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 from attnkit._core.mask import positions
+from attnkit._core.quadratic import sum_to
 from attnkit._core.special import cumulative_sum
 from attnkit._core.tokens import zeros
 from attnkit._core.typing import Array, Namespace
@@ -221,3 +222,63 @@ def running_back(xp: Namespace, last: Array, whole: Any, added: Array) -> Array:
     """R_N = last, R_n = whole_n ⊙ R_{n+1} + added_n, the transpose of `running`."""
     turned = whole if isinstance(whole, float) else xp.flip(whole, axis=-3)
     return xp.flip(running(xp, last, turned, xp.flip(added, axis=-3)), axis=-3)
+
+
+# ---------------------------------------------------------------------------------------------- sums that fade
+
+
+def _states(xp: Namespace, y: Array, c: Array, f: Fades, first: Array) -> Array:
+    """The sums before each chunk and after the last, (..., chunks + 1, d, e)."""
+    added = (y * f.until).mT @ c
+    return running(xp, first, f.whole.mT, xp.broadcast_to(added, (*first.shape[:-2], *added.shape[-3:])))
+
+
+def fading_sums(xp: Namespace, x: Array, y: Array, c: Array, g: Array, first: Array) -> tuple[Array, Array]:
+    """out_i = x_i·S_i, S_i = diag(exp(g_i)) S_{i-1} + y_i c_iᵀ, and the last S, of chunks (..., chunks, size, ·).
+
+    g has a number per token or one per feature; S_0 = first (..., d, e) has the leading axes of y, c and g.
+    """
+    f = fades(xp, g)
+    states = _states(xp, y, c, f, first)
+    out = products(xp, x, y, g) @ c + (x * f.within) @ states[..., :-1, :, :]
+    return out, states[..., -1, :, :]
+
+
+class FadingGradients(NamedTuple):
+    x: Array
+    y: Array
+    c: Array
+    g: Array
+    first: Array
+
+
+def pull_fading_sums(
+    xp: Namespace, x: Array, y: Array, c: Array, g: Array, first: Array, d: Array, dlast: Array
+) -> FadingGradients:
+    """The transposes of `fading_sums`. Gates are in sums of each chunk, so theirs are sums too, not differences."""
+
+    def of_gates(through: Array) -> Array:
+        return through if g.shape[-1] > 1 else xp.sum(through, axis=-1, keepdims=True)
+
+    f = fades(xp, g)
+    states, pairs = _states(xp, y, c, f, first), products(xp, x, y, g)
+    pulled = pull_products(xp, x, y, g, d @ c.mT, pairs)
+    before = states[..., :-1, :, :]
+    lead = tuple(before.shape[:-2])
+
+    through_x = (d @ before.mT) * f.within
+    drawn = sum_to(xp, (x * f.within).mT @ d, (*lead, *before.shape[-2:]))
+    dstates = running_back(xp, dlast, f.whole.mT, drawn)
+    after = dstates[..., 1:, :, :]
+    through_y = (c @ after.mT) * f.until
+    of_whole = of_gates(xp.sum(after * before, axis=-1)[..., None, :]) * f.whole
+
+    of_sums = sum_to(xp, of_gates(x * through_x), (*lead, *g.shape[-2:]))
+    dg = sums_from(xp, of_sums) + sums_before(xp, of_gates(y * through_y)) + of_whole
+    return FadingGradients(
+        x=pulled.x + through_x,
+        y=sum_to(xp, pulled.y, tuple(through_y.shape)) + through_y,
+        c=sum_to(xp, pairs.mT @ d, (*lead, *c.shape[-2:])) + (y * f.until) @ after,
+        g=sum_to(xp, pulled.g, tuple(dg.shape)) + dg,
+        first=dstates[..., 0, :, :],
+    )

@@ -1,0 +1,181 @@
+"""Linear attention with decay: what is resumed, who refuses it, automatic differentiation, layers. Values are judged by
+the kit."""
+
+import re
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import attnkit
+from attnkit.nn import MultiHeadAttention, context_parallel
+
+RNG = np.random.default_rng(4)
+Q, K, V = (RNG.standard_normal(shape) for shape in ((2, 4, 150, 6), (2, 2, 150, 6), (2, 2, 150, 5)))
+TOKENS, HEADS = -RNG.random((2, 2, 150)), np.array([-0.1, -1.0])
+OPTIONS: dict[str, Any] = {"causal": True, "enable_gqa": True}
+
+
+def close(one: Any, other: Any, tolerance: float = 1e-12) -> None:
+    np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 64])
+@pytest.mark.parametrize("g", [-0.2, HEADS, TOKENS], ids=["number", "heads", "tokens"])
+def test_what_is_resumed_anywhere_equals_the_whole(g: Any, chunk_size: int) -> None:
+    given = {**OPTIONS, "chunk_size": chunk_size, "return_state": True}
+    whole, state = attnkit.linear_attention(Q, K, V, log_decay=g, **given)
+    for cut in (0, 1, 70, 149, 150):
+        first, last = (g[..., part] if np.ndim(g) == 3 else g for part in (slice(cut), slice(cut, None)))
+        o, between = attnkit.linear_attention(*(x[..., :cut, :] for x in (Q, K, V)), log_decay=first, **given)
+        rest, end = attnkit.linear_attention(
+            *(x[..., cut:, :] for x in (Q, K, V)), log_decay=last, initial_state=between, **given
+        )
+        close(np.concatenate([o, rest], axis=-2), whole)
+        for one, other in zip(end, state, strict=True):
+            close(one, other)
+
+
+@pytest.mark.parametrize("g", [-0.2, HEADS, TOKENS], ids=["number", "heads", "tokens"])
+def test_steps_and_weights_are_those_of_the_whole(g: Any) -> None:
+    o = attnkit.linear_attention(Q, K, V, log_decay=g, **OPTIONS)
+    w = attnkit.linear_attention_weights(Q, K, log_decay=g, **OPTIONS)
+    close(w @ np.repeat(V, 2, axis=-3), o)
+    state = None
+    for t in range(5):
+        of_token = g[..., t] if np.ndim(g) == 3 else g
+        q, k, v = (x[..., t, :] for x in (Q, K, V))
+        o_t, state = attnkit.linear_attention_step(state, q, k, v, log_decay_t=of_token, enable_gqa=True)
+        close(o_t, o[..., t, :])
+
+
+def test_the_future_changes_nothing() -> None:
+    changed = TOKENS.copy()
+    changed[..., 100:] = -30.0
+    one, other = (attnkit.linear_attention(Q, K, V, log_decay=g, **OPTIONS) for g in (TOKENS, changed))
+    assert np.array_equal(one[..., :100, :], other[..., :100, :])
+    assert not np.array_equal(one[..., 101:, :], other[..., 101:, :])
+
+
+def test_a_gate_of_minus_infinity_forgets() -> None:
+    g = np.zeros((2, 2, 150))
+    g[..., 90] = -np.inf
+    o = attnkit.linear_attention(Q, K, V, log_decay=g, **OPTIONS)
+    alone = attnkit.linear_attention(*(x[..., 90:, :] for x in (Q, K, V)), log_decay=g[..., :60] * 0, **OPTIONS)
+    close(o[..., 90:, :], alone)
+    grads = attnkit.linear_attention_vjp(Q, K, V, np.ones_like(o), log_decay=g, **OPTIONS)
+    assert all(np.all(np.isfinite(x)) for x in grads.values())
+
+
+@pytest.mark.parametrize("g", [HEADS, TOKENS, np.asarray(-0.3)], ids=["heads", "tokens", "one"])
+@pytest.mark.parametrize("hides", [{}, {"mask": RNG.random((150, 150)) < 0.8}], ids=["all", "pairs"])
+def test_automatic_differentiation_agrees_with_explicit_gradients(g: Any, hides: Any) -> None:
+    do = RNG.standard_normal((2, 4, 150, 5))
+    explicit = attnkit.linear_attention_vjp(Q, K, V, do, log_decay=g, **OPTIONS, **hides)
+    q, k, v, g_, d = (torch.as_tensor(x).requires_grad_() for x in (Q, K, V, g, do))
+    mask = {name: torch.as_tensor(x) for name, x in hides.items()}
+    (attnkit.linear_attention(q, k, v, log_decay=g_, **OPTIONS, **mask) * d).sum().backward()
+    for x, name in ((q, "q"), (k, "k"), (v, "v"), (g_, "log_decay")):
+        close(x.grad, explicit[name], 1e-10)
+    if hides:
+        return
+    along = np.asarray(RNG.standard_normal(np.shape(g)))
+    _, moved = torch.func.jvp(
+        lambda x: attnkit.linear_attention(q, k, v, log_decay=x, **OPTIONS), (g_,), (torch.as_tensor(along),)
+    )
+    close((moved * d).sum().detach(), (explicit["log_decay"] * along).sum(), 1e-9)
+
+
+@pytest.mark.parametrize("g", [-0.2, HEADS, TOKENS], ids=["number", "heads", "tokens"])
+def test_kernels_refuse_it_by_name(g: Any) -> None:
+    for library in (np.asarray, torch.as_tensor, jnp.asarray):
+        given = g if isinstance(g, float) else library(g)
+        q, k, v = (library(x) for x in (Q, K, V))
+        told = attnkit.explain("linear_attention", q, k, v, log_decay=given, **OPTIONS)
+        assert {name for name, reason in told.items() if reason is None} <= {"native", "generic"}
+        for name in {"triton", "recomputed"} & {*told}:
+            assert told[name] == "log_decay is served by the generic implementation" or "kernels run on" in told[name]
+        one = [x[..., 0, :] for x in (q, k, v)]
+        given = given[..., 0] if np.ndim(g) == 3 else given
+        told = attnkit.explain("linear_attention_step", *one, log_decay_t=given, enable_gqa=True)
+        assert {name for name, reason in told.items() if reason is None} <= {"native", "generic"}
+
+
+def test_what_does_not_take_it_says_so() -> None:
+    edges = np.array([0, 150])
+    x = Q[0].swapaxes(0, 1)
+    with pytest.raises(ValueError, match="linear_attention_packed: unexpected argument 'log_decay'"):
+        attnkit.linear_attention_packed(x, x, x, edges, edges, causal=True, log_decay=-0.1)
+    for op in (attnkit.cosine_attention, attnkit.efficient_attention):
+        with pytest.raises(ValueError, match=f"{op.__name__}: unexpected argument 'log_decay'"):
+            op(Q, K, V, **OPTIONS, log_decay=-0.1)
+    with pytest.raises(ValueError, match=r"linear_attention\): unexpected argument 'log_decay'"):
+        attnkit.row_statistics("linear_attention", Q, K, **OPTIONS, log_decay=-0.1)
+    tensors = [torch.as_tensor(x) for x in (Q, K, V)]
+    with pytest.raises(NotImplementedError, match="context_parallel: linear_attention with log_decay is not served"):
+        context_parallel(attnkit.linear_attention, *tensors, mesh=None, causal=True, enable_gqa=True, log_decay=-0.1)
+
+
+@pytest.mark.parametrize("kind", ["heads", "tokens"])
+def test_a_layer_with_decay(kind: str) -> None:
+    torch.manual_seed(0)
+    options = {"feature_map": "identity"}
+    layer = MultiHeadAttention(12, 4, op="linear", options=options, num_kv_heads=2, causal=True, decay=kind)
+    plain = MultiHeadAttention(12, 4, op="linear", options=options, num_kv_heads=2, causal=True)
+    assert {name for name in layer.state_dict() if name.startswith("decay")} == (
+        {"decay.rate"} if kind == "heads" else {"decay.proj.weight", "decay.proj.bias"}
+    )
+    plain.load_state_dict({n: x for n, x in layer.state_dict().items() if not n.startswith("decay")})
+    x = torch.randn(3, 7, 12)
+    out, weights = layer(x, return_weights=True)
+    without, w = plain(x, return_weights=True)
+    assert torch.all(layer.decay(x) < 0)
+    if kind == "heads":
+        close(torch.exp(layer.decay(x)).detach(), 1 - 2.0 ** -(5 + np.arange(2)), 1e-6)
+        between = np.tril(np.arange(7)[:, None] - np.arange(7))
+        fade = np.exp(layer.decay(x).detach().numpy()[:, None, None] * between)
+        close(weights.detach(), w.detach().numpy() * np.repeat(fade, 2, axis=0), 1e-5)
+        half = layer(x[:, :6], cache=(cache := layer.new_cache(3, 7)))
+        close(torch.cat([half, layer(x[:, 6:], cache=cache)], 1).detach(), out.detach(), 1e-5)
+    else:
+        with pytest.raises(ValueError, match="a cache holds no decays of tokens"):
+            layer(x, cache=layer.new_cache(3, 7))
+    assert not torch.allclose(out, without)
+    out.square().sum().backward()
+    assert all(torch.any(p.grad != 0) for p in layer.decay.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"op": "linear", "causal": False, "decay": "heads"}, "decay needs causal=True"),
+        ({"op": "softmax", "causal": True, "decay": "heads"}, "op=softmax_attention"),
+        ({"op": "linear", "causal": True, "decay": "words"}, "None or one of heads, tokens; got 'words'"),
+        ({"op": "linear", "causal": True, "decay": "heads", "options": {"log_decay": -0.1}}, "no such option"),
+    ],
+)
+def test_layers_that_have_no_decay(options: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        MultiHeadAttention(12, 4, **options)
+
+
+@pytest.mark.parametrize("level", ["one", "heads", "tokens"])
+def test_repeated_calls_read_a_decay_again(level: str) -> None:
+    """Of plans that are kept: the array is another one each time."""
+    if attnkit.explain("linear_attention", Q, K, V, log_decay=TOKENS, **OPTIONS).get("native", "absent") is not None:
+        pytest.skip("no native here")
+    for factor in (1.0, 0.3, 2.0):
+        g = np.asarray(factor * {"one": -0.3, "heads": HEADS, "tokens": TOKENS}[level])
+        of_numpy, generic = (
+            attnkit.linear_attention(Q, K, V, log_decay=g, impl=impl, **OPTIONS) for impl in ("native", "generic")
+        )
+        close(of_numpy, generic)
+        q, k, v, decay = (torch.as_tensor(x).requires_grad_() for x in (Q, K, V, g))
+        o = attnkit.linear_attention(q, k, v, log_decay=decay, impl="native", **OPTIONS)
+        close(o.detach(), generic)
+        found = torch.autograd.grad(o.sum(), (q, k, v, decay))
+        explicit = attnkit.linear_attention_vjp(Q, K, V, np.ones_like(generic), log_decay=g, impl="generic", **OPTIONS)
+        for one, other in zip(found, explicit.values(), strict=True):
+            close(one, other, 1e-10)
