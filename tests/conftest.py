@@ -1,9 +1,11 @@
 """Shared by all tests: one thread per worker, so that timings of the suite and bitwise tests do not depend on cores."""
 
+import ctypes
 import gc
 import importlib.metadata
 import importlib.util
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -32,6 +34,45 @@ if os.environ["JAX_PLATFORMS"] == "cpu":
 
 # Objects between collections of garbage, which take a sixteenth of the time: what JAX and torch trace mostly stays.
 gc.set_threshold(200_000)
+
+LARGE = 1100 << 20
+"""Bytes at which a process forgets what was compiled in it; what one file adds comes on top."""
+
+
+def resident() -> int:
+    """The bytes of memory of this process; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm") as about:
+            return int(about.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def forget_compiled() -> None:
+    """Free what JAX and torch have traced and compiled: another file seldom asks for it again."""
+    if jax := sys.modules.get("jax"):
+        jax.clear_caches()
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
+    gc.unfreeze()
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Between files, what stays is taken out of what collections of garbage look at: a full one, for which tests
+    of memory ask dozens of times, would take seconds in a process that has done half of the suite.
+    """
+    yield
+    if nextitem is None:
+        gc.unfreeze()  # libraries tell of what is left at the end of a process
+    elif nextitem.path != item.path:
+        if resident() > LARGE:
+            forget_compiled()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
