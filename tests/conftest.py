@@ -60,19 +60,29 @@ def forget_compiled() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def settle() -> None:
+    """What is there stays, and collections of garbage no longer look at it: a full one, for which tests of memory ask
+    dozens of times, would take seconds in a process that has done half of the suite.
+    """
+    if resident() > LARGE:
+        forget_compiled()
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    """With all that was imported."""
+    settle()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Between files, what stays is taken out of what collections of garbage look at: a full one, for which tests
-    of memory ask dozens of times, would take seconds in a process that has done half of the suite.
-    """
+    """And between files."""
     yield
     if nextitem is None:
         gc.unfreeze()  # libraries tell of what is left at the end of a process
     elif nextitem.path != item.path:
-        if resident() > LARGE:
-            forget_compiled()
-        gc.collect()
-        gc.freeze()
+        settle()
 
 
 @pytest.hookimpl(wrapper=True)
