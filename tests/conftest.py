@@ -35,8 +35,11 @@ if os.environ["JAX_PLATFORMS"] == "cpu":
 # Objects between collections of garbage, which take a sixteenth of the time: what JAX and torch trace mostly stays.
 gc.set_threshold(200_000)
 
-LARGE = 1100 << 20
-"""Bytes at which a process forgets what was compiled in it; what one file adds comes on top."""
+LARGE, ROOM = 1300 << 20, 250 << 20
+"""Bytes at which a process forgets what was compiled in it, of which imports alone are 940 MB; and what it may gain
+before it does so again.
+"""
+limit = LARGE
 
 
 def resident() -> int:
@@ -49,40 +52,41 @@ def resident() -> int:
 
 
 def forget_compiled() -> None:
-    """Free what JAX and torch have traced and compiled: another file seldom asks for it again."""
+    """Free what JAX and torch have traced and compiled: another test seldom asks for it again."""
+    global limit
     if jax := sys.modules.get("jax"):
         jax.clear_caches()
     if dynamo := sys.modules.get("torch._dynamo"):
         dynamo.reset()
     gc.unfreeze()
     gc.collect()
+    gc.freeze()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def settle() -> None:
-    """What is there stays, and collections of garbage no longer look at it: a full one, for which tests of memory ask
-    dozens of times, would take seconds in a process that has done half of the suite.
-    """
-    if resident() > LARGE:
-        forget_compiled()
-    gc.collect()
-    gc.freeze()
+    limit = max(LARGE, resident() + ROOM)
 
 
 def pytest_collection_finish() -> None:
-    """With all that was imported."""
-    settle()
+    """What was imported stays, and collections of garbage no longer look at it: a full one, for which tests of memory
+    ask dozens of times, would take seconds in a process that has done half of the suite.
+    """
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """And between files."""
+    """So does what is there between two files."""
     yield
-    if nextitem is None:
-        gc.unfreeze()  # libraries tell of what is left at the end of a process
-    elif nextitem.path != item.path:
-        settle()
+    if resident() > limit:
+        forget_compiled()
+    elif nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Libraries tell of what is left at the end of a process."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(wrapper=True)
