@@ -1,9 +1,11 @@
 """Shared by all tests: one thread per worker, so that timings of the suite and bitwise tests do not depend on cores."""
 
+import ctypes
 import gc
 import importlib.metadata
 import importlib.util
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -32,6 +34,60 @@ if os.environ["JAX_PLATFORMS"] == "cpu":
 
 # Objects between collections of garbage, which take a sixteenth of the time: what JAX and torch trace mostly stays.
 gc.set_threshold(200_000)
+
+LARGE, ROOM = 1300 << 20, 250 << 20
+"""Bytes at which a process forgets what was compiled in it, of which imports alone are 940 MB; and what it may gain
+before it does so again. What is not freed grows to 1.7 GB in half of the suite: between tests the
+process then has up to 1.96, within one up to 2.4.
+"""
+limit = LARGE
+
+
+def resident() -> int:
+    """The bytes of memory of this process; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm") as about:
+            return int(about.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def forget_compiled() -> None:
+    """Free what JAX and torch have traced and compiled: another test seldom asks for it again."""
+    global limit
+    if jax := sys.modules.get("jax"):
+        jax.clear_caches()
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+    limit = max(LARGE, resident() + ROOM)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays, and collections of garbage no longer look at it: a full one, for which tests of memory
+    ask dozens of times, would take seconds in a process that has done half of the suite.
+    """
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """So does what is there between two files."""
+    yield
+    if resident() > limit:
+        forget_compiled()
+    elif nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Libraries tell of what is left at the end of a process."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(wrapper=True)
