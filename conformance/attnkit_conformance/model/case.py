@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -83,7 +84,7 @@ class Case:
     dtypes: Mapping[str, str] = field(default_factory=dict)  # only where an array's dtype is not `dtype`
     layouts: Mapping[str, str] = field(default_factory=dict)  # of arrays that are not dense; of cotangents by d<name>
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Equal for equal calls, whatever their ids."""
         static = (
