@@ -106,7 +106,8 @@ class Family(NamedTuple):
 
     def learned(self, own: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Array]:
         """The options that have a gradient because they are arrays, beside bias."""
-        options = {"scale": common.get("scale"), **{name: own.get(name) for name in (*self.arrays, *self.numbers)}}
+        names = ("scale", *self.arrays, *self.numbers)
+        options = {name: own.get(name, common.get(name)) for name in names}
         return {name: x for name, x in options.items() if check.is_learned(x)}
 
     def scored(self, xp: Namespace, a: quadratic.Inputs, own: Mapping[str, Any]) -> tuple[quadratic.Inputs, Any]:

@@ -70,6 +70,8 @@ def forgetting_rows(
     sc = scores(op, q, k, v, causal=True, **options)
     gates = as_float(op, "log_forget", log_forget)
     shape = (*sc.leading, sc.k.shape[-2])
+    if gates.shape[-1:] != shape[-1:]:
+        raise ValueError(f"{op}: log_forget has another number of tokens than k; expected {shape}, got {gates.shape}")
     kept = kept_tokens(shape, options.get("mask"), options.get("key_lengths"))
     gates = np.where(kept, broadcast(op, "log_forget", gates, shape), 0.0)
     if np.any((gates > 0) | np.isinf(gates)):
@@ -92,8 +94,8 @@ def forgetting_attention(
     """o_i = Σ_j w_ij v_j with w_ij = exp(t_ij)/Σ_j exp(t_ij), t_ij = s_ij + c_i - c_j, s = scale q k^T + bias and c the
     running sum of log_forget, over the keys visible to i at positions up to its own.
 
-    log_forget (..., S) <= 0, broadcast to the leading axes of the output, heads of q among them: the logarithm of what
-    a token leaves of all before it, so that w_ij ∝ exp(s_ij) Π_{j < l <= i} f_l, f = exp(log_forget). Gates of tokens
+    log_forget (..., S) <= 0, whose leading axes broadcast to those of the output, heads of q among them: the logarithm
+    of what a token leaves of all before it, so that w_ij ∝ exp(s_ij) Π_{j < l <= i} f_l, f = exp(log_forget). Gates of tokens
     that key_lengths or a key mask, with size 1 on the axis of queries, hides are read as 0, may hold NaN and get the
     gradient 0. Positions are aligned at the last token: that of query i is i + S - L.
 
