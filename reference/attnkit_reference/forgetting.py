@@ -1,5 +1,6 @@
 """Forgetting attention: softmax of scores that fade by what was forgotten between key and query."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,29 +63,42 @@ def fading(log_forget: Array, queries: int) -> Array:
     return np.where(np.arange(S) <= at[:, None], difference, 0.0)
 
 
+def gates_of(sc: Scores, log_forget: Array, kept: Array) -> Array:
+    """log_forget (..., S) in float64 with the leading axes of the call, 0 for hidden tokens."""
+    gates = as_float(sc.op, "log_forget", log_forget)
+    if gates.shape[-1:] != kept.shape[-1:]:
+        text = f"log_forget has another number of tokens than k; expected {kept.shape}, got {gates.shape}"
+        raise ValueError(f"{sc.op}: {text}")
+    gates = np.where(kept, broadcast(sc.op, "log_forget", gates, kept.shape), 0.0)
+    if np.any((gates > 0) | np.isinf(gates)):
+        raise ValueError(f"{sc.op}: log_forget; expected finite numbers <= 0, got {log_forget!r}")
+    return gates
+
+
+def forgetting_scores(
+    op: str, q: Array, k: Array, v: Array | None = None, *, log_forget: Array, **options: Any
+) -> Scores:
+    """s_ij + c_i - c_j on visible pairs, whose keys are at positions up to the query's."""
+    sc = scores(op, q, k, v, causal=True, **options)
+    gates = gates_of(sc, log_forget, kept_by(sc, options))
+    if 0 in sc.s.shape:
+        return sc
+    with np.errstate(invalid="ignore"):
+        return replace(sc, s=np.where(sc.visible, sc.s + fading(gates, sc.s.shape[-2]), 0.0))
+
+
+def kept_by(sc: Scores, options: Mapping[str, Any]) -> Array:
+    """The tokens (..., S) whose gates count."""
+    return kept_tokens((*sc.leading, sc.k.shape[-2]), options.get("mask"), options.get("key_lengths"))
+
+
 @without_common("causal")
 def forgetting_rows(
     op: str, q: Array, k: Array, v: Array | None = None, *, log_forget: Array, **options: Any
 ) -> ForgettingRows:
     """w = softmax of s_ij + c_i - c_j over visible keys at positions up to the query's; ds = w (dw - Σ w dw)."""
-    sc = scores(op, q, k, v, causal=True, **options)
-    gates = as_float(op, "log_forget", log_forget)
-    shape = (*sc.leading, sc.k.shape[-2])
-    if gates.shape[-1:] != shape[-1:]:
-        raise ValueError(f"{op}: log_forget has another number of tokens than k; expected {shape}, got {gates.shape}")
-    kept = kept_tokens(shape, options.get("mask"), options.get("key_lengths"))
-    gates = np.where(kept, broadcast(op, "log_forget", gates, shape), 0.0)
-    if np.any((gates > 0) | np.isinf(gates)):
-        raise ValueError(f"{op}: log_forget; expected finite numbers <= 0, got {log_forget!r}")
-    return ForgettingRows(**vars(softmax_of(faded(sc, gates))), kept=kept, of_gates=log_forget.shape)
-
-
-def faded(sc: Scores, gates: Array) -> Scores:
-    """The scores s_ij + c_i - c_j."""
-    if 0 in sc.s.shape:
-        return sc
-    with np.errstate(invalid="ignore"):
-        return replace(sc, s=np.where(sc.visible, sc.s + fading(gates, sc.s.shape[-2]), 0.0))
+    sc = forgetting_scores(op, q, k, v, log_forget=log_forget, **options)
+    return ForgettingRows(**vars(softmax_of(sc)), kept=kept_by(sc, options), of_gates=log_forget.shape)
 
 
 @keywords_of(forgetting_rows, "log_forget")
@@ -95,9 +109,9 @@ def forgetting_attention(
     running sum of log_forget, over the keys visible to i at positions up to its own.
 
     log_forget (..., S) <= 0, whose leading axes broadcast to those of the output, heads of q among them: the logarithm
-    of what a token leaves of all before it, so that w_ij ∝ exp(s_ij) Π_{j < l <= i} f_l, f = exp(log_forget). Gates of tokens
-    that key_lengths or a key mask, with size 1 on the axis of queries, hides are read as 0, may hold NaN and get the
-    gradient 0. Positions are aligned at the last token: that of query i is i + S - L.
+    of what a token leaves of all before it, so that w_ij ∝ exp(s_ij) Π_{j < l <= i} f_l, f = exp(log_forget). Gates of
+    tokens that key_lengths or a key mask, with size 1 on the axis of queries, hides are read as 0, may hold NaN and get
+    the gradient 0. Positions are aligned at the last token: that of query i is i + S - L.
 
     return_lse: also log Σ_j exp(t_ij), (..., L). The other arguments are those of `softmax_attention` without causal
     and sink. A query that sees no key, or only scores of -inf, gets o = 0 and lse = -inf, and passes no gradient.

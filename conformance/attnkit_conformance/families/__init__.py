@@ -3,6 +3,7 @@
 from types import ModuleType
 
 from attnkit_conformance.families import (
+    forgetting,
     gated,
     gaussian,
     lsh,
@@ -26,6 +27,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     softpick,
     ssmax,
     stick_breaking,
+    forgetting,
     gaussian,
     linear,
     recurrent,
