@@ -8,7 +8,7 @@ from attnkit._core.dispatch import namespace, operation, operation_checked_by
 from attnkit._core.family import Family, recorded, weights_of
 from attnkit._core.library import library
 from attnkit._core.mask import positions
-from attnkit._core.special import cumulative_sum, may_have_gradient, stop_gradient, sum_before
+from attnkit._core.special import cumulative_sum, stop_gradient, sum_before
 from attnkit._core.typing import Array, Impl, Namespace, WithoutCausal
 from attnkit.ops import softmax
 
@@ -36,7 +36,7 @@ def fading(xp: Namespace, gates: Array, at: Array, passed: Array) -> Array:
     Its derivatives are those of the sum of the gates between: of whole rows and columns they would cancel.
     """
     c, rest = (_differences(xp, x, at) for x in running_sum(xp, stop_gradient(gates)))
-    if not may_have_gradient(gates):
+    if library(gates) not in ("torch", "jax"):  # which differentiate, and not all ways of theirs can be asked for
         return c + rest
     change = gates - stop_gradient(gates)  # 0, and whatever automatic differentiation makes of it
     return c + rest + sum_before(xp, xp.where(passed, change[..., None, :], 0.0), reverse=True)

@@ -354,7 +354,7 @@ def row_statistics_vjp(
         return _backward(plan, {"q": q, "k": k, **_beside(plan)}, None, dstats)
 
     grads: dict[str, Array] = _served("row_statistics_vjp", impl, generic, plan, q, k, dstats=dstats)
-    return plan.family.pull(grads, **plan.family.split(params)[0])
+    return plan.family.pull(grads, **plan.family.own(params))
 
 
 @known_by_name
@@ -387,7 +387,7 @@ def attention_with_statistics_vjp(
 
     caller, cotangents = "attention_with_statistics_vjp", {"do": do, "dstats": dstats}
     grads: dict[str, Array] = _served(caller, impl, generic, plan, q, k, v, **cotangents)
-    return plan.family.pull(grads, **plan.family.split(params)[0])
+    return plan.family.pull(grads, **plan.family.own(params))
 
 
 def kernels(
