@@ -128,8 +128,8 @@ def prepared(c: blocks.Call, p: blocks.Call, index: Index, start: Any) -> blocks
             a = a._replace(drop=jnp.where(pairs, a.drop, 0.0))
     else:
         if "log_forget" in arguments:
-            gates = {name: arguments[name] for name in ("log_forget", "kept") if name in arguments}
-            options |= {**gates, "at": i[:, 0] + shift}
+            options |= {name: x for name, x in arguments.items() if name in ("log_forget", "kept")}
+            options["at"] = i[:, 0] + shift
         a = c.family.prepare(jnp, q, k, v, mask=pairs, **options)
     return c.family.scored(jnp, a, blocks.options_of(p))
 

@@ -99,6 +99,7 @@ OPS = (
         complete=complete,
         adapt=to_current,
         others={NAME: lambda x: 2 * x - 1},
+        falling=True,
         ties=False,
         invariances=("causal_prefix",),
         declines=("key_permutation", "padding_amount"),  # keys have an order, and positions are aligned at the last

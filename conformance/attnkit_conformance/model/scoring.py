@@ -21,7 +21,7 @@ COMMON = (
     "mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "enable_gqa", "dropout_mask", "dropout",
 )  # fmt: skip
 
-OWN_ORDER = {
+OWN_ORDER: Mapping[str, Callable[..., Scores]] = {
     stick_breaking_attention.__name__: stick_breaking_scores,
     forgetting_attention.__name__: forgetting_scores,
 }

@@ -60,6 +60,7 @@ REASONS: tuple[tuple[str, float, str], ...] = (  # op, results and dtype; percen
     ("softpick_attention gradients float16", 3.0, SATURATED),
     ("ssmax_attention gradients float32", 1.5, SATURATED),
     ("stick_breaking_attention gradients float32", 2.0, FALLING),
+    ("forgetting_attention gradients float32", 4.0, FALLING),
     ("efficient_attention gradients float32", 0.5, SATURATED),
     ("efficient_attention gradients float16", 1.5, SATURATED),
     ("linear_attention gradients float32", 0.5, FIRST),
