@@ -27,7 +27,6 @@ FAMILIES: tuple[ModuleType, ...] = (
     softpick,
     ssmax,
     stick_breaking,
-    forgetting,
     gaussian,
     linear,
     recurrent,
@@ -36,5 +35,6 @@ FAMILIES: tuple[ModuleType, ...] = (
     memory,
     gated,
     packed,
+    forgetting,
 )
 """The families of attention ops, which statistics cover."""
