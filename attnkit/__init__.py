@@ -20,6 +20,11 @@ from attnkit.ops.entmax import (
     sparsemax_attention_vjp,
     sparsemax_attention_weights,
 )
+from attnkit.ops.forgetting import (
+    forgetting_attention,
+    forgetting_attention_vjp,
+    forgetting_attention_weights,
+)
 from attnkit.ops.gated import gated_attention_unit, gated_attention_unit_vjp
 from attnkit.ops.gaussian import gaussian_attention, gaussian_attention_vjp, gaussian_attention_weights
 from attnkit.ops.linear.attention import (
@@ -147,6 +152,9 @@ __all__ = [
     "entmax_attention_vjp",
     "entmax_attention_weights",
     "explain",
+    "forgetting_attention",
+    "forgetting_attention_vjp",
+    "forgetting_attention_weights",
     "gated_attention_unit",
     "gated_attention_unit_vjp",
     "gated_linear_attention",

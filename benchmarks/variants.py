@@ -103,6 +103,12 @@ def stick_breaking(n: int, causal: bool) -> Attend:
     return attnkit.stick_breaking_attention
 
 
+def forgetting(n: int, causal: bool) -> Attend:
+    """Causal itself."""
+    gate = torch.nn.functional.logsigmoid(torch.randn(HEADS, n, generator=torch.Generator().manual_seed(0)))
+    return lambda q, k, v: attnkit.forgetting_attention(q, k, v, gate)
+
+
 FULL, CAUSAL = (False,), (True,)
 NAMED = (
     plain(attnkit.softmax_attention, "torch's own kernel"),
@@ -111,6 +117,7 @@ NAMED = (
     plain(attnkit.entmax_attention, "α = 1.5"),
     plain(attnkit.sima_attention, forms=FULL),
     Variant(attnkit.stick_breaking_attention, stick_breaking, forms=CAUSAL),
+    Variant(attnkit.forgetting_attention, forgetting, "a gate per token", CAUSAL),
     plain(attnkit.linear_attention, "elu + 1"),
     Variant(attnkit.performer_attention, performer, f"{AMONG} features"),
     Variant(attnkit.gated_linear_attention, gated, "a gate per feature", CAUSAL),

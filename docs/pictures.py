@@ -92,6 +92,7 @@ ARGUMENTS: dict[str, Callable[[Scene], Array]] = {
     "proj_k": lambda x: pooling(),
     "projection": lambda x: attnkit.orthogonal_features(64, FEATURES, 1),
     "rotations": lambda x: standard_normal(FEATURES, 2, 4),
+    "log_forget": lambda x: np.full(SIDE * SIDE, np.log(0.95)),
 }
 
 # File name and parameters of each picture of an op; an op that is not here is drawn once, with its defaults.

@@ -22,6 +22,7 @@ FURTHER = {"return_lse": "lse", "return_remainder": "the remainder"}
 SCORES = 1 << 18  # per block: 1 MiB in float32, about a core's cache
 TRAILING = {
     "q": 2, "k": 2, "v": 2, "do": 2, "mask": 2, "bias": 2, "dropout_mask": 2, "alpha": 2, "query_mask": 1, "length": 1,
+    "log_forget": 1, "kept": 1,
     "key_lengths": 0, **dict.fromkeys(LEARNED, 0),
 }  # fmt: skip
 """The number of trailing axes of each argument."""
@@ -35,8 +36,8 @@ QUERY_AXIS = {
     "query_mask": -1,
     "length": -1,
 }
-DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", *LEARNED)
-KEY_AXIS = {"k": -2, "v": -2, "mask": -1, "bias": -1, "dropout_mask": -1}
+DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", "log_forget", *LEARNED)
+KEY_AXIS = {"k": -2, "v": -2, "mask": -1, "bias": -1, "dropout_mask": -1, "log_forget": -1, "kept": -1}
 
 Picks = tuple[Any, ...]  # an integer or a slice for each axis
 
@@ -82,7 +83,8 @@ def call(family: Family, q: Array, k: Array, v: Array, options: Mapping[str, Any
     own = family.translated(q, {n: x for n, x in arguments.items() if n not in (*family.common, "q", "k", "v")})
     if isinstance(own.get("length"), str) and own["length"] == "all":
         own["length"] = max(k.shape[-2], 1)
-    arrays = {name: x for name, x in (*arguments.items(), *own.items()) if hasattr(x, "ndim") and name in TRAILING}
+    every = (*arguments.items(), *common.items(), *own.items())
+    arrays = {name: x for name, x in every if hasattr(x, "ndim") and name in TRAILING}
     common, own = ({name: x for name, x in entries.items() if name not in arrays} for entries in (common, own))
     return Call(family, arrays, common, own, size)
 

@@ -409,6 +409,12 @@ def flag(c: Context, name: str, value: Any) -> None:
         raise TypeError(f"{c.op}: {name} must be True or False; got {value!r}")
 
 
+def _log_forget(c: Context, name: str, x: Any) -> None:
+    option_array(c, name, x, FLOATS, "a real float dtype", (*c.leading, c.keys), "(..., S)")
+    if tuple(x.shape[-1:]) != (c.keys,):
+        wrong_shape(c.op, name, x, f"{c.keys} on its last axis, a number for each key")
+
+
 OPTIONS: dict[str, Callable[[Context, str, Any], None]] = {
     "mask": _mask,
     "bias": _pairs_float,
@@ -432,6 +438,7 @@ OPTIONS: dict[str, Callable[[Context, str, Any], None]] = {
     "slope": learned,
     "intercept": learned,
     "sink": _sink,
+    "log_forget": _log_forget,
     "eps": positive,
 }
 OPTIONAL = frozenset(

@@ -502,6 +502,20 @@ def _bind(op: str, names: tuple[str, ...], arrays: tuple[Array, ...], options: d
     return arrays
 
 
+def _named_option(
+    op: str, names: tuple[str, ...], at: int, arrays: tuple[Array, ...], options: dict[str, Any]
+) -> tuple[Array, ...]:
+    """The arrays without the one at this place, which bodies and kernels take as an option."""
+    if len(arrays) <= at:
+        raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
+    options[names[at]] = arrays[at]
+    return (*arrays[:at], *arrays[at + 1 :])
+
+
+OPTION = "log_forget"
+"""The array that may be passed by position, and that bodies and kernels take as an option."""
+
+
 def _wrap(
     documented: Callable[P, R],
     resolve: Callable[..., Kernel],
@@ -517,6 +531,10 @@ def _wrap(
     accepted = tuple(name for name, kind, _ in kinds if kind is inspect.Parameter.KEYWORD_ONLY)
     optional = tuple(p.name for p in signature.parameters.values() if NoneType in get_args(p.annotation))
     op = documented.__name__
+    moved = names.index(OPTION) if OPTION in names else None
+    left = tuple(name for name in names if name != OPTION)
+    if moved is not None:
+        accepted, required = (OPTION, *accepted), required - 1
 
     @wraps(documented)
     def call(*arrays: Any, impl: Any = "auto", **options: Any) -> Any:
@@ -530,6 +548,8 @@ def _wrap(
             impl = _used()
         if len(arrays) != len(names):
             arrays = _bind(op, names, arrays, options)
+        if moved is not None:
+            arrays = _named_option(op, names, moved, arrays, options)
         key = _signature(op, impl, arrays, options)
         if key is not None:
             choice = _choices.get(key)
@@ -539,7 +559,7 @@ def _wrap(
                 with _profile_entry(op, impl, arrays):
                     return choice.call(*arrays, **options)
         if len(arrays) < required:
-            raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
+            raise TypeError(f"{op}: missing argument {left[len(arrays)]!r}")
         if key is None:
             with refusing_symbols(op, arrays):  # which only arrays without a signature have
                 return first(None, impl, arrays, options)
@@ -547,7 +567,7 @@ def _wrap(
 
     def first(key: Any, impl: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """A call for which no choice is remembered."""
-        checked = check.call(op, names, arrays, options, accepted, context_of, own, optional).options
+        checked = check.call(op, left, arrays, options, accepted, context_of, own, optional).options
         home = library(arrays[0])
         table = _table(home)
         kernel = resolve(op, impl, table.get(op, ()), arrays, checked)

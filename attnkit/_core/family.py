@@ -89,9 +89,12 @@ class Family(NamedTuple):
         """Own options, and the common ones as `prepare` takes them."""
         if not options and self.seeing is None:
             return {}, {}
-        own = {name: x for name, x in options.items() if name not in self.common}
         common = {name: x for name, x in options.items() if name in self.common}
-        return own, common if self.seeing is None else self.seeing(**common)
+        return self.own(options), common if self.seeing is None else self.seeing(**common)
+
+    def own(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Own options alone."""
+        return {name: x for name, x in options.items() if name not in self.common}
 
     def translated(self, q: Array, own: Mapping[str, Any]) -> dict[str, Any]:
         """The options of `weigh` for those of the op, learned numbers in the compute dtype if they change."""
@@ -106,7 +109,8 @@ class Family(NamedTuple):
 
     def learned(self, own: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Array]:
         """The options that have a gradient because they are arrays, beside bias."""
-        options = {"scale": common.get("scale"), **{name: own.get(name) for name in (*self.arrays, *self.numbers)}}
+        names = ("scale", *self.arrays, *self.numbers)
+        options = {name: own.get(name, common.get(name)) for name in names}
         return {name: x for name, x in options.items() if check.is_learned(x)}
 
     def scored(self, xp: Namespace, a: quadratic.Inputs, own: Mapping[str, Any]) -> tuple[quadratic.Inputs, Any]:
@@ -219,8 +223,7 @@ def base_op(op: str) -> str:
 def measured(op: str, options: Mapping[str, Any]) -> tuple[str, bool]:
     """For statistics: the op that `op` is or calls, its options, and whether its weights of 0 are exact."""
     family = RECORDS[op].family
-    own, _ = family.split(options)
-    return base_op(op), family.exact_zeros(**own)
+    return base_op(op), family.exact_zeros(**family.own(options))
 
 
 def score_ops() -> tuple[str, ...]:
@@ -289,7 +292,7 @@ def vjp_of(
 
     def pulled(*arrays: Array, **options: Any) -> Any:
         grads = body(*arrays, **options)
-        return family.pull(grads, **family.split(options)[0]) if type(grads) is dict else grads
+        return family.pull(grads, **family.own(options)) if type(grads) is dict else grads
 
     return _checked(family, pulled)(derived_signature(forward, f"{family.name}_vjp", signature, doc))
 

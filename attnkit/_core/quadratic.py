@@ -42,6 +42,7 @@ class Inputs(NamedTuple):
     dtype: Any  # the compute dtype
     normalised: Normalised | None = None  # the normalisation that gradients of q and k pass through
     factor: Any = 1.0  # of the products of a row: a number or (..., L, 1)
+    passed: Array | None = None  # (..., L, S) tokens up to the query whose gates count, of ops that have gates
 
     @property
     def keys(self) -> int:

@@ -18,17 +18,19 @@ from attnkit.ops.names import with_preset
 SEEDS = 2**63 - 1
 _MASKS = frozenset(("mask", "bias", "causal", "query_mask", "enable_gqa", "dropout", "dropout_mask"))
 _SET_BY_THE_MODULE = (
-    _MASKS | NAMES | {"q", "k", "v", "impl", "return_lse", "return_remainder", "return_state", "initial_state"}
+    _MASKS
+    | NAMES
+    | {"q", "k", "v", "log_forget", "impl", "return_lse", "return_remainder", "return_state", "initial_state"}
 )
 
 Observer = Callable[[Callable[..., Any], Tensor, Tensor, Mapping[str, Any]], None]  # (op, q, k, options)
 
 
 def _served(name: str) -> bool:
-    """Whether an op needs only q, k, v and operands that have a builder."""
+    """Whether an op needs only q, k, v, gates of the tokens, and operands that have a builder."""
     op = getattr(attnkit, name)
     positional = [p.name for p in inspect.signature(op).parameters.values() if p.kind is not p.KEYWORD_ONLY]
-    return positional[:3] == ["q", "k", "v"] and (len(positional) == 3 or op in BUILDERS)
+    return positional[:3] == ["q", "k", "v"] and (positional[3:] in ([], ["log_forget"]) or op in BUILDERS)
 
 
 def attention_op(
@@ -69,11 +71,11 @@ class KeyValueCache:
     """Keys and values of the tokens seen so far, for decoding: made by `MultiHeadAttention.new_cache`.
 
     `length` of `max_length` tokens are filled. A key mask passed with the tokens is stored with them. Stored tensors
-    are detached, so there are no gradients.
+    are detached, so there are no gradients. `gates` (B, num_heads, max_length) are those of `forgetting_attention`.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys, self.values = keys, values
+    def __init__(self, keys: Tensor, values: Tensor, gates: Tensor | None = None) -> None:
+        self.keys, self.values, self.gates = keys, values, gates
         self.mask: Tensor | None = None
         self.length = 0
 
@@ -81,8 +83,8 @@ class KeyValueCache:
     def max_length(self) -> int:
         return self.keys.shape[-2]
 
-    def append(self, k: Tensor, v: Tensor, key_mask: Tensor | None) -> None:
-        """Store k and v (B, H, T, ·) after the stored tokens."""
+    def append(self, k: Tensor, v: Tensor, key_mask: Tensor | None, gates: Tensor | None = None) -> None:
+        """Store k and v (B, H, T, ·), and gates (B, H, T), after the stored tokens."""
         stop = self.length + k.shape[-2]
         if stop > self.max_length:
             raise ValueError(f"KeyValueCache: {stop} tokens do not fit; made for max_length={self.max_length}")
@@ -90,6 +92,8 @@ class KeyValueCache:
             raise ValueError(f"KeyValueCache: batch of {k.shape[0]}; made for batch_size={self.keys.shape[0]}")
         self.keys[:, :, self.length : stop] = k.detach()
         self.values[:, :, self.length : stop] = v.detach()
+        if gates is not None and self.gates is not None:
+            self.gates[:, :, self.length : stop] = gates.detach()
         if key_mask is not None:
             if self.mask is None:
                 self.mask = torch.ones(k.shape[0], self.max_length, dtype=torch.bool, device=k.device)
@@ -105,11 +109,16 @@ class KeyValueCache:
             raise ValueError(f"KeyValueCache: indices must have one axis; got shape {tuple(indices.shape)}")
         self.keys, self.values = (x.index_select(0, indices) for x in (self.keys, self.values))
         self.mask = None if self.mask is None else self.mask.index_select(0, indices)
+        self.gates = None if self.gates is None else self.gates.index_select(0, indices)
 
     def filled(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """(k, v, key_mask) of all stored tokens; no mask if none was ever passed."""
         mask = None if self.mask is None else self.mask[:, : self.length]
         return self.keys[:, :, : self.length], self.values[:, :, : self.length], mask
+
+    def filled_gates(self) -> Tensor | None:
+        """log_forget (B, H, T) of all stored tokens, for ops that have gates."""
+        return None if self.gates is None else self.gates[:, :, : self.length]
 
 
 class MultiHeadAttention(nn.Module):
@@ -117,7 +126,8 @@ class MultiHeadAttention(nn.Module):
 
     With `qk_norm`, q and k pass through `attnkit.qk_layernorm` first (Wortsman et al. 2023 §4). With `gate`, the output
     is (concat_h(...) ⊙ gate(x W_g)) W_o: the extra projection of their Figure 4, after Hua et al. 2022; the paper names
-    no activation for it, so it is an argument (`torch.nn.functional.silu` is Hua's).
+    no activation for it, so it is an argument (`torch.nn.functional.silu` is Hua's). With op="forgetting" each head
+    learns a gate of each token of the context, log_forget = log sigmoid(c W_f + b_f) (Lin et al. 2025).
 
     Args:
         dim: features of x and of the output.
@@ -208,6 +218,8 @@ class MultiHeadAttention(nn.Module):
         self.q_proj = nn.Linear(dim, inner, bias=qkv_bias, **new)
         self.k_proj = nn.Linear(context_dim, shared, bias=qkv_bias, **new)
         self.v_proj = nn.Linear(context_dim, shared, bias=qkv_bias, **new)
+        gated = "log_forget" in inspect.signature(self.op).parameters
+        self.forget_proj = nn.Linear(context_dim, num_heads, **new) if gated else None
         self.gate_proj = None if gate is None else nn.Linear(dim, inner, bias=qkv_bias, **new)
         self.out_proj = nn.Linear(inner, dim, bias=out_bias, **new)
         self.q_norm_weight = nn.Parameter(torch.ones(self.head_dim, **new)) if qk_norm else None
@@ -279,7 +291,8 @@ class MultiHeadAttention(nn.Module):
         """An empty cache for decoding up to max_length tokens, on the device and in the dtype of the module."""
         shape = (batch_size, self.num_kv_heads, max_length, self.head_dim)
         weight = self.k_proj.weight
-        return KeyValueCache(weight.new_zeros(shape), weight.new_zeros(shape))
+        gates = None if self.forget_proj is None else weight.new_zeros(batch_size, self.num_heads, max_length)
+        return KeyValueCache(weight.new_zeros(shape), weight.new_zeros(shape), gates)
 
     def forward(
         self,
@@ -318,9 +331,10 @@ class MultiHeadAttention(nn.Module):
         if self.decay is not None and self.decay.proj is not None and cache is not None:
             raise ValueError("MultiHeadAttention: a cache holds no decays of tokens; decay='heads' has one for all")
         q = self._heads(self.q_proj(x), self.num_heads)
-        q, k, v, key_mask = self._keys_and_values(q, x if context is None else context, key_mask, context, cache)
+        q, k, v, gates, key_mask = self._keys_and_values(q, x if context is None else context, key_mask, context, cache)
         q, k, v = in_dtype_of_autocast(q, k, v)
         arrays = {} if self.operands is None else self.operands.arrays()
+        arrays |= {} if gates is None else {"log_forget": gates}
         learned = {} if self.learned is None else dict(self.learned)
         options = self.options | learned | arrays | self._masks(key_mask, query_mask, mask, bias)
         options |= {} if self.decay is None else {"log_decay": self.decay(x)}
@@ -368,18 +382,24 @@ class MultiHeadAttention(nn.Module):
 
     def _keys_and_values(
         self, q: Tensor, source: Tensor, key_mask: Tensor | None, context: Tensor | None, cache: KeyValueCache | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """(q, k, v, key mask) after normalisation, with the contents of the cache first."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """(q, k, v, log_forget, key mask) after normalisation, with the contents of the cache first."""
         if cache is not None and context is not None and cache.length:
             k, v, key_mask = cache.filled()
-            return self._normed(q, k)[0], k, v, key_mask
+            return self._normed(q, k)[0], k, v, cache.filled_gates(), key_mask
         k = self._heads(self.k_proj(source), self.num_kv_heads)
         v = self._heads(self.v_proj(source), self.num_kv_heads)
         q, k = self._normed(q, k)
+        gates = None if self.forget_proj is None else self._log_forget(self.forget_proj(source))
         if cache is not None:
-            cache.append(k, v, key_mask)
+            cache.append(k, v, key_mask, gates)
             k, v, key_mask = cache.filled()
-        return q, k, v, key_mask
+            gates = cache.filled_gates()
+        return q, k, v, gates, key_mask
+
+    def _log_forget(self, x: Tensor) -> Tensor:
+        """(B, T, heads) -> log sigmoid (B, heads, T)."""
+        return nn.functional.logsigmoid(x).transpose(-2, -1)
 
     def _masks(
         self, key_mask: Tensor | None, query_mask: Tensor | None, mask: Tensor | None, bias: Tensor | None

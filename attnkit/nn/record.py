@@ -25,7 +25,17 @@ _PREFIX, _ENDING, _BYTES = "attnkit_", "._extra_state", 512
 _OF_THE_CALL = frozenset(
     ("mask", "bias", "causal", "window", "key_lengths", "query_mask", "enable_gqa", "dropout", "dropout_mask")
 )
-_NOT_OPTIONS = _OF_THE_CALL | {"q", "k", "v", "impl", "return_lse", "return_remainder", "return_state", "initial_state"}
+_NOT_OPTIONS = _OF_THE_CALL | {
+    "q",
+    "k",
+    "v",
+    "log_forget",
+    "impl",
+    "return_lse",
+    "return_remainder",
+    "return_state",
+    "initial_state",
+}
 
 
 class Attention(NamedTuple):

@@ -62,7 +62,7 @@ def _may_be_empty(a: quadratic.Inputs) -> bool:
     return a.pairs is not None or a.bias is not None or a.keys == 0
 
 
-def _inverse(xp: Namespace, z: Array, a: quadratic.Inputs) -> Array:
+def inverse(xp: Namespace, z: Array, a: quadratic.Inputs) -> Array:
     """1/z, and 1 where z is 0."""
     return 1.0 / (xp.where(z == 0, 1.0, z) if _may_be_empty(a) else z)
 
@@ -70,10 +70,10 @@ def _inverse(xp: Namespace, z: Array, a: quadratic.Inputs) -> Array:
 def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, sink: Any = None) -> tuple[Array, Array]:
     """u = exp(s - m) and the row factor 1/(Σu + exp(c - m)), which is 1 where the sum is 0."""
     e = exponentials(xp, s, a, sink)
-    return e.u, _inverse(xp, e.z, a)
+    return e.u, inverse(xp, e.z, a)
 
 
-def _logsumexp(xp: Namespace, e: Exponentials) -> Array:
+def logsumexp(xp: Namespace, e: Exponentials) -> Array:
     """m + log z; beside a sink above all scores log(1 + Σu), to all digits where Σu is small, as c may be 0."""
     z = e.z
     log_z = xp.log(xp.where(z == 0, 1.0, z))
@@ -108,7 +108,7 @@ def beside(
 def _of_sink(xp: Namespace, s: Array, a: quadratic.Inputs, sink: Array, x: Array, like: Array) -> Array:
     """Σ_i p_i x_i, p = exp(c - lse), for x (..., L, 1), which may be NaN in null rows."""
     e = exponentials(xp, s, a, sink)
-    share = e.of_sink * _inverse(xp, e.z, a)
+    share = e.of_sink * inverse(xp, e.z, a)
     return quadratic.number_gradient(xp, xp.where(share == 0, 0.0, share * x), like)
 
 
@@ -166,8 +166,8 @@ def softmax_attention(
     xp = namespace(q)
     a = quadratic.prepare(xp, q, k, v, **common)
     e = exponentials(xp, quadratic.scores(xp, a), a, sink)
-    o = quadratic.cast(xp, quadratic.output(xp, a, e.u, _inverse(xp, e.z, a)), q.dtype)
-    return (o, xp.broadcast_to(_logsumexp(xp, e), o.shape[:-1])) if return_lse else o
+    o = quadratic.cast(xp, quadratic.output(xp, a, e.u, inverse(xp, e.z, a)), q.dtype)
+    return (o, xp.broadcast_to(logsumexp(xp, e), o.shape[:-1])) if return_lse else o
 
 
 softmax_attention_weights = weights_of(softmax_attention, SOFTMAX)

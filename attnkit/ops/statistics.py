@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from attnkit._core import check, quadratic
-from attnkit._core.dispatch import Kernel, as_kernel, choose, kernels_of, known_by_name, namespace, run
+from attnkit._core.dispatch import OPTION, Kernel, as_kernel, choose, kernels_of, known_by_name, namespace, run
 from attnkit._core.family import RECORDS, Family, Record
 from attnkit._core.mask import Rows, positions
 from attnkit._core.special import take_along
@@ -68,6 +68,8 @@ def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: d
     accepted, family = _accepted(record, "v" in arrays), record.family
     options = {key: x for key, x in params.items() if key not in family.output_only}
     check.known_options(label, params, accepted)
+    if OPTION in accepted and OPTION not in params:
+        raise TypeError(f"{label}: missing argument {OPTION!r}")
     context = check.call(label, tuple(arrays), tuple(arrays.values()), options, accepted, own=family.checks)
     fields = RowStatistics._fields if fields is None else tuple(fields)
     for field in fields:
@@ -289,7 +291,7 @@ def _backward(plan: _Plan, like: dict[str, Array], do: Array | None, dstats: Row
     grads = {}
     for name in parts[0]:
         column = [part[name] for part in parts]
-        per_query = name not in ("k", "v") and like[name].ndim >= 2 and like[name].shape[-2] != 1
+        per_query = name not in ("k", "v", "log_forget") and like[name].ndim >= 2 and like[name].shape[-2] != 1
         grads[name] = _join(xp, column, -2) if per_query else sum(column[1:], start=column[0])
     return quadratic.rounded(xp, grads, like)
 
@@ -352,7 +354,7 @@ def row_statistics_vjp(
         return _backward(plan, {"q": q, "k": k, **_beside(plan)}, None, dstats)
 
     grads: dict[str, Array] = _served("row_statistics_vjp", impl, generic, plan, q, k, dstats=dstats)
-    return plan.family.pull(grads, **plan.family.split(params)[0])
+    return plan.family.pull(grads, **plan.family.own(params))
 
 
 @known_by_name
@@ -385,7 +387,7 @@ def attention_with_statistics_vjp(
 
     caller, cotangents = "attention_with_statistics_vjp", {"do": do, "dstats": dstats}
     grads: dict[str, Array] = _served(caller, impl, generic, plan, q, k, v, **cotangents)
-    return plan.family.pull(grads, **plan.family.split(params)[0])
+    return plan.family.pull(grads, **plan.family.own(params))
 
 
 def kernels(

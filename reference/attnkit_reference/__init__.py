@@ -16,6 +16,12 @@ from attnkit_reference.entmax import (
     sparsemax_attention_weights,
     sparsemax_attention_weights_magnitudes,
 )
+from attnkit_reference.forgetting import (
+    forgetting_attention,
+    forgetting_attention_magnitudes,
+    forgetting_attention_vjp,
+    forgetting_attention_weights,
+)
 from attnkit_reference.gated import gated_attention_unit, gated_attention_unit_magnitudes, gated_attention_unit_vjp
 from attnkit_reference.gaussian import (
     gaussian_attention,
@@ -223,6 +229,10 @@ __all__ = [
     "entmax_attention_vjp",
     "entmax_attention_weights",
     "entmax_attention_weights_magnitudes",
+    "forgetting_attention",
+    "forgetting_attention_magnitudes",
+    "forgetting_attention_vjp",
+    "forgetting_attention_weights",
     "gated_attention_unit",
     "gated_attention_unit_magnitudes",
     "gated_attention_unit_vjp",

@@ -10,7 +10,6 @@ from attnkit_reference._core import (
     Rows,
     Scores,
     attend,
-    contract,
     learned,
     output_cotangent,
     reduce_to,
@@ -90,7 +89,9 @@ def log_sum_exp(rows: SoftmaxRows, absolute: bool = False) -> Array:
     return np.where(rows.live, size + rows.log_total, null)
 
 
-def _pull(rows: SoftmaxRows, do: Array | None, dlse: Array | None = None, absolute: bool = False) -> dict[str, Array]:
+def pull_softmax(
+    rows: SoftmaxRows, do: Array | None, dlse: Array | None = None, absolute: bool = False
+) -> dict[str, Array]:
     """ds = w (dw - Σ_j w dw) + dlse w, and back to the arguments."""
     do = output_cotangent(rows, do)
     dw, dlse = weight_cotangent(rows, do), row_cotangent(rows, "dlse", dlse)
@@ -98,8 +99,8 @@ def _pull(rows: SoftmaxRows, do: Array | None, dlse: Array | None = None, absolu
     through_lse = dlse[..., None] * rows.w
     own = {name: both[absolute] for name, both in rows.to_own(dw, np.abs(dw), dlse).items()}
     if not absolute:
-        return contract(rows, ds + through_lse, do) | own
-    sizes = contract(rows, size + np.abs(through_lse), do, absolute=True) | own
+        return rows.to_inputs(ds + through_lse, do) | own
+    sizes = rows.to_inputs(size + np.abs(through_lse), do, absolute=True) | own
     return {"o": attend(rows, absolute=True), "lse": log_sum_exp(rows, absolute=True), **sizes}
 
 
@@ -144,5 +145,5 @@ softmax_attention_vjp, softmax_attention_magnitudes = derived_gradients(
     contraction in absolute value, for example |scale| Σ_j w (|dw| + |Σ w dw|) |k| for q; |m| + log(Σ exp(s - m) +
     exp(c - m)) for lse, 0 in null rows.
     """,
-    pull=_pull,
+    pull=pull_softmax,
 )

@@ -139,6 +139,7 @@ CASES = (
     Case("softpick_attention", {**QKV, **BIAS}, {**CAUSAL, "eps": 0.1}),
     Case("ssmax_attention", {**QKV, **BIAS, **NUMBERS}, CAUSAL),
     Case("stick_breaking_attention", {**QKV, **BIAS}, {"return_remainder": True}),
+    Case("forgetting_attention", {**QKV, "log_forget": -np.abs(K[..., 0]), **BIAS}, {"return_lse": True}),
     Case("linear_attention", {**TOKENS, **LINEAR}, RESUMED),
     Case("linear_attention", QKV, {"feature_map": "relu", "eps": 0.1}),
     Case("linear_attention", QKV, {**CAUSAL, "feature_map": "identity"}),

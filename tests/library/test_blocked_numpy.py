@@ -19,7 +19,7 @@ from .arrays import normal
 def both(op: str, impl: str, do: np.ndarray, *arrays: np.ndarray, **options: Any) -> list[np.ndarray]:
     """The output and its gradients, by name."""
     o = getattr(attnkit, op)(*arrays, impl=impl, **options)
-    return [o, *by_name(getattr(attnkit, f"{op}_vjp")(*arrays, do, impl=impl, **options))]
+    return [o, *by_name(getattr(attnkit, f"{op}_vjp")(*arrays, do=do, impl=impl, **options))]
 
 
 def by_name(gradients: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -52,7 +52,8 @@ def test_memory_is_that_of_a_block(op: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(blocks.Call, "size", 1 << 17)
     q, k, v = normal((1, 1, 2048, 8), (1, 1, 2048, 8), (1, 1, 2048, 8), dtype="float32")
     tracemalloc.start()
-    options = {"causal": True} if "causal" in inspect.signature(getattr(attnkit, op)).parameters else {}
+    every = {"causal": True, "log_forget": -np.abs(k[..., 0])}
+    options = {name: x for name, x in every.items() if name in inspect.signature(getattr(attnkit, op)).parameters}
     both(op, "blocked", v, q, k, v, **options)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -31,6 +31,7 @@ REQUIRED: dict[str, Any] = {
     "num_landmarks": 2,
     "chunk_size": 2,
     "log_gate": -np.abs(K),
+    "log_forget": -np.abs(K[..., 0]),
     "beta": np.abs(K[..., 0]),
 }
 """What ops cannot do without, beside q, k and v."""
@@ -70,6 +71,8 @@ def module(op: Op) -> None:
     x = torch.as_tensor(normal((2, TOKENS, HEADS * WIDTH), seed=3)[0])
     q, k, v = (p(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
     arrays = {} if layer.operands is None else layer.operands.arrays()
+    if layer.forget_proj is not None:
+        arrays["log_forget"] = torch.nn.functional.logsigmoid(layer.forget_proj(x)).mT
     o = op(q, k, v, **arrays, **layer.options)
     assert_close(layer(x), layer.out_proj(o if o.ndim == 3 else o.transpose(1, 2).flatten(2)), LAYER)
 
@@ -92,7 +95,11 @@ OF_FEATURES = ("linear_attention", "cosine_attention", "performer_attention", "e
 SPARSE = ("sparsemax_attention", "entmax_attention", "softpick_attention")
 RECURRENT = ("gated_linear_attention", "delta_attention")  # a gate or a share of each token beside q, k and v
 JOINED = ("rela_attention",)
-ORDERED = ("ssmax_attention", "stick_breaking_attention")  # count or order the keys of the whole sequence
+ORDERED = (
+    "ssmax_attention",
+    "stick_breaking_attention",
+    "forgetting_attention",
+)  # count or order the keys of the whole sequence
 REFUSED: dict[Callable[[Op], None], tuple[str, ...]] = {
     statistics: (*IN_ONE_TENSOR, *LOW_RANK, *RECURRENT),
     blocked: (*IN_ONE_TENSOR, *LOW_RANK, *OF_FEATURES, *JOINED, *RECURRENT),

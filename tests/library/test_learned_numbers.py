@@ -26,7 +26,13 @@ PLAIN = {  # ops that take these options as plain numbers
 
 def test_every_op_with_such_an_option_has_its_gradient_or_refuses_the_array():
     """Beside packed forms, which test_errors has."""
-    operands = {"norm_weight": np.ones(18), "proj_k": np.ones((2, 7)), "proj_v": np.ones((2, 7)), "num_landmarks": 2}
+    operands = {
+        "log_forget": -np.ones(K.shape[-2]),
+        "norm_weight": np.ones(18),
+        "proj_k": np.ones((2, 7)),
+        "proj_v": np.ones((2, 7)),
+        "num_landmarks": 2,
+    }
     for name in attnkit.__all__:
         op = getattr(attnkit, name)
         options = [] if inspect.isclass(op) or not callable(op) else {*LEARNED} & {*inspect.signature(op).parameters}

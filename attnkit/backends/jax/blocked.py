@@ -127,6 +127,9 @@ def prepared(c: blocks.Call, p: blocks.Call, index: Index, start: Any) -> blocks
         if a.drop is not None and pairs is not None:
             a = a._replace(drop=jnp.where(pairs, a.drop, 0.0))
     else:
+        if "log_forget" in arguments:
+            options |= {name: x for name, x in arguments.items() if name in ("log_forget", "kept")}
+            options["at"] = i[:, 0] + shift
         a = c.family.prepare(jnp, q, k, v, mask=pairs, **options)
     return c.family.scored(jnp, a, blocks.options_of(p))
 

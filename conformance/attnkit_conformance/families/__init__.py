@@ -3,6 +3,7 @@
 from types import ModuleType
 
 from attnkit_conformance.families import (
+    forgetting,
     gated,
     gaussian,
     lsh,
@@ -34,5 +35,6 @@ FAMILIES: tuple[ModuleType, ...] = (
     memory,
     gated,
     packed,
+    forgetting,
 )
 """The families of attention ops, which statistics cover."""

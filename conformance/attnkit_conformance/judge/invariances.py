@@ -259,7 +259,7 @@ def nan_in_rows(adapter: Adapter, case: Case, given: Case) -> Iterator[str]:
         n = rows.shape[-1]
         first = n - 3 if case.params.get("causal") else 0
         if scoring.subject(case) in scoring.OWN_ORDER:
-            first = n - 3 if case.params.get("attend_current") else n - 2
+            first = n - 3 if case.params.get("attend_current", "log_forget" in case.arrays) else n - 2
         expected = np.broadcast_to(np.arange(n) >= first, rows.shape)
         if np.any(expected & ~rows if tokens.shared else rows != expected):
             yield f"{name}: NaN in {int(rows.sum())} rows; expected in the {int(expected.sum())} that see it"

@@ -15,6 +15,7 @@ GOOD: Mapping[str, np.ndarray] = {
     "q": np.ones((2, 2, L, D), np.float32),
     "k": np.ones((2, 2, S, D), np.float32),
     "v": np.ones((2, 2, S, E), np.float32),
+    "log_forget": -np.ones((2, 2, S), np.float32),
 }
 
 

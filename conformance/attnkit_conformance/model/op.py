@@ -49,7 +49,9 @@ class Tokens:
 
 
 ALL_TOKENS = ("rerun", "padding_contents", "key_permutation", "batch_mates", "padding_amount", "visible_nan")
-QUERIES_AND_KEYS = Tokens({"q": -2, "o": -2, "w": -2}, {"k": -2, "v": -2, "mask": -1, "bias": -1, "w": -1})
+QUERIES_AND_KEYS = Tokens(
+    {"q": -2, "o": -2, "w": -2}, {"k": -2, "v": -2, "mask": -1, "bias": -1, "w": -1, "log_forget": -1}
+)
 
 
 @dataclass(frozen=True)

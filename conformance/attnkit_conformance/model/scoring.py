@@ -10,6 +10,7 @@ import numpy as np
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, compute_dtype, finfo
 from attnkit_reference._core import Scores, row_lengths, scores
+from attnkit_reference.forgetting import forgetting_attention, forgetting_scores
 from attnkit_reference.pointwise import SCORE_FUNCTIONS
 from attnkit_reference.stick_breaking import stick_breaking_attention, stick_breaking_scores
 
@@ -20,7 +21,10 @@ COMMON = (
     "mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "enable_gqa", "dropout_mask", "dropout",
 )  # fmt: skip
 
-OWN_ORDER = {stick_breaking_attention.__name__: stick_breaking_scores}
+OWN_ORDER: Mapping[str, Callable[..., Scores]] = {
+    stick_breaking_attention.__name__: stick_breaking_scores,
+    forgetting_attention.__name__: forgetting_scores,
+}
 """The scores of ops that are causal themselves."""
 
 
@@ -37,7 +41,7 @@ def options(case: Case, own: Collection[str] = ()) -> dict[str, Any]:
 def case_scores(case: Case, with_v: bool = True) -> Scores:
     """Sanitised inputs, exact scores and visibility of an attention case."""
     values, op = case.arrays.get("v") if with_v else None, subject(case)
-    own = options(case, ("attend_current",))
+    own = options(case, ("attend_current", "log_forget"))
     return OWN_ORDER.get(op, scores)(op, case.arrays["q"], case.arrays["k"], values, **own)
 
 

@@ -29,6 +29,7 @@ GATE = "The growth of the largest exponent in a gate holds for all entries of a 
 DISTANCE = "The growth of the largest distance holds for all rows of a case."
 FALLING = "Gradients of a bias fall by decades along a row, and have a tenth of the probe of the largest."
 BESIDE = "Small weights beside large ones in a row, of whose probe they have a tenth."
+ALONE = "A key behind which everything was forgotten has a weight of 1: the entropy of its row is that of eps."
 NORM = "The norm removes from a gradient what is along the output."
 TOTAL = "The total of normalised weights is 1: its gradient is 0 or that of eps."
 SIGNS = (
@@ -45,6 +46,7 @@ REASONS: tuple[tuple[str, float, str], ...] = (  # op, results and dtype; percen
     ("attention_with_statistics outputs float32", 0.5, GATE),
     ("gaussian_attention * float32", 0.1, DISTANCE),
     ("row_statistics outputs float32", 0.3, DISTANCE),
+    ("row_statistics outputs float32", 0.4, ALONE),
     ("rela_attention gradients *", 8.0, NORM),
     ("key_value_memory gradients bfloat16", 15.0, NORM),
     ("performer_attention gradients float16", 2.0, "Small scores: features hardly differ, and with them keys."),
@@ -61,6 +63,7 @@ REASONS: tuple[tuple[str, float, str], ...] = (  # op, results and dtype; percen
     ("softpick_attention gradients float16", 3.0, SATURATED),
     ("ssmax_attention gradients float32", 1.5, SATURATED),
     ("stick_breaking_attention gradients float32", 2.0, FALLING),
+    ("forgetting_attention gradients float32", 4.0, FALLING),
     ("efficient_attention gradients float32", 0.5, SATURATED),
     ("efficient_attention gradients float16", 1.5, SATURATED),
     ("linear_attention gradients float32", 0.5, FIRST),

@@ -22,6 +22,7 @@ from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes.layouts import lay_out
 from attnkit_conformance.scenes.options import LEARNED, NUMBERS, numbers_of, option_arrays
 from attnkit_reference import _core as reference
+from attnkit_reference.forgetting import kept_tokens
 
 HALF_TYPES = ("bfloat16", "float16")
 TELLING = {"opposite_keys", "positive_values"}  # options of scenes needed for both half types
@@ -156,6 +157,10 @@ def poison(arrays: dict[str, np.ndarray], scene: Scene, keeps: bool = False) -> 
         if used.shape != x.shape[:-1]:  # a row of a broadcast input is used by several batch items
             raise ValueError(f"scene {scene.name}: poison needs inputs that are not broadcast")
         x[~used] = np.resize([np.nan, np.inf, -np.inf], x.shape[-1])
+    if "log_forget" in arrays and arrays["log_forget"].shape == (*scene.leading, scene.S):
+        options = {name: x for name, x in (*arrays.items(), *scene.params.items()) if name in ("mask", "key_lengths")}
+        kept = kept_tokens((*scene.leading, scene.S), options.get("mask"), options.get("key_lengths"))
+        arrays["log_forget"][~kept] = np.nan
     for name in ("bias", "dropout_mask"):
         if name in arrays and arrays[name].shape == shape:
             arrays[name][~visible] = np.nan

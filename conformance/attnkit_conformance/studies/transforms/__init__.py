@@ -93,7 +93,8 @@ def switching(library: str, op: Op) -> tuple[int, str] | None:
         return None
     few = long_problem(op, 1)
     for tokens in LENGTHS:
-        many = {name: np.repeat(x, tokens, -2) for name, x in few.case.arrays.items() if name in QKV}
+        axes = {**dict.fromkeys(QKV, -2), "log_forget": -1}
+        many = {name: np.repeat(x, tokens, axes[name]) for name, x in few.case.arrays.items() if name in axes}
         choice = first_choice(library, Problem(replace(few.case, arrays={**few.case.arrays, **many})))
         if choice != "generic":
             return tokens, choice

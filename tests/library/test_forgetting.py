@@ -1,0 +1,133 @@
+"""Forgetting attention: digits of its running sum, steps of decoding, hidden gates, arguments, the module."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import attnkit
+import attnkit_reference
+from attnkit._core import blocks
+from attnkit._core.family import RECORDS
+from attnkit._core.library import namespace
+from attnkit.nn import MultiHeadAttention
+from attnkit.ops.forgetting import running_sum
+
+from .arrays import assert_close, normal
+
+Q, K, V = normal((2, 4, 5, 3), (2, 2, 7, 3), (2, 2, 7, 6))
+GATES = -np.abs(normal((4, 7), seed=3)[0])
+GROUPED = {"enable_gqa": True}
+LIBRARIES = {"numpy": np.asarray, "torch": torch.from_numpy, "jax": jnp.asarray}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_small_gates_behind_large_ones(library: str, dtype: str) -> None:
+    """Sums of -30 leave gates of -10⁻³ their digits: differences are exact to twice those of the sums."""
+    gates = np.where(np.arange(4096) % 1024 < 900, -29.7, -1e-3).astype(dtype)
+    x = LIBRARIES[library](gates)
+    if str(x.dtype).rpartition(".")[2] != dtype:
+        pytest.skip("JAX without float64")
+    high, low = (np.asarray(part, np.float64) for part in running_sum(namespace(x), x))
+    exact = math.fsum(gates[3997:])
+    between = (high[4095] - high[3996]) + (low[4095] - low[3996])
+    assert abs(between - exact) < 4 * np.finfo(dtype).eps * 0.1
+    plain = np.cumsum(gates)  # what one number keeps
+    assert abs(float(plain[4095] - plain[3996]) - between) > 100 * np.finfo(dtype).eps
+
+
+def test_a_step_is_the_last_row() -> None:
+    whole = attnkit.forgetting_attention(Q, K, V, GATES, **GROUPED)
+    for t in range(5):
+        keys = 3 + t
+        parts = (Q[..., t : t + 1, :], K[..., :keys, :], V[..., :keys, :], GATES[:, :keys])
+        assert_close(attnkit.forgetting_attention(*parts, **GROUPED), whole[..., t : t + 1, :])
+
+
+@pytest.mark.parametrize("impl", ["generic", "blocked"])
+def test_a_block_of_one_query_has_no_key_mask(impl: str) -> None:
+    """Blocks of a single query see one row of a mask of pairs, which leaves the gates."""
+    mask = normal((5, 7), seed=4)[0] > 0
+    expected = attnkit_reference.forgetting_attention(Q, K, V, GATES, mask=mask, **GROUPED)
+    for kind in (np.asarray, torch.from_numpy):
+        arrays = [kind(x) for x in (Q, K, V, GATES)]
+        call = blocks.call(RECORDS["forgetting_attention"].family, *arrays[:3],
+                           {"log_forget": arrays[3], "mask": kind(mask), **GROUPED}, 1)  # fmt: skip
+        o = blocks.forward(namespace(arrays[0]), call)
+        assert_close(np.asarray(o), expected)
+        assert_close(attnkit.forgetting_attention(*arrays, mask=kind(mask), **GROUPED, impl=impl), expected)
+
+
+def test_gates_of_hidden_tokens_may_be_nan() -> None:
+    hidden = {"key_lengths": np.array([[6], [3]]), **GROUPED}
+    gates = np.broadcast_to(GATES, (2, 4, 7)).copy()
+    do = np.ones((2, 4, 5, 6))
+    right = attnkit.forgetting_attention_vjp(Q, K, V, gates, do, **hidden)
+    gates[0, :, 6:], gates[1, :, 3:] = np.nan, np.nan
+    for impl in ("generic", "blocked"):
+        found = attnkit.forgetting_attention_vjp(Q, K, V, gates, do, **hidden, impl=impl)
+        assert all(np.isfinite(x).all() for x in found.values())
+        assert_close(found["log_forget"], right["log_forget"])
+        assert not found["log_forget"][1, :, 3:].any()
+
+
+def test_automatic_gradients_add_up_what_belongs_to_a_gate() -> None:
+    """Far from a gate of -30 lie pairs with large gradients, of whose rounding that of the gate has none."""
+    gates = np.where(np.arange(200) == 150, -30.0, -1e-3).astype(np.float32)
+    q, k, v = (x.astype(np.float32) for x in normal((1, 200, 4), (1, 200, 4), (1, 200, 4), seed=5))
+    right = attnkit_reference.forgetting_attention_vjp(q, k, v, gates, v)["log_forget"]
+    g = torch.tensor(gates, requires_grad=True)
+    o = attnkit.forgetting_attention(*map(torch.from_numpy, (q, k, v)), g, impl="generic")
+    (found,) = torch.autograd.grad(o, g, torch.from_numpy(v))
+    assert abs(right[150]) < 1e-9 < 1e-3 < abs(right[100])
+    assert abs(found[150].item() - right[150]) < 1e-3 * abs(right[150])
+
+
+def test_by_position_and_by_name() -> None:
+    by_name = attnkit.forgetting_attention(q=Q, k=K, v=V, log_forget=GATES, **GROUPED)
+    assert_close(by_name, attnkit.forgetting_attention(Q, K, V, GATES, **GROUPED))
+    weights = attnkit.forgetting_attention_weights(Q, K, GATES, **GROUPED)
+    assert_close(weights, attnkit.forgetting_attention_weights(Q, K, log_forget=GATES, **GROUPED))
+    assert attnkit.explain("forgetting_attention", Q, K, V, GATES, **GROUPED) == {"generic": None, "blocked": None}
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({}, TypeError, "missing argument 'log_forget'"),
+        ({"log_forget": None}, TypeError, "log_forget must be an array"),
+        ({"log_forget": -1.0}, TypeError, "log_forget must be an array"),
+        ({"log_forget": torch.ones(7)}, TypeError, "all arrays must come from one library"),
+        ({"log_forget": GATES[:, :1]}, ValueError, "log_forget has shape .*a number for each key"),
+        ({"log_forget": GATES[:3]}, ValueError, "log_forget has shape"),
+        ({"log_forget": GATES, "causal": True}, ValueError, "unexpected argument 'causal'"),
+    ],
+)
+def test_errors(given: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=f"^forgetting_attention: {text}"):
+        attnkit.forgetting_attention(Q, K, V, **given, **GROUPED)
+    if not given:
+        with pytest.raises(error, match=rf"^row_statistics\(forgetting_attention\): {text}"):
+            attnkit.row_statistics("forgetting_attention", Q, K, **GROUPED)
+
+
+def test_the_module_decodes_with_its_cache() -> None:
+    torch.manual_seed(0)
+    module = MultiHeadAttention(12, 4, op="forgetting", num_kv_heads=2).double()
+    x = torch.randn(3, 6, 12, dtype=torch.float64)
+    there = torch.ones(3, 6, dtype=torch.bool)
+    there[0, :2] = False
+    whole, cache = module(x, key_mask=there), module.new_cache(3, 8)
+    order = torch.tensor([2, 0, 1])
+    assert_close(module(x[:, :4], key_mask=there[:, :4], cache=cache), whole[:, :4])
+    cache.reorder(order)
+    for t in (4, 5):
+        step = module(x[order, t : t + 1], key_mask=there[order, t : t + 1], cache=cache)
+        assert_close(step, whole[order, t : t + 1])
+    whole.sum().backward()
+    assert module.forget_proj is not None
+    assert module.forget_proj.weight.grad.abs().max() > 0
