@@ -15,8 +15,8 @@ from attnkit.ops.gaussian import GAUSSIAN, gaussian_attention
 from attnkit.ops.pointwise import POINTWISE, pointwise_attention
 from attnkit.ops.softmax import SOFTMAX, softmax_attention
 from attnkit.ops.softpick import SOFTPICK, softpick_attention
-from attnkit.ops.stick_breaking import STICK_BREAKING, stick_breaking_attention
 from attnkit.ops.statistics import RowStatistics, attention_with_statistics, row_statistics
+from attnkit.ops.stick_breaking import STICK_BREAKING, stick_breaking_attention
 
 Arrays = dict[str, Array]
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -16,6 +16,7 @@ def further(op: str) -> tuple[str, str]:
     """The option that asks for an output beside o, and its name."""
     return FURTHER.get(op, ("return_lse", "lse"))
 
+
 Arguments = dict[str, Any]  # the arguments of a call by name
 
 
