@@ -96,9 +96,8 @@ class Op:
     outside: tuple[str, ...] = ()  # arguments that affect only the output, beside v and dropout
     joined: bool = False  # the output has its heads joined, (..., L, H·e)
     steep: Callable[[Params], bool] = lambda params: False  # is a small weight a difference: exact scores for entropy
-    alike: tuple[
-        str, ...
-    ] = ()  # D: results by exponents that are sums of numbers that two functions round alike: G twice
+    # D: results by exponents that are sums of numbers, which two functions round alike: their G counts twice
+    alike: tuple[str, ...] = ()
     # D: slopes of weights by scores where what rows are divided by stays, the scores, and the gradient of Σ w v; None
     # where the probe sees all
     resummed: Callable[[Case], tuple[np.ndarray, Scores, np.ndarray] | None] | None = None
