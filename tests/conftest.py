@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.memory import MEASURED, resident
+
 GOLDENS = "ATTNKIT_GOLDENS"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -35,21 +37,17 @@ if os.environ["JAX_PLATFORMS"] == "cpu":
 # Objects between collections of garbage, which take a sixteenth of the time: what JAX and torch trace mostly stays.
 gc.set_threshold(200_000)
 
-LARGE, ROOM = 1300 << 20, 250 << 20
-"""Bytes at which a process forgets what was compiled in it, of which imports alone are 940 MB; and what it may gain
+LARGE, ROOM = 1300, 250
+"""MiB at which a process forgets what was compiled in it, of which imports alone are 940 MB; and what it may gain
 before it does so again. What is not freed grows to 1.7 GB in half of the suite: between tests the
 process then has up to 1.96, within one up to 2.4.
 """
-limit = LARGE
+limit: float = LARGE
 
 
-def resident() -> int:
-    """The bytes of memory of this process; 0 where the system does not say."""
-    try:
-        with open("/proc/self/statm") as about:
-            return int(about.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
+def held() -> float:
+    """MiB of memory of this process; 0 where the system does not say."""
+    return resident("VmRSS") if MEASURED else 0.0
 
 
 def forget_compiled() -> None:
@@ -64,7 +62,7 @@ def forget_compiled() -> None:
     gc.freeze()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
-    limit = max(LARGE, resident() + ROOM)
+    limit = max(LARGE, held() + ROOM)
 
 
 def pytest_collection_finish() -> None:
@@ -78,7 +76,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """So does what is there between two files."""
     yield
-    if resident() > limit:
+    if held() > limit:
         forget_compiled()
     elif nextitem is not None and nextitem.path != item.path:
         gc.collect()

@@ -196,9 +196,8 @@ def softmax_attention_vjp(
     a, own = quadratic.prepare(xp, q, k, v, **common), {"sink": sink}
     s = quadratic.scores(xp, a)
     like = {"q": q, "k": k, "v": v, "bias": common.get("bias"), **SOFTMAX.learned(own, common)}
-    of_rows = None if dlse is None else quadratic.masked_rows(xp, a, dlse[..., None])
-    from_lse = None if of_rows is None else lambda w: w * of_rows
+    from_lse = None if dlse is None else lambda w: w * dlse[..., None]
     grads = SOFTMAX.gradients(xp, a, s, like, do, own, of_scores=from_lse)
-    if of_rows is not None and "sink" in like:
-        grads["sink"] = grads["sink"] + _of_sink(xp, s, a, sink, of_rows, like["sink"])
+    if dlse is not None and "sink" in like:
+        grads["sink"] = grads["sink"] + _of_sink(xp, s, a, sink, dlse[..., None], like["sink"])
     return quadratic.rounded(xp, grads, like)

@@ -189,3 +189,17 @@ def test_scores_that_are_summed_up_twice_are_within_bounds(op, dv, d):
             of_output = np.moveaxis(do, 0, 1).reshape(1, 8)
         limit = golden(Case(f"x{n}", op, "float32", arrays, params, {"o": of_output.astype(float)})).gradients["v"]
         assert np.all(np.abs(dv(there, back, v, do) - limit.golden) <= limit.allowed), n
+
+
+def test_sums_of_numbers_that_are_rounded_alike_are_within_bounds() -> None:
+    """Equal scores: each softplus of a remainder may be off by one and a half roundings of its own, all one way."""
+    for n in (8, 63, 120):
+        arrays = {"q": np.zeros((1, 1)), "k": np.zeros((n, 1)), "v": np.ones((n, 1))}
+        params = {"attend_current": True, "return_remainder": True}
+        case = Case(
+            f"x{n}", "stick_breaking_attention", "float32", arrays, params, {"o": np.ones((1, 1)), "r": np.ones(1)}
+        )
+        limit, taken = golden(case).outputs["r"], n * np.log(2.0)
+        for way in (-1.5, 1.5):
+            off = np.exp(-taken * (1 + way * np.finfo(np.float32).eps))
+            assert abs(off - limit.golden[0]) <= limit.allowed[0]

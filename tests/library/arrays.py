@@ -64,7 +64,7 @@ def close(a: Any, b: Any, growth: float = 4.0) -> None:
 
 
 def soft_growth(q: Any, landmarks: Any, **params: Any) -> float:
-    """What inverting the kernel of these landmarks costs soft_attention, by the kit's rule."""
+    """What the exponents of soft_attention cost, by the kit's rule."""
     arrays = {"q": to_numpy(q), "landmarks": to_numpy(landmarks)}
     return samples.soft_growth(SimpleNamespace(arrays=arrays, params=params))
 

@@ -12,14 +12,12 @@ import torch
 import attnkit
 from attnkit.nn import MultiHeadAttention, context_parallel
 
+from .arrays import assert_agrees
+
 RNG = np.random.default_rng(4)
 Q, K, V = (RNG.standard_normal(shape) for shape in ((2, 4, 150, 6), (2, 2, 150, 6), (2, 2, 150, 5)))
 TOKENS, HEADS = -RNG.random((2, 2, 150)), np.array([-0.1, -1.0])
 OPTIONS: dict[str, Any] = {"causal": True, "enable_gqa": True}
-
-
-def close(one: Any, other: Any, tolerance: float = 1e-12) -> None:
-    np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 64])
@@ -33,22 +31,22 @@ def test_what_is_resumed_anywhere_equals_the_whole(g: Any, chunk_size: int) -> N
         rest, end = attnkit.linear_attention(
             *(x[..., cut:, :] for x in (Q, K, V)), log_decay=last, initial_state=between, **given
         )
-        close(np.concatenate([o, rest], axis=-2), whole)
+        assert_agrees(np.concatenate([o, rest], axis=-2), whole)
         for one, other in zip(end, state, strict=True):
-            close(one, other)
+            assert_agrees(one, other)
 
 
 @pytest.mark.parametrize("g", [-0.2, HEADS, TOKENS], ids=["number", "heads", "tokens"])
 def test_steps_and_weights_are_those_of_the_whole(g: Any) -> None:
     o = attnkit.linear_attention(Q, K, V, log_decay=g, **OPTIONS)
     w = attnkit.linear_attention_weights(Q, K, log_decay=g, **OPTIONS)
-    close(w @ np.repeat(V, 2, axis=-3), o)
+    assert_agrees(w @ np.repeat(V, 2, axis=-3), o)
     state = None
     for t in range(5):
         of_token = g[..., t] if np.ndim(g) == 3 else g
         q, k, v = (x[..., t, :] for x in (Q, K, V))
         o_t, state = attnkit.linear_attention_step(state, q, k, v, log_decay_t=of_token, enable_gqa=True)
-        close(o_t, o[..., t, :])
+        assert_agrees(o_t, o[..., t, :])
 
 
 def test_the_future_changes_nothing() -> None:
@@ -64,7 +62,7 @@ def test_a_gate_of_minus_infinity_forgets() -> None:
     g[..., 90] = -np.inf
     o = attnkit.linear_attention(Q, K, V, log_decay=g, **OPTIONS)
     alone = attnkit.linear_attention(*(x[..., 90:, :] for x in (Q, K, V)), log_decay=g[..., :60] * 0, **OPTIONS)
-    close(o[..., 90:, :], alone)
+    assert_agrees(o[..., 90:, :], alone)
     grads = attnkit.linear_attention_vjp(Q, K, V, np.ones_like(o), log_decay=g, **OPTIONS)
     assert all(np.all(np.isfinite(x)) for x in grads.values())
 
@@ -78,14 +76,14 @@ def test_automatic_differentiation_agrees_with_explicit_gradients(g: Any, hides:
     mask = {name: torch.as_tensor(x) for name, x in hides.items()}
     (attnkit.linear_attention(q, k, v, log_decay=g_, **OPTIONS, **mask) * d).sum().backward()
     for x, name in ((q, "q"), (k, "k"), (v, "v"), (g_, "log_decay")):
-        close(x.grad, explicit[name], 1e-10)
+        assert_agrees(x.grad, explicit[name])
     if hides:
         return
     along = np.asarray(RNG.standard_normal(np.shape(g)))
     _, moved = torch.func.jvp(
         lambda x: attnkit.linear_attention(q, k, v, log_decay=x, **OPTIONS), (g_,), (torch.as_tensor(along),)
     )
-    close((moved * d).sum().detach(), (explicit["log_decay"] * along).sum(), 1e-9)
+    assert_agrees((moved * d).sum().detach(), (explicit["log_decay"] * along).sum())
 
 
 @pytest.mark.parametrize("g", [-0.2, HEADS, TOKENS], ids=["number", "heads", "tokens"])
@@ -133,12 +131,12 @@ def test_a_layer_with_decay(kind: str) -> None:
     without, w = plain(x, return_weights=True)
     assert torch.all(layer.decay(x) < 0)
     if kind == "heads":
-        close(torch.exp(layer.decay(x)).detach(), 1 - 2.0 ** -(5 + np.arange(2)), 1e-6)
+        assert_agrees(torch.exp(layer.decay(x)).detach(), 1 - 2.0 ** -(5 + np.arange(2)))
         between = np.tril(np.arange(7)[:, None] - np.arange(7))
         fade = np.exp(layer.decay(x).detach().numpy()[:, None, None] * between)
-        close(weights.detach(), w.detach().numpy() * np.repeat(fade, 2, axis=0), 1e-5)
+        assert_agrees(weights.detach(), w.detach().numpy() * np.repeat(fade, 2, axis=0), 4)
         half = layer(x[:, :6], cache=(cache := layer.new_cache(3, 7)))
-        close(torch.cat([half, layer(x[:, 6:], cache=cache)], 1).detach(), out.detach(), 1e-5)
+        assert_agrees(torch.cat([half, layer(x[:, 6:], cache=cache)], 1).detach(), out.detach(), 4)
     else:
         with pytest.raises(ValueError, match="a cache holds no decays of tokens"):
             layer(x, cache=layer.new_cache(3, 7))
@@ -164,18 +162,19 @@ def test_layers_that_have_no_decay(options: Any, text: str) -> None:
 @pytest.mark.parametrize("level", ["one", "heads", "tokens"])
 def test_repeated_calls_read_a_decay_again(level: str) -> None:
     """Of plans that are kept: the array is another one each time."""
-    if attnkit.explain("linear_attention", Q, K, V, log_decay=TOKENS, **OPTIONS).get("native", "absent") is not None:
-        pytest.skip("no native here")
+    told = attnkit.explain("linear_attention", Q, K, V, log_decay=TOKENS, **OPTIONS)
+    if reason := told.get("native", "there is no CPU library"):
+        pytest.skip(reason)
     for factor in (1.0, 0.3, 2.0):
         g = np.asarray(factor * {"one": -0.3, "heads": HEADS, "tokens": TOKENS}[level])
         of_numpy, generic = (
             attnkit.linear_attention(Q, K, V, log_decay=g, impl=impl, **OPTIONS) for impl in ("native", "generic")
         )
-        close(of_numpy, generic)
+        assert_agrees(of_numpy, generic)
         q, k, v, decay = (torch.as_tensor(x).requires_grad_() for x in (Q, K, V, g))
         o = attnkit.linear_attention(q, k, v, log_decay=decay, impl="native", **OPTIONS)
-        close(o.detach(), generic)
+        assert_agrees(o.detach(), generic)
         found = torch.autograd.grad(o.sum(), (q, k, v, decay))
         explicit = attnkit.linear_attention_vjp(Q, K, V, np.ones_like(generic), log_decay=g, impl="generic", **OPTIONS)
         for one, other in zip(found, explicit.values(), strict=True):
-            close(one, other, 1e-10)
+            assert_agrees(one, other)

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -29,10 +30,10 @@ LIBRARIES = {"numpy": np.asarray, "torch": torch.from_numpy, "jax": jnp.asarray}
 def test_small_gates_behind_large_ones(library: str, dtype: str) -> None:
     """Sums of -30 leave gates of -10⁻³ their digits: differences are exact to twice those of the sums."""
     gates = np.where(np.arange(4096) % 1024 < 900, -29.7, -1e-3).astype(dtype)
-    x = LIBRARIES[library](gates)
-    if str(x.dtype).rpartition(".")[2] != dtype:
-        pytest.skip("JAX without float64")
-    high, low = (np.asarray(part, np.float64) for part in running_sum(namespace(x), x))
+    with jax.enable_x64(True):
+        x = LIBRARIES[library](gates)
+        high, low = (np.asarray(part, np.float64) for part in running_sum(namespace(x), x))
+    assert str(x.dtype).rpartition(".")[2] == dtype
     exact = math.fsum(gates[3997:])
     between = (high[4095] - high[3996]) + (low[4095] - low[3996])
     assert abs(between - exact) < 4 * np.finfo(dtype).eps * 0.1

@@ -73,11 +73,11 @@ def test_queries_without_any_key_get_no_gradient_whatever_they_hold(op):
     own |= {"alpha": 1.5} if op == "entmax_attention" else {}
     own |= {"norm_weight": np.ones(3 * v.shape[-1])} if op == "rela_attention" else {}
     own |= {"log_forget": np.full((3, k.shape[-2]), -0.1)} if op == "forgetting_attention" else {}
-    of_no_keys = {name: x[..., :0] if name == "log_forget" else x for name, x in own.items()}
+    without_keys = {name: x[..., :0] if name == "log_forget" else x for name, x in own.items()}
     cotangents = attnkit.RowStatistics(*[np.ones((2, 3, 5))] * 4)
     do = np.ones_like(attnkit.attention_with_statistics(op, q, k, v, **own)[0])
     given = np.full_like(q, np.nan), k[..., :0, :], v[..., :0, :], do, cotangents
-    assert not np.any(attnkit.attention_with_statistics_vjp(op, *given, **of_no_keys)["q"])
+    assert not np.any(attnkit.attention_with_statistics_vjp(op, *given, **without_keys)["q"])
     given = q[..., :0, :], np.full_like(k, np.nan), v, do[..., :0, :], attnkit.RowStatistics(*[np.ones((2, 3, 0))] * 4)
     assert not np.any(attnkit.attention_with_statistics_vjp(op, *given, **own)["k"])
 

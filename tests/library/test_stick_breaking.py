@@ -73,3 +73,12 @@ def test_a_module_sees_only_earlier_tokens() -> None:
     later[:, 3:] += 1
     assert torch.equal(layer(x)[:, :3], layer(later)[:, :3])
     assert_close(layer(x)[:, 0], layer.out_proj.bias.expand(2, 8))
+
+
+def test_cotangents_of_rows_that_see_nothing_reach_no_second_derivative() -> None:
+    q, k, v, do = (torch.as_tensor(x).requires_grad_() for x in normal((3, 4), (3, 4), (3, 4), (3, 4)))
+    bias, seen = torch.zeros(3, 3, dtype=q.dtype, requires_grad=True), torch.tensor([True, False, True])
+    dr = torch.where(seen, 1.0, torch.nan).to(q.dtype)
+    grads = attnkit.stick_breaking_attention_vjp(q, k, v, do, dr, bias=bias, query_mask=seen, impl="generic")
+    second = torch.autograd.grad(sum(x.square().sum() for x in grads.values()), (q, k, v, do, bias))
+    assert all(x.isfinite().all() for x in (*grads.values(), *second))

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import attnkit_reference as reference
+
 # The bound of float64 in the conformance table, in units of eps.
 ROUNDING = 64
 # Central differences of functions of size 1: truncation STEP², rounding eps/STEP, with a margin.
@@ -81,6 +83,28 @@ def check_gradients() -> Callable[..., None]:
             size = max(1.0, float(np.max(np.abs(gradient), initial=0.0)))
             error = np.max(np.abs(gradient - numeric), initial=0.0)
             assert error <= FINITE_DIFFERENCE_ERROR * size, f"d{name} is wrong by {error:.1e} of {size:.1e}"
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def check_vjp(covers: Callable[..., None], check_gradients: Callable[..., None]) -> Callable[..., None]:
+    """Assert the gradients and the magnitudes of an op that has an output beside o, for both cotangents and for each
+    alone. `call` gives both outputs by name; arrays named in `tokens` come by position."""
+
+    def check(op: str, tokens: tuple[str, ...], call: Callable[..., Any], arrays: Any, params: Any) -> None:
+        outputs, rng = call(**arrays, **params), np.random.default_rng(7)
+        cotangents = {name: rng.normal(size=x.shape) for name, x in outputs.items()}
+        rest = {name: x for name, x in arrays.items() if name not in tokens}
+        for some in (tuple(outputs), *((name,) for name in outputs)):
+            given = {name: cotangents[name] for name in some}
+            args = (*(arrays[name] for name in tokens), *map(given.get, outputs))
+            gradients = getattr(reference, f"{op}_vjp")(*args, **rest, **params)
+            assert set(gradients) == set(arrays)
+            check_gradients(lambda **x: call(**x, **params), arrays, given, gradients)
+            sizes = getattr(reference, f"{op}_magnitudes")(*args, **rest, **params)
+            for name, value in {**gradients, **outputs}.items():
+                covers(sizes[name], value, name)
 
     return check
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from attnkit._core.activations import lacking
 from attnkit._core.check import spelt
+from attnkit._core.family import RECORDS
 from attnkit._core.poison import poisons
 from attnkit._core.quadratic import leading_shape
 from attnkit.backends.native import abi, linear
@@ -25,7 +26,6 @@ from attnkit.kernels.plan import UNALIGNED
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.softpick import EPS, SOFTPICK
-from attnkit.ops.stick_breaking import STICK_BREAKING, seeing
 
 Shape = tuple[int, ...]
 Plain = tuple[tuple[str, Any], ...]
@@ -342,7 +342,8 @@ def _common(
     by_name = {operand[0]: Operand(*operand) for operand in operands}
     packed = "edges_q" in by_name
     q, k, v, chosen = by_name["q"].shape, by_name["k"].shape, by_name.get("v"), dict(options)
-    if op == STICK_BREAKING.name:
+    seeing = RECORDS[op].family.seeing if op in RECORDS else None
+    if seeing is not None:  # which pairs the op shows by itself
         chosen = seeing(**chosen)
     gqa = chosen.get("enable_gqa", False)
     leading = leading_shape(q, k, None if v is None else v.shape, gqa)
@@ -371,12 +372,8 @@ def _allocated(results: Iterable[Operand]) -> tuple[Allocated, ...]:
 
 def _without_keys(operand: Operand) -> tuple[str, Any, None, Any]:
     name, shape, _, dtype = operand
-    return (
-        name,
-        (*shape[:-1], None) if LAYOUTS[name] in (PAIRS, VECTOR) else (*shape[:-2], None, shape[-1]),
-        None,
-        dtype,
-    )
+    last = LAYOUTS[name] in (PAIRS, VECTOR)
+    return name, (*shape[:-1], None) if last else (*shape[:-2], None, shape[-1]), None, dtype
 
 
 @lru_cache(maxsize=4096)

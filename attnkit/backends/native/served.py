@@ -5,16 +5,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from attnkit._core.dispatch import Kernel
-from attnkit.ops.stick_breaking import STICK_BREAKING
+from attnkit._core.family import RECORDS
 from attnkit.ops.vjps import VJPS
 
-FURTHER = {STICK_BREAKING.name: ("return_remainder", "r")}
-"""By op, the option that asks for an output beside o, and the name of that; of others that is lse."""
+FURTHER = {"return_lse": "lse", "return_remainder": "r"}
+"""Outputs beside o, by the option that asks for them."""
 
 
 def further(op: str) -> tuple[str, str]:
-    """The option that asks for an output beside o, and its name."""
-    return FURTHER.get(op, ("return_lse", "lse"))
+    """The option of an op that asks for an output beside o, and its name; ("", "") if it has none."""
+    return next(((asks, name) for asks, name in FURTHER.items() if asks in RECORDS[op].family.output_only), ("", ""))
 
 
 Arguments = dict[str, Any]  # the arguments of a call by name
@@ -36,9 +36,9 @@ class Served(NamedTuple):
 
     def pull(self, op: str, q: Any, k: Any, v: Any, do: Any, *rest: Any, **options: Any) -> Arguments:
         """Its explicit gradients; `rest` is the cotangent of the output beside o, if there is one."""
-        of = f"d{further(op)[1]}"
-        beside = rest[0] if rest else options.pop(of, None)
-        return self.pulled(op, {"q": q, "k": k, "v": v, **options}, {"do": do, of: beside})
+        name = further(op)[1]
+        beside = {f"d{name}": rest[0] if rest else options.pop(f"d{name}", None)} if name else {}
+        return self.pulled(op, {"q": q, "k": k, "v": v, **options}, {"do": do, **beside})
 
     def kernels(self) -> dict[str, Kernel]:
         """By op and its gradients."""
