@@ -253,6 +253,10 @@ wheel: install
 matrix: library
 	$(BIN)/python -m tests.repository.matrix
 
+# How long the first result takes to a user of torch, an author of kernels, who has models already, and a student.
+ways-in: install
+	$(BIN)/python -m tests.repository.ways_in
+
 # What stands against a release of this tree: `make release-check VERSION=0.1.0`.
 release-check: install
 	$(BIN)/python -m tests.repository.release "$(VERSION)"

@@ -2,9 +2,9 @@
 
     python -m tests.repository.release VERSION
 
-A release is of a clean tree whose version, that of its three distributions, of CITATION.cff and of the recipe for conda,
-is the one asked for; CHANGELOG.md has a section of that version with its date, and no tag has its name. Exit status 1 if something stands
-against it.
+A release is of a clean tree whose version, that of its three distributions, of CITATION.cff and of the recipe for
+conda, is the one asked for; CHANGELOG.md has a section of that version with its date, and no tag has its name. Exit
+status 1 if something stands against it.
 """
 
 import re

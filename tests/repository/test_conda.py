@@ -44,7 +44,9 @@ def check(text: str) -> None:
         assert needs["run"] == [f"python {project['requires-python']}", *map(in_conda, project["dependencies"])]
         assert (about["summary"], about["license"]) == (project["description"], project["license"])
         assert (source / about["license_file"]).exists()
-        assert all(find_spec(module) for test in output["tests"] for module in test.get("python", {}).get("imports", ()))
+        assert all(
+            find_spec(module) for test in output["tests"] for module in test.get("python", {}).get("imports", ())
+        )
 
 
 def test_the_recipe_says_what_the_projects_say():

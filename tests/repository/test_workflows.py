@@ -75,7 +75,9 @@ def test_wheels_are_judged_on_each_system() -> None:
     jobs = yaml.safe_load(WORKFLOWS["wheels"])["jobs"]
     assert jobs["elsewhere"]["strategy"]["matrix"]["machine"] == ["macos-latest", "windows-latest"]
     assert jobs["elsewhere"]["env"] == {build.FORCED: build.PORTABLE}
-    says = [text for step in jobs["elsewhere"]["steps"] for text in re.findall("'(.*)' in attnkit", step.get("run", ""))]
+    says = [
+        text for step in jobs["elsewhere"]["steps"] for text in re.findall("'(.*)' in attnkit", step.get("run", ""))
+    ]
     assert len(says) == 1
     assert says[0] in build.WITHOUT
 
