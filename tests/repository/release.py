@@ -2,9 +2,9 @@
 
     python -m tests.repository.release VERSION
 
-A release is of a clean tree whose version, that of its three distributions and of CITATION.cff, is the one asked for;
-CHANGELOG.md has a section of that version with its date, and no tag has its name. Exit status 1 if something stands
-against it.
+A release is of a clean tree whose version, that of its three distributions, of CITATION.cff and of the recipe for
+conda, is the one asked for; CHANGELOG.md has a section of that version with its date, and no tag has its name. Exit
+status 1 if something stands against it.
 """
 
 import re
@@ -19,7 +19,7 @@ PACKAGE = r'^__version__ = "(.*)"$'
 PLACES = {
     "attnkit/__init__.py": PACKAGE, "conformance/attnkit_conformance/__init__.py": PACKAGE,
     "experiments/attnkit_experiments/__init__.py": PACKAGE, "experiments/pyproject.toml": r'"attnkit==([^"]*)"',
-    "CITATION.cff": r"^version: (.*)$",
+    "CITATION.cff": r"^version: (.*)$", "docs/conda/recipe.yaml": r"^  version: (\d.*)$",
 }  # fmt: skip
 SECTION = r"^## {version} \(([^)\n]*)\)\n(.*?)(?=^## |\Z)"
 

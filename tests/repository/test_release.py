@@ -13,6 +13,7 @@ FILES = {
     "experiments/attnkit_experiments/__init__.py": '__version__ = "0.2.0"\n',
     "experiments/pyproject.toml": 'dependencies = ["attnkit==0.2.0", "torch"]\n',
     "CITATION.cff": "cff-version: 1.2.0\nversion: 0.2.0\n",
+    "docs/conda/recipe.yaml": "context:\n  version: 0.2.0\nrecipe:\n  version: ${{ version }}\n",
     "CHANGELOG.md": "# Changelog\n\n## 0.2.0 (2026-12-01)\n\n- An op.\n\n## 0.1.0 (2026-11-30)\n\n- All ops.\n",
 }
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from attnkit.backends.native import build
+from attnkit_conformance.__main__ import parser
 from tests.repository.projects import EXTRAS, FOLDERS, PROJECTS
 
 ROOT = Path(__file__).parents[2]
@@ -23,27 +25,36 @@ def understand(command: str) -> None:
     if words[0] == "make":
         assert [word for word in words[1:] if "=" not in word and word not in TARGETS] == [], command
         return
+    if words[:2] == ["python", "-c"]:
+        compile(words[2], command, "exec")
+        return
     assert words[:2] == ["python", "-m"], command
     if words[2] == "pip":
-        by_folder = {folder: EXTRAS[name] for name, folder in FOLDERS.items()}
-        for place, extras in re.findall(r"-e (\S*?)\[(.*?)\]", " ".join(words)):
-            assert {*extras.split(",")} <= by_folder[(ROOT / place).resolve()].keys(), command
-        assert words[words.index("-c") + 1] == "constraints.txt", command
+        extras_of = {folder: EXTRAS[name] for name, folder in FOLDERS.items()}
+        for word in (word for word in words if word[0] == "."):
+            place, _, extras = word.rstrip("]").partition("[")
+            assert {*filter(None, extras.split(","))} <= extras_of[(ROOT / place).resolve()].keys(), command
+        assert "-c" not in words or words[words.index("-c") + 1] == "constraints.txt", command
+    elif words[2] == "attnkit_conformance":
+        parser().parse_args(words[3:])
     else:
         assert words[2] == "pytest", command
         assert [word for word in words[3:] if word[0] != "-" and not (ROOT / word).exists()] == [], command
 
 
 def check(text: str) -> None:
-    """AssertionError or KeyError for a workflow that could not run."""
+    """AssertionError, KeyError or SystemExit for a workflow that could not run."""
     assert "secrets." not in text
     jobs: dict[str, Any] = yaml.safe_load(text)["jobs"]
     for job in jobs.values():
         assert job["timeout-minutes"] > 0
         for step in job["steps"]:
+            assert (ROOT / step.get("working-directory", ".")).is_dir()
             if "run" in step:
                 understand(step["run"])
             else:
+                kept = "checkout" in step["uses"] and step.get("with", {}).get("persist-credentials", True)
+                assert not kept, "the rights of the job lie in the checkout"
                 assert re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"]) or step["uses"] == PUBLISH, step["uses"]
 
 
@@ -57,6 +68,18 @@ def test_there_is_a_workflow_for_each_concern_and_each_python() -> None:
     pythons = yaml.safe_load(WORKFLOWS["tests"])["jobs"]["tests"]["strategy"]["matrix"]["python"]
     assert pythons == ["3.11", "3.12", "3.13", "3.14"]
     assert {project["requires-python"] for project in PROJECTS.values()} == {f">={pythons[0]}"}
+
+
+def test_wheels_are_judged_on_each_system() -> None:
+    """The one without kernels on those that have no other, and there it says so."""
+    jobs = yaml.safe_load(WORKFLOWS["wheels"])["jobs"]
+    assert jobs["elsewhere"]["strategy"]["matrix"]["machine"] == ["macos-latest", "windows-latest"]
+    assert jobs["elsewhere"]["env"] == {build.FORCED: build.PORTABLE}
+    says = [
+        text for step in jobs["elsewhere"]["steps"] for text in re.findall("'(.*)' in attnkit", step.get("run", ""))
+    ]
+    assert len(says) == 1
+    assert says[0] in build.WITHOUT
 
 
 def test_a_tag_publishes_what_was_built_without_a_token() -> None:
@@ -84,12 +107,16 @@ def test_a_tag_publishes_what_was_built_without_a_token() -> None:
         ("tests", "[torch,dev]", "[pytorch,dev]"),
         ("tests", "tests/library", "tests/libraries"),
         ("wheels", "vars.", "secrets."),
+        ("wheels", "conformance[full]", "conformance[all]"),
+        ("wheels", "--profile quick", "--profile quickest"),
+        ("wheels", "working-directory: docs", "working-directory: doc"),
+        ("lint", "persist-credentials: false", "persist-credentials: true"),
     ],
 )
 def test_a_workflow_that_has_gone_stale_is_noticed(name: str, before: str, after: str) -> None:
     text = WORKFLOWS[name].replace(before, after)
     assert text != WORKFLOWS[name]
-    with pytest.raises((AssertionError, KeyError)):
+    with pytest.raises((AssertionError, KeyError, SystemExit)):
         check(text)
 
 
