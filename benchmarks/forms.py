@@ -27,6 +27,7 @@ RELU, SOFTMAX = attnkit.pointwise_attention, attnkit.softmax_attention
 SIGMOID, GAUSSIAN = attnkit.sigmoid_attention, attnkit.gaussian_attention
 SPARSEMAX, ENTMAX = attnkit.sparsemax_attention, attnkit.entmax_attention
 SOFTPICK, STICK_BREAKING = attnkit.softpick_attention, attnkit.stick_breaking_attention
+FORGETTING = attnkit.forgetting_attention
 LINEAR, EFFICIENT = attnkit.linear_attention, attnkit.efficient_attention
 NYSTROM, SOFT = attnkit.nystrom_attention, attnkit.soft_attention
 VIT = (16, 6, 197, 64)
@@ -82,7 +83,9 @@ def plain(n: int, causal: bool, mode: str) -> Group:
         aims |= {LINEAR: 10.0 if both else 12.0, EFFICIENT: 3.0}
     forms = {op.__name__: Form(call(partial(op, **options), arrays, mode), aim) for op, aim in aims.items()}
     if causal:  # itself
+        gates = torch.nn.functional.logsigmoid(torch.randn(8, n) + 3.0)
         forms[STICK_BREAKING.__name__] = Form(call(STICK_BREAKING, arrays, mode), 0.5)
+        forms[FORGETTING.__name__] = Form(call(FORGETTING, [*arrays[:3], gates, arrays[3]], mode), 0.9)
     title = f"n = {n}{', causal' if causal else ''}, {mode}"
     return Group(title, "SDPA", call(partial(sdpa, is_causal=causal), arrays, mode), forms)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from attnkit.ops import entmax, gaussian, pointwise, softmax, softpick, stick_breaking
+from attnkit.ops import entmax, forgetting, gaussian, pointwise, softmax, softpick, stick_breaking
 
 VJPS: dict[str, Callable[..., dict[str, Any]]] = {
     softmax.SOFTMAX.name: softmax.softmax_attention_vjp,
@@ -12,4 +12,5 @@ VJPS: dict[str, Callable[..., dict[str, Any]]] = {
     gaussian.GAUSSIAN.name: gaussian.gaussian_attention_vjp,
     softpick.SOFTPICK.name: softpick.softpick_attention_vjp,
     stick_breaking.STICK_BREAKING.name: stick_breaking.stick_breaking_attention_vjp,
+    forgetting.FORGETTING.name: forgetting.forgetting_attention_vjp,
 }

@@ -22,6 +22,7 @@ from .arrays import assert_close, normal
 Q, K, V = normal((2, 4, 5, 3), (2, 2, 7, 3), (2, 2, 7, 6))
 GATES = -np.abs(normal((4, 7), seed=3)[0])
 GROUPED = {"enable_gqa": True}
+IMPLS = (*(("native",) if attnkit.native_status().level else ()), "generic", "blocked")
 LIBRARIES = {"numpy": np.asarray, "torch": torch.from_numpy, "jax": jnp.asarray}
 
 
@@ -49,7 +50,7 @@ def test_a_step_is_the_last_row() -> None:
         assert_close(attnkit.forgetting_attention(*parts, **GROUPED), whole[..., t : t + 1, :])
 
 
-@pytest.mark.parametrize("impl", ["generic", "blocked"])
+@pytest.mark.parametrize("impl", IMPLS)
 def test_a_block_of_one_query_has_no_key_mask(impl: str) -> None:
     """Blocks of a single query see one row of a mask of pairs, which leaves the gates."""
     mask = normal((5, 7), seed=4)[0] > 0
@@ -63,26 +64,52 @@ def test_a_block_of_one_query_has_no_key_mask(impl: str) -> None:
         assert_close(attnkit.forgetting_attention(*arrays, mask=kind(mask), **GROUPED, impl=impl), expected)
 
 
-def test_gates_of_hidden_tokens_may_be_nan() -> None:
+@pytest.mark.parametrize("impl", IMPLS)
+def test_gates_of_hidden_tokens_may_be_nan(impl: str) -> None:
     hidden = {"key_lengths": np.array([[6], [3]]), **GROUPED}
     gates = np.broadcast_to(GATES, (2, 4, 7)).copy()
     do = np.ones((2, 4, 5, 6))
     right = attnkit.forgetting_attention_vjp(Q, K, V, gates, do, **hidden)
     gates[0, :, 6:], gates[1, :, 3:] = np.nan, np.nan
-    for impl in ("generic", "blocked"):
-        found = attnkit.forgetting_attention_vjp(Q, K, V, gates, do, **hidden, impl=impl)
-        assert all(np.isfinite(x).all() for x in found.values())
-        assert_close(found["log_forget"], right["log_forget"])
-        assert not found["log_forget"][1, :, 3:].any()
+    found = attnkit.forgetting_attention_vjp(Q, K, V, gates, do, **hidden, impl=impl)
+    assert all(np.isfinite(x).all() for x in found.values())
+    assert_close(found["log_forget"], right["log_forget"])
+    assert not found["log_forget"][1, :, 3:].any()
 
 
-def test_automatic_gradients_add_up_what_belongs_to_a_gate() -> None:
+@pytest.mark.skipif("native" not in IMPLS, reason="there is no CPU library")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_library_keeps_small_gates_behind_large_ones(dtype: str) -> None:
+    """Its c_i - c_j are exact to the digits of a difference that is small: with equal scores lse is that of the gates."""
+    gates = np.where(np.arange(4096) % 1024 < 900, -29.7, -1e-3).astype(dtype)
+    q, k = np.zeros((1, 1, 1, 4), dtype), np.zeros((1, 1, 4096, 4), dtype)
+    lse = attnkit.forgetting_attention(q, k, k, gates, return_lse=True, impl="native")[1].item()
+    fade = np.cumsum(gates[:2948:-1].astype(np.float64))[::-1]
+    exact = math.log(math.fsum(np.exp(np.append(fade, 0.0))))
+    assert abs(lse - exact) < 4 * np.finfo(dtype).eps * exact
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_a_mask_of_pairs_with_equal_rows_leaves_the_gates(impl: str) -> None:
+    """Rows that are one in memory are as many rows, where a mask of one row hides tokens."""
+    row = normal((7,), seed=4)[0] > -0.5
+    assert not row.all()
+    results = {}
+    for name, mask in {"tokens": row[None], "pairs": np.broadcast_to(row, (5, 7))}.items():
+        expected = attnkit_reference.forgetting_attention(Q, K, V, GATES, mask=mask, **GROUPED)
+        results[name] = attnkit.forgetting_attention(Q, K, V, GATES, mask=mask, **GROUPED, impl=impl)
+        assert_close(results[name], expected)
+    assert np.abs(results["tokens"] - results["pairs"]).max() > 1e-3
+
+
+@pytest.mark.parametrize("impl", [impl for impl in IMPLS if impl != "blocked"])
+def test_automatic_gradients_add_up_what_belongs_to_a_gate(impl: str) -> None:
     """Far from a gate of -30 lie pairs with large gradients, of whose rounding that of the gate has none."""
     gates = np.where(np.arange(200) == 150, -30.0, -1e-3).astype(np.float32)
     q, k, v = (x.astype(np.float32) for x in normal((1, 200, 4), (1, 200, 4), (1, 200, 4), seed=5))
     right = attnkit_reference.forgetting_attention_vjp(q, k, v, gates, v)["log_forget"]
     g = torch.tensor(gates, requires_grad=True)
-    o = attnkit.forgetting_attention(*map(torch.from_numpy, (q, k, v)), g, impl="generic")
+    o = attnkit.forgetting_attention(*map(torch.from_numpy, (q, k, v)), g, impl=impl)
     (found,) = torch.autograd.grad(o, g, torch.from_numpy(v))
     assert abs(right[150]) < 1e-9 < 1e-3 < abs(right[100])
     assert abs(found[150].item() - right[150]) < 1e-3 * abs(right[150])
@@ -93,7 +120,8 @@ def test_by_position_and_by_name() -> None:
     assert_close(by_name, attnkit.forgetting_attention(Q, K, V, GATES, **GROUPED))
     weights = attnkit.forgetting_attention_weights(Q, K, GATES, **GROUPED)
     assert_close(weights, attnkit.forgetting_attention_weights(Q, K, log_forget=GATES, **GROUPED))
-    assert attnkit.explain("forgetting_attention", Q, K, V, GATES, **GROUPED) == {"generic": None, "blocked": None}
+    told = attnkit.explain("forgetting_attention", Q, K, V, GATES, **GROUPED)
+    assert [name for name, reason in told.items() if reason is None] == [*IMPLS]
 
 
 @pytest.mark.parametrize(

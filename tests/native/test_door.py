@@ -18,6 +18,7 @@ from attnkit.backends.jax import custom_call
 from attnkit.backends.native import abi, lower
 from attnkit.backends.numpy.native import address
 from attnkit.backends.torch.softmax import LEAST_KEYS
+from attnkit.ops.forgetting import FORGETTING
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.vjps import VJPS
 
@@ -43,11 +44,13 @@ def test_gradients_of_expanded_arrays_are_whole(op, names):
         bases = {name: normal(*WHOLE) for name in ("q", "k", "v", "do")}
         bases |= {name: normal(*shape) for name in ([names] if names == "do" else names)}
         arrays = [np.broadcast_to(x, WHOLE) for x in bases.values()]
-        vjp = getattr(attnkit, f"{op}_vjp")
-        expected, found = (vjp(*arrays, impl=impl) for impl in ("generic", "native"))
+        gates = -np.abs(normal(*WHOLE[:-1]))
+        *qkv, do = arrays
+        vjp, options = getattr(attnkit, f"{op}_vjp"), {"log_forget": gates} if op == FORGETTING.name else {}
+        expected, found = (vjp(*qkv, do=do, **options, impl=impl) for impl in ("generic", "native"))
         *leaves, do = (torch.from_numpy(x).expand(WHOLE) for x in bases.values())
-        leaves = [x.requires_grad_() for x in leaves]
-        of_torch = torch.autograd.grad(getattr(attnkit, op)(*leaves, impl="native"), leaves, do)
+        leaves, options = [x.requires_grad_() for x in leaves], {name: torch.from_numpy(x) for name, x in options.items()}
+        of_torch = torch.autograd.grad(getattr(attnkit, op)(*leaves, **options, impl="native"), leaves, do)
         for name, of_tensor in zip("qkv", of_torch, strict=True):
             bound = 1e-12 * max(1.0, np.abs(expected[name]).max())  # of equal keys they are 0
             assert np.abs(found[name] - expected[name]).max() <= bound, shape

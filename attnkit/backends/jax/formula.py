@@ -11,6 +11,7 @@ from attnkit._core.quadratic import leading_shape
 from attnkit.backends.native import linear, lower, packed, rows
 from attnkit.backends.native.served import further
 from attnkit.ops.entmax import ENTMAX, entmax_attention
+from attnkit.ops.forgetting import FORGETTING, forgetting_attention
 from attnkit.ops.gaussian import GAUSSIAN, gaussian_attention
 from attnkit.ops.pointwise import POINTWISE, pointwise_attention
 from attnkit.ops.softmax import SOFTMAX, softmax_attention
@@ -26,6 +27,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     GAUSSIAN.name: gaussian_attention,
     SOFTPICK.name: softpick_attention,
     STICK_BREAKING.name: stick_breaking_attention,
+    FORGETTING.name: forgetting_attention,
 }
 COTANGENTS = tuple(f"d{name}" for name in ("o", "lse", "r", *RowStatistics._fields, *linear.FINAL))
 SAVED = ("o", "rows")

@@ -4,6 +4,7 @@ import ctypes
 import struct
 
 from attnkit.ops.entmax import ENTMAX
+from attnkit.ops.forgetting import FORGETTING
 from attnkit.ops.gaussian import GAUSSIAN
 from attnkit.ops.linear.attention import LINEAR
 from attnkit.ops.linear.cosine import COSINE
@@ -14,7 +15,7 @@ from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.softpick import SOFTPICK
 from attnkit.ops.stick_breaking import STICK_BREAKING
 
-VERSION = 7
+VERSION = 8
 AXES = 6
 ROW_NUMBERS = 7
 
@@ -32,7 +33,7 @@ OPS = {
         (
             *(POINTWISE.name, SOFTMAX.name, ENTMAX.name, GAUSSIAN.name),
             *(LINEAR.name, COSINE.name, PERFORMER.name, EFFICIENT.name),
-            *(SOFTPICK.name, STICK_BREAKING.name),
+            *(SOFTPICK.name, STICK_BREAKING.name, FORGETTING.name),
         )
     )
 }
@@ -44,12 +45,12 @@ KERNELS = {"softmax": 3, "relu": 4}
 LENGTH_NUMBER, LENGTH_VISIBLE, LENGTH_ARRAY, LENGTH_ALL = range(4)
 ARRAYS = (
     *("q", "k", "v", "bias", "mask", "key_lengths", "query_mask", "dropout_mask", "seed", "length", "alpha"),
-    *("sink", "projection", "state", "normaliser", "level", "log_decay", "edges_q", "edges_k"),
+    *("sink", "projection", "state", "normaliser", "level", "log_decay", "log_forget", "edges_q", "edges_k"),
     *("o", "lse", "rows", "total", "entropy", "sum_squares", "maximum", "nonzero", "visible"),
     *("final_state", "final_normaliser", "final_level"),
     *("do", "dlse", "dtotal", "dentropy", "dsum_squares", "dmaximum"),
     *("dfinal_state", "dfinal_normaliser", "dfinal_level"),
-    *("dq", "dk", "dv", "dbias", "dalpha", "dsink", "dstate", "dnormaliser", "dlevel", "dlog_decay"),
+    *("dq", "dk", "dv", "dbias", "dalpha", "dsink", "dstate", "dnormaliser", "dlevel", "dlog_decay", "dlog_forget"),
 )
 """Arrays of a call in the order of their pointers."""
 INDEX = {name: index for index, name in enumerate(ARRAYS)}
@@ -75,7 +76,7 @@ class Plan(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint32) for name in ("size", "version")),
         *((name, ctypes.c_int32) for name in ("op", "pass_", "activation", "length_kind", "log_length", "exact_zeros")),
-        *((name, ctypes.c_int32) for name in ("feature_map", "normalize")),
+        *((name, ctypes.c_int32) for name in ("feature_map", "normalize", "hides_tokens", "reserved")),
         ("axes", Axes),
         *((name, ctypes.c_int64) for name in ("queries", "keys", "features", "values", "projected")),
         *((name, ctypes.c_int64) for name in ("lowest", "highest", "key_length", "sequences", "before", "after")),

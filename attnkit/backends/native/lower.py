@@ -24,12 +24,13 @@ from attnkit.backends.native.load import library
 from attnkit.kernels import plan as kernels_plan
 from attnkit.kernels.plan import UNALIGNED
 from attnkit.ops.entmax import ENTMAX
+from attnkit.ops.forgetting import FORGETTING
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.softpick import EPS, SOFTPICK
 
 Shape = tuple[int, ...]
 Plain = tuple[tuple[str, Any], ...]
-PAIRS, TOKENS, SHARED, VECTOR = "pairs", "tokens", "shared", "vector"
+PAIRS, TOKENS, SHARED, VECTOR, GATES = "pairs", "tokens", "shared", "vector", "gates"
 ROWS, ITEMS, NUMBER = "rows", "items", "number"
 STATES = ("", "d", "final_", "dfinal_")
 """Prefixes of the parts of a state: as given and as returned, and their gradient and cotangent."""
@@ -40,6 +41,7 @@ LAYOUTS = {
     **dict.fromkeys(("projection", "state", "final_state", "dfinal_state", "dstate"), SHARED),  # (..., f, features)
     **{f"{of}{part}": VECTOR for of in STATES for part in ("normaliser", "level")},  # (..., f), with the heads of k
     **dict.fromkeys(("log_decay", "dlog_decay"), VECTOR),  # (..., S), with the heads of k
+    **dict.fromkeys(("log_forget", "dlog_forget"), GATES),  # (..., S), with the heads of q
     **dict.fromkeys(("key_lengths", "sink", "dsink"), ITEMS),  # (...)
     "seed": NUMBER,  # ()
 }
@@ -48,14 +50,14 @@ ALSO_NUMBERS = ("alpha", "key_lengths", "sink", "log_decay")
 """Options of `LAYOUTS` that may be numbers; a scalar of NumPy for another is an array without axes."""
 EDGES = ("edges_q", "edges_k")
 """Boundaries of packed sequences. Such calls have tokens before heads in all arrays but these and `length`."""
-TRAILING = {PAIRS: 2, TOKENS: 2, SHARED: 2, VECTOR: 1, ROWS: 1, ITEMS: 0, NUMBER: 0}
+TRAILING = {PAIRS: 2, TOKENS: 2, SHARED: 2, VECTOR: 1, GATES: 1, ROWS: 1, ITEMS: 0, NUMBER: 0}
 ASKED = ("activation",)
 """Plain options by which the library may refuse a call. No numbers: it serves all of them, and torch.compile makes
 symbols of them."""
-OF_KEYS = ("k", "v", "bias", "mask", "dropout_mask", "log_decay")
+OF_KEYS = ("k", "v", "bias", "mask", "dropout_mask", "log_decay", "log_forget")
 """Operands with an axis of keys."""
-DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", "sink", "state", "normaliser", "level", "log_decay")
-SAVES_ROWS = (SOFTMAX.name, ENTMAX.name, SOFTPICK.name)
+DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", "sink", "state", "normaliser", "level", "log_decay", "log_forget")
+SAVES_ROWS = (SOFTMAX.name, ENTMAX.name, SOFTPICK.name, FORGETTING.name)
 """Ops whose forward pass saves numbers of rows that the backward pass would otherwise recompute."""
 ERRORS = {abi.NO_MEMORY: MemoryError, abi.BAD_EDGES: ValueError}
 EVERYTHING = (-(2**63), 2**63 - 1)
@@ -179,8 +181,9 @@ def _view(operand: Operand, axes: Axes, keep: list[int]) -> tuple[int, ...]:
     if len(own) < trailing:
         own = [0] * (trailing - len(own)) + own
     leading = axes.strides(own[: len(own) - trailing], layout in (SHARED, VECTOR))
-    row = own[-trailing] if trailing and layout != VECTOR else 0
-    column = own[-1] if trailing == 2 or layout == VECTOR else 0
+    of_keys = layout in (VECTOR, GATES)
+    row = own[-trailing] if trailing and not of_keys else 0
+    column = own[-1] if trailing == 2 or of_keys else 0
     return (dtype, 0, *[0] * (abi.AXES - len(keep)), *[leading[axis] for axis in keep], row, column)
 
 
@@ -289,6 +292,7 @@ def _plan(
         activation=_activation(options.get("activation", "relu")),
         log_length=isinstance(shift, str),
         exact_zeros=options.get("exact_zeros", False),
+        hides_tokens="mask" in shapes and (len(shapes["mask"]) < 2 or shapes["mask"][-2] == 1),
         axes=_filled([axes.sizes[axis] for axis in keep], 1),
         queries=queries,
         features=features,
@@ -342,9 +346,9 @@ def _common(
     by_name = {operand[0]: Operand(*operand) for operand in operands}
     packed = "edges_q" in by_name
     q, k, v, chosen = by_name["q"].shape, by_name["k"].shape, by_name.get("v"), dict(options)
-    seeing = RECORDS[op].family.seeing if op in RECORDS else None
-    if seeing is not None:  # which pairs the op shows by itself
-        chosen = seeing(**chosen)
+    family = RECORDS[op].family if op in RECORDS else None
+    if family is not None and family.seeing is not None:  # which pairs the op shows by itself
+        chosen = family.seeing(**dict.fromkeys(family.arrays), **chosen)
     gqa = chosen.get("enable_gqa", False)
     leading = leading_shape(q, k, None if v is None else v.shape, gqa)
     axes = Axes(leading, leading[-1] // k[-3] if gqa else 1)
@@ -372,7 +376,7 @@ def _allocated(results: Iterable[Operand]) -> tuple[Allocated, ...]:
 
 def _without_keys(operand: Operand) -> tuple[str, Any, None, Any]:
     name, shape, _, dtype = operand
-    last = LAYOUTS[name] in (PAIRS, VECTOR)
+    last = LAYOUTS[name] in (PAIRS, VECTOR, GATES)
     return name, (*shape[:-1], None) if last else (*shape[:-2], None, shape[-1]), None, dtype
 
 

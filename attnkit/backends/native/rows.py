@@ -3,7 +3,7 @@
 from typing import Any
 
 from attnkit._core.dispatch import Kernel
-from attnkit._core.family import base_op, measured
+from attnkit._core.family import RECORDS, base_op, measured
 from attnkit.backends.native.served import Arguments, Served
 from attnkit.ops import statistics
 from attnkit.ops.statistics import RowStatistics
@@ -17,7 +17,14 @@ COUNTS = ("nonzero", "visible")
 def _measured(op: str, arrays: tuple[Any, ...], options: Arguments) -> tuple[str, Arguments]:
     """The op that serves, and its arguments."""
     base, exact = measured(op, options)
-    return base, {**dict(zip("qkv", arrays, strict=False)), **options, "exact_zeros": exact}
+    return base, {**dict(zip("qkv", arrays, strict=False)), **_said(base, options), "exact_zeros": exact}
+
+
+def _said(op: str, options: Arguments) -> Arguments:
+    """The options without those that the record of the op adds to them: the library knows what the op hides by itself."""
+    if RECORDS[op].family.seeing is None:
+        return options
+    return {name: x for name, x in options.items() if name not in ("causal", "kept")}
 
 
 def formula(op: str, options: Arguments, cotangents: Arguments) -> Arguments:
@@ -56,7 +63,7 @@ class Rows(Served):
         """Why the library does not serve them."""
         if base_op(op) not in VJPS or base_op(op) == STICK_BREAKING.name:
             return f"statistics of {op} are served by the generic implementation"
-        return self.unsupported(base_op(op), *arrays, **options)
+        return self.unsupported(base_op(op), *arrays, **_said(base_op(op), options))
 
     def kernels(self, replaces: tuple[str, ...] = ()) -> dict[str, Kernel]:
         """By function and its gradients."""

@@ -31,6 +31,7 @@ bool legal_dtype(const attnkit_plan &plan, int array) {
     case ATTNKIT_NORMALISER:
     case ATTNKIT_LEVEL:
     case ATTNKIT_LOG_DECAY:
+    case ATTNKIT_LOG_FORGET:
     case ATTNKIT_O:
     case ATTNKIT_DO:
     case ATTNKIT_DFINAL_STATE:
@@ -46,6 +47,7 @@ bool legal_dtype(const attnkit_plan &plan, int array) {
     case ATTNKIT_DNORMALISER:
     case ATTNKIT_DLEVEL:
     case ATTNKIT_DLOG_DECAY:
+    case ATTNKIT_DLOG_FORGET:
       return is_float(dtype);
     case ATTNKIT_K:
     case ATTNKIT_V:
@@ -81,6 +83,7 @@ bool lacks_arrays(const attnkit_plan &plan) {
   const auto absent = [&plan](int array) { return plan.arrays[array].dtype == ATTNKIT_ABSENT; };
   if (absent(ATTNKIT_Q) || absent(ATTNKIT_K)) return true;
   if (plan.length_kind == ATTNKIT_LENGTH_ARRAY && absent(ATTNKIT_LENGTHS)) return true;
+  if (plan.op == ATTNKIT_FORGETTING && absent(ATTNKIT_LOG_FORGET)) return true;
   return plan.pass == ATTNKIT_FORWARD && !absent(ATTNKIT_O) && absent(ATTNKIT_V);
 }
 
@@ -104,10 +107,11 @@ int check(const attnkit_plan &plan) {
     if (!legal_dtype(plan, array)) return ATTNKIT_BAD_DTYPE;
     if (overlaps_itself(plan, array)) return ATTNKIT_BAD_ARRAY;
   }
-  if (plan.op < ATTNKIT_POINTWISE || plan.op > ATTNKIT_STICK_BREAKING) return ATTNKIT_UNSUPPORTED;
+  if (plan.op < ATTNKIT_POINTWISE || plan.op > ATTNKIT_FORGETTING) return ATTNKIT_UNSUPPORTED;
   constexpr int64_t kCountable = int64_t{1} << 24;  // integers that a float has: rows save the key of their maximum
   if (plan.op == ATTNKIT_SOFTPICK && plan.keys > kCountable) return ATTNKIT_UNSUPPORTED;
   if (plan.op == ATTNKIT_STICK_BREAKING && has_statistics(plan)) return ATTNKIT_UNSUPPORTED;
+  if (plan.op != ATTNKIT_FORGETTING && plan.arrays[ATTNKIT_LOG_FORGET].dtype != ATTNKIT_ABSENT) return ATTNKIT_UNSUPPORTED;
   if (is_linear(plan) && plan.arrays[ATTNKIT_MASK].row != 0) return ATTNKIT_UNSUPPORTED;
   if (is_packed(plan) && !can_be_packed(plan)) return ATTNKIT_UNSUPPORTED;
   if (plan.pass != ATTNKIT_FORWARD && plan.pass != ATTNKIT_BACKWARD) return ATTNKIT_BAD_PLAN;
@@ -119,6 +123,7 @@ int check(const attnkit_plan &plan) {
 void serve(const Call &call) {
   switch (call.plan.op) {
     case ATTNKIT_SOFTMAX:
+    case ATTNKIT_FORGETTING:
       return softmax(call);
     case ATTNKIT_SOFTPICK:
       return softpick(call);

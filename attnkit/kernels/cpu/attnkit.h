@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 enum {
-    ATTNKIT_VERSION = 7,      /* of this file: rises whenever a number or a field changes */
+    ATTNKIT_VERSION = 8,      /* of this file: rises whenever a number or a field changes */
     ATTNKIT_AXES = 6,         /* leading axes of a call, the two of GQA included */
     ATTNKIT_ROW_NUMBERS = 7   /* numbers per query in ATTNKIT_ROWS */
 };
@@ -72,7 +72,8 @@ enum attnkit_op {
     ATTNKIT_PERFORMER = 6,
     ATTNKIT_EFFICIENT = 7,
     ATTNKIT_SOFTPICK = 8,
-    ATTNKIT_STICK_BREAKING = 9 /* causal: plan->highest says so */
+    ATTNKIT_STICK_BREAKING = 9, /* causal: plan->highest says so; likewise */
+    ATTNKIT_FORGETTING = 10   /* softmax of scores that fade by ATTNKIT_LOG_FORGET */
 };
 
 enum attnkit_pass { ATTNKIT_FORWARD = 0, ATTNKIT_BACKWARD = 1 };
@@ -128,6 +129,9 @@ enum attnkit_array {
     ATTNKIT_LEVEL,           /* and m (..., f) of efficient attention or c (..., 1) of Performer's softmax kernel */
     ATTNKIT_LOG_DECAY,       /* of linear attention, under causality alone: (..., S), any float dtype, or all have
                                 plan->log_decay: by exp of which a key multiplies the sums before it */
+    ATTNKIT_LOG_FORGET,      /* of forgetting attention: (..., S), any float dtype, and with the items of q: exp of it is what a
+                                token leaves of the weights of all before it. Read as 0 of tokens that are hidden by
+                                ATTNKIT_KEY_LENGTHS or by a mask of tokens (plan->hides_tokens) */
     /* packed sequences, one after the other along L and S: sequence b has the rows edges[b] .. edges[b + 1] and sees no
      * other. Both or none, (sequences + 1), int32 or int64. Of the other arrays, such calls have q, k, v, lengths, o, lse,
      * rows, their cotangents and dq, dk, dv. */
@@ -170,6 +174,7 @@ enum attnkit_array {
     ATTNKIT_DNORMALISER,
     ATTNKIT_DLEVEL,
     ATTNKIT_DLOG_DECAY,
+    ATTNKIT_DLOG_FORGET,
     ATTNKIT_ARRAYS
 };
 
@@ -194,6 +199,8 @@ typedef struct {
     int32_t exact_zeros;     /* 1: `nonzero` counts weights that are not 0, else it is `visible` (C) */
     int32_t feature_map;     /* linear and Performer only */
     int32_t normalize;       /* linear only: 1 divides by the sum of the row */
+    int32_t hides_tokens;    /* forgetting only: 1 says that ATTNKIT_MASK has one row, which hides tokens from all queries */
+    int32_t reserved;
     int64_t axes[ATTNKIT_AXES]; /* sizes of the leading axes of o; 1 for those that the call lacks */
     int64_t queries;         /* L */
     int64_t keys;            /* S */

@@ -1,5 +1,6 @@
 // The backward sweep. Scores are recomputed tile by tile; with dw = do vᵀ ⊙ dropout and ds from the family's `pull`:
-// dq = scale ds k, dk = scale dsᵀ q, dv = (w ⊙ dropout)ᵀ do, dbias = ds; dsink = -Σ_i exp(c - lse_i) (Σ w dw - dlse)_i.
+// dq = scale ds k, dk = scale dsᵀ q, dv = (w ⊙ dropout)ᵀ do, dbias = ds; dsink = -Σ_i exp(c - lse_i) (Σ w dw - dlse)_i;
+// gates: forgetting.h.
 //
 // A task owns a split of the keys of a group: it adds up their dk and dv in its own memory and gives dq of its split as
 // a part. Splits follow from shapes, and parts are joined in order, so that bits do not depend on threads.
@@ -64,7 +65,9 @@ class Backward {
         dk_(call, ATTNKIT_DK, plan_.keys, plan_.features, 1, [this](int axis) { return joins_keys(plan_, axis); }),
         dv_(call, ATTNKIT_DV, plan_.keys, plan_.values, 1, [this](int axis) { return joins_keys(plan_, axis); }),
         dbias_(call),
-        dsink_(call, ATTNKIT_DSINK) {}
+        dsink_(call, ATTNKIT_DSINK),
+        fading_(call),
+        dgates_(call) {}
 
   void run() const {
     parallel(grouping_.groups * splits_, threads_for(call_, 2.5), [this](int64_t task) {
@@ -76,6 +79,7 @@ class Backward {
     dv_.join();
     dbias_.finish();
     dsink_.finish();
+    dgates_.finish();
   }
 
  private:
@@ -83,7 +87,8 @@ class Backward {
 
   struct Workspace {
     typename Product::Workspace operands;
-    Buffer<T> scores, grads, extra, taken;
+    Buffer<T> scores, grads, extra, taken, gates;
+    Buffer<double> crossing;
     Buffer<uint8_t> seen;
   };
 
@@ -97,7 +102,7 @@ class Backward {
 
   // About 16 tasks of at least 512 keys, whose gradients stay in the cache of a core; parts of dq bound their number.
   int split() const {
-    if (Family::kBreaksStick) return 1;  // sums run over all keys
+    if (Family::kBreaksStick || call_.has(ATTNKIT_DLOG_FORGET)) return 1;  // sums run over all keys
     if (call_.has(ATTNKIT_DBIAS) && plan_.arrays[ATTNKIT_DBIAS].column == 0) return 1;
     const int64_t wanted = std::max(blocks(16, std::max<int64_t>(1, grouping_.groups)), blocks(plan_.keys, 1024));
     return static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(wanted, plan_.keys / 512), 1, 16));
@@ -116,11 +121,13 @@ class Backward {
                  count);
     for (int64_t member = 0; member < grouping_.members; ++member) {
       const Item<T> item(call_, grouping_.index(plan_, group, run, member));
+      double *crossing = dgates_.begin(w.crossing);
       for (int64_t row = 0; row < plan_.queries; row += kQueries) {
         call_.look();
         block(item, product, {first, first + count, 0}, split, row, std::min<int64_t>(kQueries, plan_.queries - row),
-              w);
+              crossing, w);
       }
+      dgates_.write(item, crossing, w.gates);
     }
     for (int64_t j = 0; j < count; ++j) {
       dk_.write(index, 0, first + j, product.key_grad(j));
@@ -131,12 +138,12 @@ class Backward {
   struct Block {
     Range ranges[kQueries];
     typename Family::Row rows[kQueries];
-    T of_query[kQueries], inner[kQueries], numbers[kQueries][ATTNKIT_ROW_NUMBERS];
+    T of_query[kQueries], inner[kQueries], before[kQueries], numbers[kQueries][ATTNKIT_ROW_NUMBERS];
     int64_t begin, end;
   };
 
   void block(const Item<T> &item, Product &product, Range keys, int split, int64_t first, int64_t rows,
-             Workspace &w) const {
+             double *crossing, Workspace &w) const {
     constexpr int K = kKeys<T>;
     Block b;
     T *scores = w.scores.reserve(kQueries * K), *grads = w.grads.reserve(kQueries * K);
@@ -154,6 +161,7 @@ class Backward {
         product.finish_scores(b.of_query[i], scores + i * K, padded<T>(n));
         if constexpr (Family::kBreaksStick) b.rows[i].later = w.taken.data()[(k0 - start) / K * kQueries + i];
         pull(item, first + i, b, i, k0, n, scores + i * K, grads + i * K, w);
+        if (dgates_) dgates_.add(b.ranges[i], k0, padded<T>(n), grads + i * K, b.before[i], crossing);
       }
       product.add(rows, at, std::max<int64_t>(0, begin - k0), n, scores, grads);
     }
@@ -195,7 +203,7 @@ class Backward {
       const Range r = b.ranges[i] = item.range(first + i);
       T *numbers = b.numbers[i];
       product.clear_row(i);
-      b.of_query[i] = b.inner[i] = 0;
+      b.of_query[i] = b.inner[i] = b.before[i] = 0;
       std::fill(numbers, numbers + ATTNKIT_ROW_NUMBERS, T{});
       if (saved) saved.read<T>(first + i, 0, ATTNKIT_ROW_NUMBERS, T{1}, numbers, ATTNKIT_ROW_NUMBERS);
       b.rows[i] = Family::restore(item, first + i, r, numbers);
@@ -236,6 +244,7 @@ class Backward {
     const bool drops = item.drops() && r.visible > 0;
     const T factor = Family::kNormalises ? T{1} : Family::factor(b.rows[at]);
     if (item.bias) item.add_bias(i, k0, n, s);
+    if (fading_) fading_.add(item.index, i, k0, n, s);
     if (!Product::kScalesCotangents && factor != 1) multiply_row(dw, factor, width);
     if (drops) {
       item.dropout(i, k0, n, extra);
@@ -272,6 +281,8 @@ class Backward {
   const Parts<T> dq_, dk_, dv_;
   const BiasGradient<T> dbias_;
   const RowGradient<T> dsink_;
+  const Fading<T> fading_;
+  const GateGradient<T> dgates_;
 };
 
 // A call of a family, in either direction.

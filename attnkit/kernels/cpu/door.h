@@ -56,6 +56,8 @@ inline Extent extent(const attnkit_plan &plan, int array) {
       return {1, plan.op == ATTNKIT_PERFORMER ? 1 : features_of_state(plan)};
     case ATTNKIT_LOG_DECAY:
     case ATTNKIT_DLOG_DECAY:
+    case ATTNKIT_LOG_FORGET:
+    case ATTNKIT_DLOG_FORGET:
       return {1, plan.keys};
     case ATTNKIT_EDGES_Q:
     case ATTNKIT_EDGES_K:

@@ -5,7 +5,7 @@
 // output is to be exact); sums are floats.
 #pragma once
 
-#include "engine.h"
+#include "forgetting.h"
 
 namespace attnkit {
 
@@ -26,7 +26,8 @@ class Forward {
         plan_(call.plan),
         grouping_(plan_, [this](int axis) { return shares_keys(plan_, axis) ? 2 : 0; }),
         width_(padded<T>(plan_.values)),
-        statistics_(statistics) {}
+        statistics_(statistics),
+        fading_(call) {}
 
   // Tasks are groups of items, and chunks of their blocks where there are more threads than groups.
   void run() const {
@@ -194,6 +195,7 @@ class Forward {
     const Range &r = b.ranges[at];
     const int64_t width = padded<T>(keys);
     if (item.bias) item.add_bias(i, k0, keys, row);
+    if (fading_) fading_.add(item.index, i, k0, keys, row);
     if (Family::kHidesScores) item.hide(i, r, k0, width, Family::kHidden, row);
     const T rescale = Family::weigh(b.rows[at], row, k0, width);
     if (!Family::kHidesScores) item.hide(i, r, k0, width, T{}, row);
@@ -237,6 +239,7 @@ class Forward {
   const Grouping grouping_;
   const int64_t width_;
   const bool statistics_;
+  const Fading<T> fading_;
 };
 
 }  // namespace attnkit

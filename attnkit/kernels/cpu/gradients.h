@@ -43,6 +43,7 @@ inline bool clear_without_pairs(const Call &call) {
   clear(call, ATTNKIT_DBIAS, plan.queries, plan.keys);
   clear(call, ATTNKIT_DALPHA, plan.queries, 1);
   clear(call, ATTNKIT_DSINK, 1, 1);
+  clear(call, ATTNKIT_DLOG_FORGET, 1, plan.keys);
   return true;
 }
 

@@ -5,7 +5,7 @@
 
 namespace attnkit {
 
-void softmax(const Call &call);
+void softmax(const Call &call);         // and forgetting attention
 void softpick(const Call &call);
 void stick_breaking(const Call &call);
 void gaussian(const Call &call);

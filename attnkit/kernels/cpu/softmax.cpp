@@ -1,4 +1,4 @@
-// Softmax attention and its gradient.
+// Softmax attention and its gradient, with gates (forgetting attention) or without.
 #include "backward.h"
 #include "kernels.h"
 

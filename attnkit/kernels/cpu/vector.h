@@ -312,4 +312,22 @@ ATTNKIT_INLINE Vec<T> log(Vec<T> x) {
   return exponent * static_cast<T>(0.69314718055994530942) + twice_artanh<T>((m - 1) / (m + 1));
 }
 
+// x moved by kBy lanes, to lower lanes if kBy > 0 and to higher ones else; 0 moves in.
+template <int kBy, class V, int... I>
+ATTNKIT_INLINE V moved(V x, std::integer_sequence<int, I...>) {
+  constexpr int n = sizeof...(I);
+  return __builtin_shufflevector(x, V{}, (I + kBy >= 0 && I + kBy < n ? I + kBy : n)...);
+}
+
+// Sums of each lane and all higher ones (kUp = 1) or all lower ones (kUp = -1).
+template <class T, int kUp, int kStep = 1>
+ATTNKIT_INLINE Vec<T> running_sums(Vec<T> x) {
+  if constexpr (kStep >= kLanes<T>) {
+    return x;
+  } else {
+    constexpr auto lanes = std::make_integer_sequence<int, kLanes<T>>();
+    return running_sums<T, kUp, 2 * kStep>(x + moved<kUp * kStep>(x, lanes));
+  }
+}
+
 }  // namespace attnkit

@@ -48,6 +48,8 @@ BLOCKS = (
     Scene("blocks-window", 40, 300, lead=((2,),) * 3, params={"causal": True, "window": (150, 0)}),
     Scene("blocks-causal", 150, 150, lead=((2,),) * 3, params=CAUSAL, options=("key_lengths",)),
 )
+# torch's fused softmax, of plain causal calls with equal widths, hides keys by -∞ before it multiplies by the scale
+TURNED_SCORES = Scene("causal-scale-negative", 33, 33, d=16, e=16, params={**CAUSAL, "scale": -0.3})
 KINKS = Scene("kinks", 33, 33, d=2, options=("integers",), params={"scale": 1.0})
 FULL = (
     *QUICK,
@@ -288,10 +290,12 @@ def visibility(scene: Scene, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def attention_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """Scenes x variants for an attention op or its weights; no keys and several blocks in every profile and dtype."""
+    """Scenes x variants for an attention op or its weights; no keys, several blocks and scores of turned sign in every
+    profile and dtype."""
     scenes = tuple(scene for scene in FULL if op.serves(scene.options))
     always = [(scene, op.variants[0]) for scene in (NO_KEYS, *BLOCKS)]
     pairs = [*shared(scene_variants(scenes, op.variants, profile), dtype), *always, *op.extra]
+    pairs += [(TURNED_SCORES, op.variants[0])] if op.group == "a" else []
     pairs += [(scene, op.variants[0]) for scene in LEARNED_SCALES if op.group == "a" and profile == "full"]
     for scene, variant in fitting(op, pairs):
         yield scene_sample(op, scene, variant, dtype)
