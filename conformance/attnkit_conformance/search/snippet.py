@@ -31,7 +31,9 @@ def snippet(adapter: Any, case: Case, output: str, exception: str = "") -> tuple
     gradient = output[1:] if output.startswith("d") else ""
     label = output or next(iter(truth.outputs))
     expected = (truth.gradients[gradient] if gradient else truth.outputs[label]).golden
-    call = [*source.lines, *(gradient_lines(source, gradient) if gradient else [f"got = {source.result}"])]
+    asked = [name for name in case.cotangents if name in source.others] if gradient else []
+    called = gradient_lines(source, gradient, asked) if gradient else [f"got = {source.others.get(output, source.result)}"]
+    call = [*source.lines, *called]
     if exception:
         call = ["try:", *(f"    {line}" for line in call), f"except {exception} as error:"]
         call.append(f'    got = f"{exception}: {{error}}"')
@@ -40,7 +42,7 @@ def snippet(adapter: Any, case: Case, output: str, exception: str = "") -> tuple
     body = [
         *(literal(n, case.typed(n), case.dtype_of(n), source.library, n == gradient) for n in array_names(case)),
         *pairs(case, source.library),
-        *([literal("do", case.typed_cotangent("o", case.dtype), case.dtype, source.library)] if gradient else []),
+        *(cotangent(case, name, source.library) for name in (["o", *asked] if gradient else [])),
         "",
         *call,
         "",
@@ -60,8 +62,18 @@ def snippet(adapter: Any, case: Case, output: str, exception: str = "") -> tuple
     return "\n".join([*head, *imports, *source.imports, "", text]) + "\n", source.environment
 
 
-def gradient_lines(source: Source, name: str) -> list[str]:
-    """`got` becomes the gradient of one argument."""
+def cotangent(case: Case, output: str, library: str) -> str:
+    """The cotangent of an output, in its dtype."""
+    dtype = BY_NAME[case.op].output_dtype(output, case.dtype)
+    return literal(f"d{output}", case.typed_cotangent(output, dtype), dtype, library)
+
+
+def gradient_lines(source: Source, name: str, others: list[str]) -> list[str]:
+    """`got` becomes the gradient of one argument, of further outputs too."""
+    if others and source.library == "torch":
+        outputs = ", ".join([source.result, *(source.others[output] for output in others)])
+        given = ", ".join(f"d{output}" for output in ("o", *others))
+        return [f"got = torch.autograd.grad([{outputs}], {name}, [{given}])[0]"]
     if source.library == "torch":
         return [f"o = {source.result}", f"got = torch.autograd.grad(o, {name}, do)[0]"]
     if source.library == "jax":
