@@ -1,7 +1,7 @@
 """Shared by adapters of recurrences in torch: linear attention that fades, gated linear attention, the delta rule.
 
 A peer is a `Recurrence`: a function of q, k, v, gates and perhaps a state. None takes a mask: the adapter sets k, v, gates
-and β of hidden tokens to 0, and q of queries that see nothing. For linear_attention it applies φ and appends a one to the
+and β of hidden tokens to 0, and q and o of queries that see nothing. For linear_attention it applies φ and appends a one to the
 values, whose sums are the denominators and the second part of the state. A function that takes no scale gets it in q.
 """
 
@@ -87,6 +87,8 @@ class Recurrent(TorchPeer):
             return "causal self-attention only"
         if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
             return "takes no mask of pairs"
+        if "scale" in params and not self.own.scales and q.dtype.itemsize < 4:
+            return "takes no scale, which q would be rounded with"
         return self.other_gates(op, arrays, params)
 
     def other_gates(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
@@ -103,7 +105,7 @@ class Recurrent(TorchPeer):
 
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """One call."""
-        q, k, v, gates = self.seen(op, arrays, params)
+        (q, k, v), gates, live = self.seen(op, arrays, params)
         options: dict[str, Any] = self.own.sizes(q.shape[-2], params)
         if self.own.scales:
             options["scale"] = scale(op, params, q)
@@ -114,14 +116,15 @@ class Recurrent(TorchPeer):
         if self.own.begins:
             options |= {"initial_state": first(arrays), "output_final_state": True}
         o, S = self.own.function(*(self.turned(x) for x in (q, k, v)), **gates, **options)
-        return self.answer(op, self.turned(o), S, params)
+        o = torch.where(live, self.turned(o), 0)  # for gradients, where cotangents of such rows are NaN
+        return self.answer(op, o, S, params)
 
     def turned(self, x: torch.Tensor) -> torch.Tensor:
         """Between the layouts."""
         return x if self.own.heads_first else x.transpose(1, 2)
 
-    def seen(self, op: str, arrays: Arrays, params: Arrays) -> tuple[Any, Any, Any, dict[str, Any]]:
-        """φ(q), φ(k), v and the gates, without hidden tokens."""
+    def seen(self, op: str, arrays: Arrays, params: Arrays) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+        """φ(q), φ(k) and v, and gates, without hidden tokens; and which queries see anything."""
         q, k, v = (arrays[name] for name in "qkv")
         phi, keys = FEATURES[feature_map(op, params)], visible_keys(arrays, params)
         valid = torch.ones((), dtype=torch.bool) if keys is None else keys.expand(*keys.shape[:-2], 1, k.shape[-2]).mT
@@ -133,7 +136,7 @@ class Recurrent(TorchPeer):
         if self.own.gate != NOTHING:
             gates[self.own.gate_name] = gate(self.own, arrays, params)
         gates = {name: torch.where(valid if x.ndim == 4 else valid[..., 0], x, 0) for name, x in gates.items()}
-        return q, k, v, {name: self.turned(x) for name, x in gates.items()}
+        return (q, k, v), {name: self.turned(x) for name, x in gates.items()}, live
 
     def answer(self, op: str, o: torch.Tensor, S: torch.Tensor | None, params: Arrays) -> dict[str, Any]:
         """The outputs by name; of linear attention from sums with denominators."""
@@ -174,6 +177,7 @@ class Recurrent(TorchPeer):
         options += ["output_final_state=True"] if self.own.begins else []
         call = ", ".join([*(turn.format(texts[name]) for name in "qkv"), *options])
         lines += [f"o, S = {self.own.text}({call})", *(["o = o.transpose(1, 2)"] if not self.own.heads_first else [])]
+        lines += ["o = look(o)"] if texts["q"].startswith(("look", "phi(look", "(look")) else []
         result, others = "o", {"S": "S"}
         if op == LINEAR:
             total = f" / (o[..., -1:] + {params.get('eps', 1e-6)!r})" if normalizes(params) else ""
