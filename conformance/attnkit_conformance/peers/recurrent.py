@@ -190,7 +190,7 @@ class Recurrent(TorchPeer):
 
 
 HIDE = (
-    "valid = seen.expand(*k.shape[:2], 1, k.shape[2]).mT  # of the tokens that some query may see",
+    "valid = torch.atleast_2d(seen)[..., -1:, :].expand(*k.shape[:2], 1, k.shape[2]).mT  # the keys of the last query",
     "keep = lambda x: torch.where(valid if x.ndim == 4 else valid[..., 0], x, 0)",
     "look = lambda x: torch.where(valid.cumsum(-2) > 0, x, 0)",
 )
