@@ -1,5 +1,5 @@
-"""Adapters made of a `Recurrence`: an honest function agrees, one that fades at another time or forgets what padding must
-not do does not, and the program that readers get computes what the adapter computes."""
+"""Adapters made of a `Recurrence`: an honest function agrees, one that fades at another time does not, and the program
+that readers get computes what the adapter computes."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,7 +16,14 @@ from attnkit_conformance.adapters.bases.arguments import visible_pairs  # noqa: 
 from attnkit_conformance.golden import draw_case  # noqa: E402
 from attnkit_conformance.model.case import Case  # noqa: E402
 from attnkit_conformance.peers.recurrent import (  # noqa: E402
-    DELTA, GATED, LINEAR, NOTHING, NUMBER, VECTOR, Recurrence, Recurrent,
+    DELTA,
+    GATED,
+    LINEAR,
+    NOTHING,
+    NUMBER,
+    VECTOR,
+    Recurrence,
+    Recurrent,
 )  # fmt: skip
 
 OPS = ((LINEAR, NUMBER), (GATED, VECTOR), (DELTA, NUMBER), (DELTA, VECTOR), (DELTA, NOTHING))

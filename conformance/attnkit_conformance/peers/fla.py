@@ -5,10 +5,10 @@ from the installed distribution.
 
 Supported, causal and with as many queries as keys: linear_attention by naive_recurrent_linear_attn, which computes in
 float32 for any input, and by naive_chunk_linear_attn (`fla-chunk`: the dtype of the inputs, whole chunks of 64 tokens,
-no states); softmax_attention by naive_parallel_attn. Both linear functions take features: the adapter applies φ, and
-sets φ(k) and v of hidden keys to 0, as the functions take no masks. Their denominators use 1e-10 instead of `eps` =
-1e-6, so calls with another `eps` are unsupported. Half types are not judged, because features would be rounded to the
-inputs' dtype.
+no states). Both take features: the adapter applies φ, and sets φ(k) and v of hidden keys to 0, as the functions take no
+masks. Their denominators use 1e-10 instead of `eps` = 1e-6, so calls with another `eps` are unsupported. Half types are
+not judged, because features would be rounded to the inputs' dtype. Functions with gates are made of `recurrent`, those
+of attention by pairs are in fla_attention.
 """
 
 from __future__ import annotations
@@ -25,7 +25,17 @@ from attnkit_conformance.peers import fla_attention
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.fla_attention import IMPORTS, VERSION, layout_reason, loading, naive, time_first
 from attnkit_conformance.peers.recurrent import (
-    DELTA, FEATURE_TEXTS, FEATURES, GATED, LINEAR, NOTHING, NUMBER, VECTOR, Recurrence, Recurrent, normalizes,
+    DELTA,
+    FEATURE_TEXTS,
+    FEATURES,
+    GATED,
+    LINEAR,
+    NOTHING,
+    NUMBER,
+    VECTOR,
+    Recurrence,
+    Recurrent,
+    normalizes,
 )  # fmt: skip
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
@@ -107,6 +117,7 @@ class Linear(TorchPeer):
 
 def recurrences() -> list[Recurrence]:
     """Gated linear attention, the delta rule, and linear attention that fades, token by token and in chunks."""
+
     def of(name: str, family: str, function: str, op: str, gate: str, gate_name: str = "g", **own: Any) -> Recurrence:
         told = {"text": f"naive.{function}", "imports": IMPORTS, "lines": loading(family), "version": VERSION}
         return Recurrence(f"fla-{name}", getattr(naive(family), function), op, gate, gate_name, **told, **own)

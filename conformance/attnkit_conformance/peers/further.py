@@ -173,8 +173,8 @@ expected = w / w.sum(-1, keepdims=True) @ v
     ),
     Further(
         "fla", "fla-core",
-        "naive_forgetting_attn rounds the running sum of gates to float32: behind 4,000 steps of -30 a gate of -0.003 is "
-        "0, and the key before it weighs as much as the one that it is of",
+        "naive_forgetting_attn rounds the running sum of gates to float32: behind 4,000 steps of -30 a gate of -0.003 "
+        "is 0, and the key before it weighs as much as the one that it is of",
         """
 import importlib.util
 from pathlib import Path

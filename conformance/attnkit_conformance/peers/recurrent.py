@@ -1,8 +1,9 @@
 """Shared by adapters of recurrences in torch: linear attention that fades, gated linear attention, the delta rule.
 
-A peer is a `Recurrence`: a function of q, k, v, gates and perhaps a state. None takes a mask: the adapter sets k, v, gates
-and β of hidden tokens to 0, and q and o of queries that see nothing. For linear_attention it applies φ and appends a one to the
-values, whose sums are the denominators and the second part of the state. A function that takes no scale gets it in q.
+A peer is a `Recurrence`: a function of q, k, v, gates and perhaps a state. None takes a mask: the adapter sets k, v,
+gates and β of hidden tokens to 0, and q and o of queries that see nothing. Gates that a call lacks are 0. For
+linear_attention the adapter applies φ and appends a one to the values, whose sums are the denominators and the second
+part of the state. A function that takes no scale gets it in q.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ NOTHING, NUMBER, VECTOR = "nothing", "a number per token", "a vector per token"
 @dataclass(frozen=True)
 class Recurrence:
     """A function and its arguments. A state fades by `gate`, which is the keyword `gate_name`. The keywords `chunks` are
-    tokens of a chunk, as many as a call asks for, `chunk` by default; if they have to divide all, the largest such number.
-    `text` is the function in a program, after `imports` and `lines`; `version` an expression.
+    tokens of a chunk, as many as a call asks for, `chunk` by default; where they have to divide all, the largest such
+    number. `text` is the function in a program, after `imports` and `lines`; `version` an expression.
     """
 
     name: str

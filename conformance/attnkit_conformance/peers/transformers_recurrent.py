@@ -1,7 +1,7 @@
 """The delta rule of transformers' Qwen3-Next (a number per token) and Kimi Linear (a vector per token), in torch.
 
-The library replaces each of these functions by fla's, which needs a GPU, wherever that can be imported: what is judged is
-the torch function beneath (`inspect.unwrap`). OLMo Hybrid, Qwen3.5 and Bailing have copies of the same functions.
+The library replaces each of these functions by fla's, which needs a GPU, wherever that can be imported: what is judged
+is the torch function beneath (`inspect.unwrap`). OLMo Hybrid, Qwen3.5 and Bailing have copies of the same functions.
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ def snippet(adapter: Any, case: Case, output: str, exception: str = "") -> tuple
     label = output or next(iter(truth.outputs))
     expected = (truth.gradients[gradient] if gradient else truth.outputs[label]).golden
     asked = [name for name in case.cotangents if name in source.others] if gradient else []
-    called = gradient_lines(source, gradient, asked) if gradient else [f"got = {source.others.get(output, source.result)}"]
+    called = (
+        gradient_lines(source, gradient, asked) if gradient else [f"got = {source.others.get(output, source.result)}"]
+    )
     call = [*source.lines, *called]
     if exception:
         call = ["try:", *(f"    {line}" for line in call), f"except {exception} as error:"]
