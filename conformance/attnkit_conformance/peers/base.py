@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 class Source:
     """A call of the peer to read and run, with arrays of `library` named like the arguments.
 
-    `seen` marks the visible pairs, if not all are. `lines` are Python statements that compute `result`, the first output
-    of the op; `others` has expressions of further ones by name.
+    `seen` marks the visible pairs, if not all are. `lines` are Python statements that compute `result`, the first
+    output of the op; `others` has expressions of further ones by name.
     """
 
     library: str  # torch, jax, mlx or numpy: the library of the arrays
