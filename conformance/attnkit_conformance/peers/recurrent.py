@@ -36,8 +36,8 @@ NOTHING, NUMBER, VECTOR = "nothing", "a number per token", "a vector per token"
 @dataclass(frozen=True)
 class Recurrence:
     """A function and its arguments. A state fades by `gate`, which is the keyword `gate_name`. The keywords `chunks` are
-    tokens of a chunk, as many as a call asks for, `chunk` by default; where they have to divide all, the
-    largest such number. `text` is the function in a program, after `imports` and `lines`; `version` an expression.
+    tokens of a chunk, as many as a call asks for, `chunk` by default; where they have to divide all, the largest
+    divisor up to that. `text` is the function in a program, after `imports` and `lines`; `version` an expression.
     """
 
     name: str
