@@ -35,9 +35,9 @@ NOTHING, NUMBER, VECTOR = "nothing", "a number per token", "a vector per token"
 
 @dataclass(frozen=True)
 class Recurrence:
-    """A function and its arguments. A state fades by `gate`, which is the keyword `gate_name`. The keywords `chunks` are
+    """A function and its arguments. A state fades by `gate`, the keyword `gate_name`. The keywords `chunks` are
     tokens of a chunk, as many as a call asks for, `chunk` by default; where they have to divide all, the largest
-    divisor up to that. `text` is the function in a program, after `imports` and `lines`; `version` an expression.
+    divisor. `text` is the function in a program, after `imports` and `lines`; `version` an expression.
     """
 
     name: str
@@ -172,10 +172,9 @@ class Recurrent(TorchPeer):
             options.append(f"scale={of_q!r}")
         elif (factor := of_q * arrays["q"].shape[-1] ** 0.5) != 1.0:
             texts["q"] = f"({texts['q']} * {factor!r})"
-        if "initial_S" in arrays:
-            joined = "torch.cat([initial_S, initial_z[..., None]], -1)"
-            options.append(f"initial_state={joined if op == LINEAR else 'initial_S'}")
-        options += ["output_final_state=True"] if self.own.begins else []
+        joined = "torch.cat([initial_S, initial_z[..., None]], -1)" if op == LINEAR else "initial_S"
+        state = f"initial_state={joined if 'initial_S' in arrays else None}"
+        options += [state, "output_final_state=True"] if self.own.begins else []
         call = ", ".join([*(turn.format(texts[name]) for name in "qkv"), *options])
         lines += [f"o, S = {self.own.text}({call})", *(["o = o.transpose(1, 2)"] if not self.own.heads_first else [])]
         lines += ["o = look(o)"] if texts["q"].startswith(("look", "phi(look", "(look")) else []

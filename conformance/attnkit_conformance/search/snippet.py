@@ -18,11 +18,14 @@ MASKS = ("mask", "key_lengths", "query_mask")
 WITH_STRIDES = ("torch", "numpy")  # the others copy what they are given
 
 
-def snippet(adapter: Any, case: Case, output: str, exception: str = "") -> tuple[str, tuple[tuple[str, str], ...]]:
+def snippet(
+    adapter: Any, case: Case, output: str, exception: str = "", of_dtype: bool = False
+) -> tuple[str, tuple[tuple[str, str], ...]]:
     """The program (arrays, the peer's call, the defined value, both printed) and its environment.
 
     `output` is what differs: an output of the op, or d<argument> for a gradient. If the call raises `exception`, its
-    text replaces the result. Arrays lie in memory as they do in the case, as far as the library has such arrays.
+    text replaces the result; `of_dtype`, the names of dtypes replace both sides. Arrays lie in memory as they do in the
+    case, as far as the library has such arrays.
     """
     case = held(adapter, case)
     arrays = typed_arrays(adapter, case)
@@ -39,8 +42,13 @@ def snippet(adapter: Any, case: Case, output: str, exception: str = "") -> tuple
     if exception:
         call = ["try:", *(f"    {line}" for line in call), f"except {exception} as error:"]
         call.append(f'    got = f"{exception}: {{error}}"')
+    call += ["got = str(got.dtype)"] if of_dtype else []
     name = source.version.split('"')[1] if '"' in source.version else source.version.partition(".")[0]
-    told = "got if isinstance(got, str) else got.tolist()" if exception else "got.tolist()"
+    told = "got" if of_dtype else "got if isinstance(got, str) else got.tolist()" if exception else "got.tolist()"
+    dtype = BY_NAME[case.op].output_dtype(label, case.dtype)
+    defined = (
+        f'"{source.library}.{dtype}"' if of_dtype else f"np.array({numbers(expected)}){shape(np.asarray(expected))}"
+    )
     body = [
         *(literal(n, case.typed(n), case.dtype_of(n), source.library, n == gradient) for n in array_names(case)),
         *pairs(case, source.library),
@@ -49,9 +57,9 @@ def snippet(adapter: Any, case: Case, output: str, exception: str = "") -> tuple
         *call,
         "",
         f"# attnkit_reference.{reference_call(case)}{f', gradient of {gradient}' if gradient else ''}",
-        f"expected = np.array({numbers(expected)}){shape(np.asarray(expected))}",
+        f"expected = {defined}",
         f'print("{name}", {source.version}, "gives", {told})',
-        'print("the definition gives", expected.tolist())',
+        f'print("the definition gives", expected{"" if of_dtype else ".tolist()"})',
     ]
     head = []
     if source.environment:
