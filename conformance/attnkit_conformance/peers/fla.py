@@ -119,14 +119,20 @@ def recurrences() -> list[Recurrence]:
     """Gated linear attention, the delta rule, and linear attention that fades, token by token and in chunks."""
 
     def of(name: str, family: str, function: str, op: str, gate: str, gate_name: str = "g", **own: Any) -> Recurrence:
-        told = {"text": f"naive.{function}", "imports": IMPORTS, "lines": loading(family), "version": VERSION}
+        told: dict[str, Any] = {
+            "text": f"naive.{function}",
+            "imports": IMPORTS,
+            "lines": loading(family),
+            "version": VERSION,
+        }
         return Recurrence(f"fla-{name}", getattr(naive(family), function), op, gate, gate_name, **told, **own)
 
     gla, rule, gated = "simple_gla", "delta_rule", "gated_delta_rule"
-    stateless = {"begins": False, "ends": False}
-    sized, divided = {"chunks": ("chunk_size",)}, {"chunks": ("chunk_size",), "divides": True}
-    blocks = {"chunks": ("BM", "BN"), "divides": True, "chunk": 32}
-    first = {"heads_first": True}
+    stateless: dict[str, Any] = {"begins": False, "ends": False}
+    sized: dict[str, Any] = {"chunks": ("chunk_size",)}
+    divided = sized | {"divides": True}
+    blocks: dict[str, Any] = {"chunks": ("BM", "BN"), "divides": True, "chunk": 32}
+    first: dict[str, Any] = {"heads_first": True}
     return [
         of("simple_gla", gla, "naive_recurrent_simple_gla", LINEAR, NUMBER, scales=True),
         of("simple_gla_chunk", gla, "naive_chunk_simple_gla", LINEAR, NUMBER, scales=True, **sized),
