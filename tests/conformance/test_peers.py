@@ -18,8 +18,8 @@ from attnkit_conformance.peers.further import FURTHER, Further
 from attnkit_conformance.report.peers_page import VISIBLE
 
 PROFILES = dict.fromkeys(  # the quick profile has little that they serve
-    ("fla", "numpy_pinv", "nystrom_attention", "performer_pytorch", "linear_attention_transformer"), "scenes"
-)
+    ("numpy_pinv", "nystrom_attention", "performer_pytorch", "linear_attention_transformer"), ("scenes",)
+) | {"fla": ("scenes", "small")}  # and scenes have no gates that are a number
 OP = "softmax_attention"
 DOUBLE_AND_SINGLE = ("float64", "float32")
 SINGLE = {"flex_attention": ("float32",), "transformers": ("float32",)}  # slow, and the same in float64
@@ -47,7 +47,8 @@ def judged(chosen: list, profile: str, dtypes: tuple[str, ...]) -> Counter:
 @pytest.mark.parametrize("family", [name for name in peers.REQUIRES if name != "keras"])
 def test_peer_agrees_but_for_what_is_written_down(family: str) -> None:
     chosen = [adapter for adapter in installed(family) if adapter.name not in NOTHING_QUICK]
-    passed = judged(chosen, PROFILES.get(family, "small"), SINGLE.get(family, DOUBLE_AND_SINGLE))
+    dtypes = SINGLE.get(family, DOUBLE_AND_SINGLE)
+    passed = sum((judged(chosen, profile, dtypes) for profile in PROFILES.get(family, ("small",))), Counter())
     assert set(passed) == {adapter.name for adapter in chosen}, "an adapter was judged on nothing"
 
 
@@ -85,9 +86,9 @@ def test_names_select_one_function_or_a_library_or_all() -> None:
     assert not set(families.default()) & {*peers.FAMILIES, peers.ALL}
     assert [adapter.reason for adapter in find(["adasplash"])] == ["needs a GPU: Triton kernels"]
     assert {adapter.ops for adapter in find(["fla_triton"])} == {
-        ("linear_attention",),
-        ("softmax_attention",),
-    }
+        (op,) for op in ("linear_attention", "softmax_attention", "gated_linear_attention", "delta_attention",
+                         "forgetting_attention", "stick_breaking_attention")
+    }  # fmt: skip
     with pytest.raises(ValueError, match="torch_sdpa has torch_sdpa-auto, torch_sdpa-math, torch_sdpa-flash"):
         find(["torch_sdpa-cudnn"])
 

@@ -1,5 +1,6 @@
 """The committed page's data: every program runs, and what it computes is as far from the definition as it says."""
 
+import fnmatch
 import html
 import importlib.util
 import json
@@ -7,17 +8,32 @@ import re
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from attnkit_conformance import core
 from attnkit_conformance.__main__ import main
+from attnkit_conformance.golden import draw_case
+from attnkit_conformance.judge import pattern_of, read_xfails
+from attnkit_conformance.judge.selection import find
 from attnkit_conformance.peers import REQUIRES, missing_modules
 from attnkit_conformance.report import peers_page
+from attnkit_conformance.report.disagreements import DTYPE, Example, seen
+from attnkit_conformance.search.snippet import snippet
 
 HELD = json.loads((Path(__file__).parents[2] / "docs" / "reports" / "peers.json").read_text())
 SNIPPET = re.compile(r'<pre class="snippet" data-tolerance="([^"]*)">(.*?)</pre>', re.DOTALL)
+GATED = (
+    "fla-gates", "fla-forgetting", "fla-stickbreaking", "fla-simple_gla", "fla-simple_gla_chunk",
+    "fla-simple_gla_parallel", "fla-gla", "fla-delta", "fla-delta_chunk", "fla-delta_parallel", "fla-gated_delta",
+    "fla-gated_delta_chunk", "fla-kda", "fla-kda_chunk", "transformers-gpt_oss_eager",
+    "transformers-granite_swa_eager", "transformers-qwen3_next",
+    "transformers-qwen3_next_chunk", "transformers-kimi_linear", "transformers-kimi_linear_chunk",
+)  # fmt: skip
 SEPARATE = "os.environ"  # what sets a mode for its whole process
 
 
@@ -48,7 +64,7 @@ def differs(text: str, tolerance: float) -> bool:
     told: dict = {}
     exec(text, told)
     if isinstance(told["got"], str):
-        return True
+        return bool(told["got"] != told["expected"]) if isinstance(told["expected"], str) else True
     got, expected = (np.asarray(told[name].tolist(), np.float64) for name in ("got", "expected"))
     if not np.array_equal(np.isfinite(got), np.isfinite(expected)):
         return True
@@ -84,6 +100,7 @@ def test_keras_reproduces_in_a_process_of_its_own() -> None:
 def test_a_program_that_agrees_would_be_noticed() -> None:
     assert not differs("import numpy as np\ngot = expected = np.ones(2)", 0.0)
     assert differs("import numpy as np\ngot, expected = np.ones(2), np.zeros(2)", 0.5)
+    assert not differs("got = expected = 'torch.float16'", 0.0)
 
 
 @pytest.mark.peers
@@ -93,6 +110,35 @@ def test_the_command_shows_what_a_property_found(tmp_path: Path) -> None:
     assert main(["peers", "commonly_written-relu_clamp", "--html", str(page), "--workers", "1"]) == 0
     ((tolerance, text),) = SNIPPET.findall(page.read_text())
     assert differs(html.unescape(text), float(tolerance))
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")  # the libraries' own
+@pytest.mark.parametrize("name", GATED)
+def test_a_program_shows_each_disagreement_of_gates_and_sinks(name: str) -> None:
+    """Of every reason, with the first case of few tokens that shows it, whatever its size."""
+    if missing := missing_modules(name.partition("-")[0]):
+        pytest.skip(f"not installed: {', '.join(missing)} (extra `peers`)")
+    (adapter,) = find([name])
+    expected = read_xfails(name)
+    for reason in dict.fromkeys(expected.values()):
+        patterns = [pattern_of(entry) for entry, own in expected.items() if own == reason]
+        shown = next(filter(None, (example_of(adapter, pattern) for pattern in patterns)), None)
+        assert shown is not None or all("4096" in pattern for pattern in patterns), reason
+        if shown is not None:
+            assert differs(*shown), shown[0]
+
+
+def example_of(adapter: Any, pattern: str) -> tuple[str, float] | None:
+    """A program for a case of a pattern, and half of what it is off by."""
+    (op,) = adapter.ops
+    samples = (x for profile in ("scenes", "small") for x in core.samples(op, profile, adapter.dtypes))
+    matching = (sample for sample in samples if fnmatch.fnmatchcase(sample.id, pattern) and "4096" not in sample.id)
+    for case in map(partial(core.without_outputs, adapter), map(draw_case, matching)):
+        if (sight := seen(adapter, case)) is not None:
+            program, environment = snippet(adapter, case, sight.output, sight.exception, sight.check == DTYPE)
+            return program, peers_page.tolerated(Example(adapter.name, case, sight, program, environment))
+    return None
 
 
 @pytest.mark.parametrize("name", ["torch-generic", "mine:ADAPTER"])

@@ -200,3 +200,22 @@ def test_an_array_of_a_snippet_lies_in_memory_as_it_did(dtype: str) -> None:
             exec(literal("y", x, dtype, "numpy"), told)
             assert lies(told["y"]) == lies(x)
             assert told["y"].flags.writeable == x.flags.writeable
+
+
+@pytest.mark.parametrize("name", ["forgetting_attention", "gated_linear_attention", "delta_attention"])
+def test_gates_and_states_shrink_with_their_tokens_heads_and_features(name: str) -> None:
+    op = BY_NAME[name]
+    wanted = {"log_forget", "log_gate", "beta", "initial_S"} & {*op.arguments, *op.optional}
+
+    def accepted(case: Case) -> bool:
+        """Whether the reference takes it, with its gates, state and cotangents."""
+        try:
+            outputs = op.binding.forward(attnkit_reference, op, case.arrays, case.params)
+        except (ValueError, TypeError):
+            return False
+        shapes = {n: x.shape for n, x in outputs.items()}
+        return wanted <= {*case.arrays} and shapes == {n: x.shape for n, x in case.cotangents.items()}
+
+    cases = core.cases(name, "small", ("float64",))
+    small = shrink(next(case for case in cases if wanted <= {*case.arrays}), accepted)
+    assert {n: x.size for n, x in small.arrays.items()} == dict.fromkeys(small.arrays, 1)

@@ -5,66 +5,46 @@ from the installed distribution.
 
 Supported, causal and with as many queries as keys: linear_attention by naive_recurrent_linear_attn, which computes in
 float32 for any input, and by naive_chunk_linear_attn (`fla-chunk`: the dtype of the inputs, whole chunks of 64 tokens,
-no states); softmax_attention by naive_parallel_attn. Both linear functions take features: the adapter applies φ, and
-sets φ(k) and v of hidden keys to 0, as the functions take no masks. Their denominators use 1e-10 instead of `eps` =
-1e-6, so calls with another `eps` are unsupported. Half types are not judged, because features would be rounded to the
-inputs' dtype.
+no states). Both take features: the adapter applies φ, and sets φ(k) and v of hidden keys to 0, as the functions take no
+masks. Their denominators use 1e-10 instead of `eps` = 1e-6, so calls with another `eps` are unsupported. Half types are
+not judged, because features would be rounded to the inputs' dtype. Functions with gates are made of `recurrent`, those
+of attention by pairs are in fla_attention.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from attnkit_conformance.adapters.bases.arguments import refusal
 from attnkit_conformance.model.case import DTYPES
+from attnkit_conformance.peers import fla_attention
 from attnkit_conformance.peers.base import Source
+from attnkit_conformance.peers.fla_attention import IMPORTS, VERSION, layout_reason, loading, naive, time_first
+from attnkit_conformance.peers.recurrent import (
+    DELTA,
+    FEATURE_TEXTS,
+    FEATURES,
+    GATED,
+    LINEAR,
+    NOTHING,
+    NUMBER,
+    VECTOR,
+    Recurrence,
+    Recurrent,
+    normalizes,
+)  # fmt: skip
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
 Arrays = Mapping[str, Any]
-FEATURES = {
-    "elu_plus_one": lambda x: torch.nn.functional.elu(x) + 1,
-    "relu": torch.nn.functional.relu,
-    "identity": lambda x: x,
-}
-LINEAR = (
+TAKEN = (
     "q", "k", "v", "mask", "key_lengths", "causal", "enable_gqa", "feature_map", "normalize", "scale", "chunk_size",
 )  # fmt: skip
 STATES = ("initial_S", "initial_z", "return_state")
-SOFTMAX = ("q", "k", "v", "causal", "window", "scale", "enable_gqa")
 CHUNK = 64
-
-
-def naive(family: str) -> ModuleType:
-    """fla/ops/<family>/naive.py."""
-    package = importlib.util.find_spec("fla")
-    folder = Path(str(package and package.origin)).parent / "ops" / family
-    spec = importlib.util.spec_from_file_location(f"fla_naive_{family}", folder / "naive.py")
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{folder} has no naive.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def layout_reason(arrays: Arrays, params: Arrays) -> str | None:
-    """Shapes that are not (B, T, H, K), or not causal self-attention."""
-    q, k, v = (arrays[name] for name in ("q", "k", "v"))
-    if any(x.ndim != 4 or x.shape[0] != q.shape[0] for x in (q, k, v)) or k.shape[1] != v.shape[1]:
-        return "takes (B, T, H, K) arrays"
-    if q.shape[1] != k.shape[1] and not params.get("enable_gqa"):
-        return "heads do not broadcast"
-    return None
-
-
-def time_first(x: torch.Tensor) -> torch.Tensor:
-    return x.transpose(1, 2)
 
 
 class Linear(TorchPeer):
@@ -81,7 +61,7 @@ class Linear(TorchPeer):
 
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """Arguments and shapes beyond those of the function."""
-        reason = refusal(arrays, params, LINEAR if self.chunks else (*LINEAR, *STATES))
+        reason = refusal(arrays, params, TAKEN if self.chunks else (*TAKEN, *STATES))
         reason = reason or layout_reason(arrays, params)
         length, mask = arrays["q"].shape[-2], arrays.get("mask")
         if reason is None and (not params.get("causal") or length != arrays["k"].shape[-2]):
@@ -90,14 +70,9 @@ class Linear(TorchPeer):
             return "takes no mask of pairs"
         if reason is None and self.chunks and length % CHUNK:
             return f"takes whole chunks of {CHUNK} tokens"
-        if reason is None and params.get("return_state") and not self.normalizes(params):
+        if reason is None and params.get("return_state") and not normalizes(params):
             return "keeps no sum of keys without normalize"
         return reason
-
-    def normalizes(self, params: Arrays) -> bool:
-        """The default of semantics B."""
-        normalize = params.get("normalize")
-        return params.get("feature_map") != "identity" if normalize is None else bool(normalize)
 
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """One call on features."""
@@ -111,7 +86,7 @@ class Linear(TorchPeer):
             fq = torch.where(live, phi(torch.where(live, q, 0)), 0)
         groups = q.shape[1] // k.shape[1]
         fk, v = (x.repeat_interleave(groups, 1) for x in (fk, v))
-        options: dict[str, Any] = {"scale": params.get("scale", 1.0), "normalize": self.normalizes(params)}
+        options: dict[str, Any] = {"scale": params.get("scale", 1.0), "normalize": normalizes(params)}
         if not self.chunks:
             options |= {"initial_state": self.first(arrays, options["normalize"], groups), "output_final_state": True}
         answer = self.function(time_first(fq), time_first(fk), time_first(v), **options)
@@ -125,19 +100,12 @@ class Linear(TorchPeer):
     def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
         """The function on features of q and k."""
         name = params.get("feature_map", "elu_plus_one")
-        phi = {"elu_plus_one": "torch.nn.functional.elu(x) + 1", "relu": "torch.relu(x)", "identity": "x"}[name]
-        imports = ("import importlib.metadata", "import importlib.util", "from pathlib import Path")
-        lines = (
-            'path = Path(importlib.util.find_spec("fla").origin).parent / "ops" / "linear_attn" / "naive.py"',
-            'spec = importlib.util.spec_from_file_location("naive", path)  # fla itself imports Triton',
-            "naive = importlib.util.module_from_spec(spec)",
-            "spec.loader.exec_module(naive)",
-            f"phi = lambda x: ({phi}).transpose(1, 2)",
-        )
-        options = f"scale={params.get('scale', 1.0)!r}, normalize={self.normalizes(params)}"
+        phi = FEATURE_TEXTS[name]
+        lines = (*loading("linear_attn"), f"phi = lambda x: ({phi}).transpose(1, 2)")
+        options = f"scale={params.get('scale', 1.0)!r}, normalize={normalizes(params)}"
         call = f"naive.{self.function.__name__}(phi(q), phi(k), v.transpose(1, 2), {options})"
         result = f"{call if self.chunks else call + '[0]'}.transpose(1, 2)"
-        return Source("torch", imports, lines, result, 'importlib.metadata.version("fla-core")')
+        return Source("torch", IMPORTS, lines, result, VERSION)
 
     def first(self, arrays: Arrays, normalize: bool, groups: int) -> Any:
         """The state before the first token in fla's layout."""
@@ -147,39 +115,44 @@ class Linear(TorchPeer):
         return (S, z[:, None]) if normalize else S
 
 
-class Softmax(TorchPeer):
-    """softmax_attention by naive_parallel_attn."""
+def recurrences() -> list[Recurrence]:
+    """Gated linear attention, the delta rule, and linear attention that fades, token by token and in chunks."""
 
-    ops = ("softmax_attention",)
-    without = ("return_lse",)
+    def of(name: str, family: str, function: str, op: str, gate: str, gate_name: str = "g", **own: Any) -> Recurrence:
+        told: dict[str, Any] = {
+            "text": f"naive.{function}",
+            "imports": IMPORTS,
+            "lines": loading(family),
+            "version": VERSION,
+        }
+        return Recurrence(f"fla-{name}", getattr(naive(family), function), op, gate, gate_name, **told, **own)
 
-    def __init__(self, name: str) -> None:
-        self.function = naive("attn").naive_parallel_attn
-        super().__init__(name, DTYPES, f"fla-core {version('fla-core')}, naive_parallel_attn, CPU, autograd")
-
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
-        """Masks, biases, and windows that are not causal."""
-        reason = refusal(arrays, params, SOFTMAX) or layout_reason(arrays, params)
-        same = arrays["q"].shape[-2] == arrays["k"].shape[-2]
-        if reason is None and not arrays["k"].shape[-2]:
-            return "no keys have no maximum"
-        if reason is None and "causal" in params and not same:
-            return "causal self-attention only"
-        window = params.get("window")
-        if reason is None and window is not None and not (params.get("causal") and window[1] == 0):
-            return "windows are causal"
-        return reason
-
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
-        """One call."""
-        window = params.get("window")
-        size = None if window is None or window[0] is None else window[0] + 1
-        q, k, v = (time_first(arrays[name]) for name in ("q", "k", "v"))
-        causal = bool(params.get("causal"))
-        o = self.function(q, k, v, scale=params.get("scale"), window_size=size, causal=causal)[0]
-        return {"o": time_first(o)}
+    gla, rule, gated = "simple_gla", "delta_rule", "gated_delta_rule"
+    stateless: dict[str, Any] = {"begins": False, "ends": False}
+    sized: dict[str, Any] = {"chunks": ("chunk_size",)}
+    divided = sized | {"divides": True}
+    blocks: dict[str, Any] = {"chunks": ("BM", "BN"), "divides": True, "chunk": 32}
+    first: dict[str, Any] = {"heads_first": True}
+    return [
+        of("simple_gla", gla, "naive_recurrent_simple_gla", LINEAR, NUMBER, scales=True),
+        of("simple_gla_chunk", gla, "naive_chunk_simple_gla", LINEAR, NUMBER, scales=True, **sized),
+        of("simple_gla_parallel", gla, "naive_parallel_simple_gla", LINEAR, NUMBER, scales=True, **stateless),
+        of("gla", "gla", "naive_recurrent_gla", GATED, VECTOR, "gk"),
+        of("delta", rule, "delta_rule_recurrence", DELTA, NOTHING, **first),
+        of("delta_chunk", rule, "delta_rule_chunkwise", DELTA, NOTHING, begins=False, chunk=32, **first, **divided),
+        of("delta_parallel", rule, "delta_rule_parallel", DELTA, NOTHING, **first, **stateless, **blocks),
+        of("gated_delta", gated, "naive_recurrent_gated_delta_rule", DELTA, NUMBER, scales=True),
+        of("gated_delta_chunk", gated, "naive_chunk_gated_delta_rule", DELTA, NUMBER, scales=True, **sized),
+        of("kda", "kda", "naive_recurrent_kda", DELTA, VECTOR, scales=True),
+        of("kda_chunk", "kda", "naive_chunk_kda", DELTA, VECTOR, scales=True, **divided),
+    ]
 
 
 def adapters() -> list[Any]:
-    """Three functions."""
-    return [Linear("fla-recurrent", False), Linear("fla-chunk", True), Softmax("fla-softmax")]
+    """Plain linear attention, recurrences with gates, attention by pairs."""
+    package = f"fla-core {version('fla-core')}"
+    return [
+        Linear("fla-recurrent", False), Linear("fla-chunk", True),
+        *(Recurrent(one, DTYPES[:2] if one.op == LINEAR else DTYPES, package) for one in recurrences()),
+        *fla_attention.adapters(),
+    ]  # fmt: skip

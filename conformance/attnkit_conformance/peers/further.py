@@ -171,6 +171,56 @@ w = (np.exp(q) @ np.exp(k).swapaxes(-1, -2)) * (i <= i[:, None])
 expected = w / w.sum(-1, keepdims=True) @ v
 """,
     ),
+    Further(
+        "fla", "fla-core",
+        "naive_forgetting_attn rounds the running sum of gates to float32: behind 4,000 steps of -30 a gate of -0.003 "
+        "is 0, and the key before it weighs as much as the one that it is of",
+        """
+import importlib.util
+from pathlib import Path
+import torch
+
+path = Path(importlib.util.find_spec("fla").origin).parent / "ops" / "forgetting_attn" / "naive.py"
+spec = importlib.util.spec_from_file_location("naive", path)  # fla itself imports Triton
+naive = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(naive)
+gates = torch.tensor([-30.0] * 4000 + [-0.003])[None, :, None]
+v = torch.tensor([0.0] * 4000 + [100.0])[None, :, None, None]
+q = torch.zeros(v.shape)
+got = naive.naive_forgetting_attn(q, q, v, gates)[0, -1].numpy()
+expected = np.array([[100 / (1 + np.exp(-0.003))]])  # of the last two keys; nothing is left of the others
+""",
+    ),
+    Further(
+        "transformers", "transformers",
+        "the state of Qwen3-Next's gated delta rule fades at padding behind the tokens: hidden states become 0 there, "
+        "gates and β are still those of a 0",
+        """
+import inspect
+from unittest.mock import patch
+import torch
+from transformers import DynamicCache, Qwen3NextConfig
+from transformers.models.qwen3_next import modeling_qwen3_next as modeling
+
+config = Qwen3NextConfig(
+    hidden_size=4, linear_num_key_heads=1, linear_num_value_heads=1, linear_key_head_dim=4, linear_value_head_dim=4,
+    linear_conv_kernel_dim=1, num_hidden_layers=1, layer_types=["linear_attention"],
+)
+torch.manual_seed(0)
+module = modeling.Qwen3NextGatedDeltaNet(config, 0)
+x = torch.randn(1, 3, 4)
+
+def state(x, mask):
+    cache = DynamicCache(config=config)
+    plain = inspect.unwrap(modeling.torch_chunk_gated_delta_rule)  # not fla's, which need a GPU
+    with torch.no_grad(), patch.object(modeling, "torch_chunk_gated_delta_rule", plain):
+        module(x, cache_params=cache, attention_mask=mask)
+    return cache.get_recurrent_state(0, state_idx=0).numpy()
+
+got = state(x, torch.tensor([[1, 1, 0]]))
+expected = state(x[:, :2], torch.tensor([[1, 1]]))
+""",
+    ),
 )  # fmt: skip
 
 

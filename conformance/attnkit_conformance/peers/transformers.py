@@ -2,7 +2,8 @@
 
 Supported: softmax_attention by functions that take an additive mask, which the adapter builds as the library does: 0 or
 the lowest float, plus the bias. LLaMA's softmax is always in float32, so it is not judged in float64; it repeats the
-heads of keys itself. Nyströmformer and Reformer are in transformers_modules.
+heads of keys itself. gpt-oss's and Granite's take a sink, which is a parameter of their module. Nyströmformer and
+Reformer are in transformers_modules, the delta rule of Qwen3-Next and Kimi Linear in transformers_recurrent.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import torch
 import transformers
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.bert.modeling_bert import eager_attention_forward as bert_eager
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_eager
+from transformers.models.granite_swa.modeling_granite_swa import eager_attention_forward as granite_swa_eager
 from transformers.models.llama.modeling_llama import eager_attention_forward as llama_eager
 
 from attnkit_conformance.adapters.bases.arguments import refusal
 from attnkit_conformance.model.case import DTYPES
-from attnkit_conformance.peers import transformers_modules
+from attnkit_conformance.peers import transformers_modules, transformers_recurrent
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 from attnkit_conformance.peers.transformers_modules import hiding
@@ -54,13 +57,22 @@ class Forward(TorchPeer):
         """One call."""
         q, k, v = (arrays[name] for name in ("q", "k", "v"))
         module = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=False, is_causal=False)
+        self.prepare(module, arrays, params)
         scaling = params.get("scale", q.shape[-1] ** -0.5)
         return {"o": self.function(module, q, k, v, additive(arrays, params), scaling=scaling)[0].transpose(1, 2)}
+
+    def prepare(self, module: SimpleNamespace, arrays: Arrays, params: Arrays) -> None:
+        """What the function reads of its module beside that."""
+
+    def preparation(self, arrays: Arrays, params: Arrays) -> list[str]:
+        """The same in a program."""
+        return []
 
     def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
         """The same call."""
         lines = [
-            "module = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=False, is_causal=False)"
+            "module = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=False, is_causal=False)",
+            *self.preparation(arrays, params),
         ]
         mask = "None"
         if visible(arrays, params) is not None:
@@ -80,6 +92,28 @@ class Forward(TorchPeer):
         return Source("torch", imports, tuple(lines), result, "transformers.__version__")
 
 
+class Sinks(Forward):
+    """The same with a sink for each head, which is a parameter of the module."""
+
+    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+        """Why a call is unsupported: without a sink; and as above."""
+        if arrays.get("sink", params.get("sink")) is None:
+            return "has a sink"
+        left = ({name: x for name, x in given.items() if name != "sink"} for given in (arrays, params))
+        return super().unsupported(op, *left)
+
+    def prepare(self, module: SimpleNamespace, arrays: Arrays, params: Arrays) -> None:
+        """A parameter of every head, in the dtype of q as in the models."""
+        q = arrays["q"]
+        sink = torch.tensor(params["sink"]) if "sink" in params else arrays["sink"]
+        module.sinks = sink.to(q.dtype).expand(q.shape[1])
+
+    def preparation(self, arrays: Arrays, params: Arrays) -> list[str]:
+        """The same in a program."""
+        sink = f"torch.tensor({params['sink']!r})".replace("-inf", "-torch.inf") if "sink" in params else "sink"
+        return [f"module.sinks = {sink}.to(q.dtype).expand(q.shape[1])"]
+
+
 def additive(arrays: Arrays, params: Arrays) -> torch.Tensor | None:
     """The additive mask: the bias, and the lowest float at hidden pairs."""
     seen, bias = visible(arrays, params), arrays.get("bias")
@@ -89,10 +123,13 @@ def additive(arrays: Arrays, params: Arrays) -> torch.Tensor | None:
 
 
 def adapters() -> list[Any]:
-    """Three functions for softmax, and the modules."""
+    """Functions for softmax, two of them with sinks, modules, and recurrences."""
     return [
         Forward("transformers-llama_eager", llama_eager, DTYPES[1:], True),
         Forward("transformers-bert_eager", bert_eager, DTYPES, False),
         Forward("transformers-sdpa", sdpa_attention_forward, DTYPES, True),
+        Sinks("transformers-gpt_oss_eager", gpt_oss_eager, DTYPES, True),
+        Sinks("transformers-granite_swa_eager", granite_swa_eager, DTYPES[1:], True),
         *transformers_modules.adapters(),
+        *transformers_recurrent.adapters(),
     ]

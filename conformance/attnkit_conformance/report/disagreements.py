@@ -27,12 +27,13 @@ from attnkit_conformance.search.snippet import snippet
 PLAIN_SIGHT = 1e-2  # a relative error this large is preserved while a case is shrunk
 SINGLES = ("float64", "float32")
 CANDIDATES = 3  # verdicts that are tried for an example
+DTYPE = "dtype"  # the check of what outputs are
 STEEPER = 10.0  # a gradient is shown instead of an output if its error is so many times as large
 
 
 @dataclass(frozen=True)
 class Sight:
-    """A disagreement in one case: a wrong output, or an exception."""
+    """A disagreement in one case: a wrong output, one of another dtype, or an exception."""
 
     check: str
     output: str = ""
@@ -103,7 +104,7 @@ def example(results: Sequence[CaseResult], adapters: dict[str, Any]) -> Example 
         if failing:
             start, sight = min(failing, key=lambda pair: len(traits(pair[0])))
             small = shrink(start, same(adapter, start, sight))
-            program, environment = snippet(adapter, small, sight.output, sight.exception)
+            program, environment = snippet(adapter, small, sight.output, sight.exception, sight.check == DTYPE)
             return Example(adapter.name, small, sight, program, environment)
     return None
 
@@ -155,7 +156,7 @@ def simplicity(result: CaseResult, case: Case) -> tuple[Any, ...]:
 
 
 def seen(adapter: Any, case: Case) -> Sight | None:
-    """The largest error, outputs before gradients; None if none can be shown."""
+    """The largest error, outputs before gradients, or else another dtype; None if none can be shown."""
     result = core.check(adapter, case)
     wrong = [m for m in result.measured if m.failures and m.dtype != INTEGER]
     if wrong:
@@ -164,7 +165,7 @@ def seen(adapter: Any, case: Case) -> Sight | None:
     for check, text in result.failures:
         if check == "exception":
             return Sight(check, exception=text.partition(":")[0])
-    return None
+    return next((Sight(check, text.partition(" ")[0]) for check, text in result.failures if check == DTYPE), None)
 
 
 def beyond(adapter: Any, case: Case, output: str) -> bool:
@@ -191,6 +192,8 @@ def same(adapter: Any, first: Case, sight: Sight) -> Fails:
         except Exception:  # the reference refuses it: an invalid case
             return False
         result = core.check(adapter, case)
+        if sight.check == DTYPE:
+            return any(c == DTYPE and text.startswith(f"{sight.output} ") for c, text in result.failures)
         if sight.exception:
             return any(c == "exception" and text.startswith(sight.exception) for c, text in result.failures)
         off = any(

@@ -27,8 +27,11 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "mask": ("L", "S"), "bias": ("L", "S"), "dropout_mask": ("L", "S"), "query_mask": ("L",), "lse": ("L",),
     "alpha": ("L", "one"), "length": ("L",), "landmarks": ("m", "d"), "landmark_mask": ("m",),
     "rotations": ("d", "rounds", "slots"), "initial_S": ("features", "e"), "initial_z": ("features",),
-    "S": ("features", "e"), "z": ("features",),
+    "S": ("features", "e"), "z": ("features",), "r": ("L",), "log_forget": ("S",), "log_gate": ("S", "d"),
+    "beta": ("S",), "log_decay": ("S",),
 }  # fmt: skip
+STATES = ("initial_S", "initial_z", "S", "z")
+OF_FEATURES = ("linear_attention", "gated_linear_attention", "delta_attention")  # as many in a state as q has
 
 
 def shrink(case: Case, fails: Fails, evaluations: int = EVALUATIONS) -> Case:
@@ -82,8 +85,12 @@ def without_options(case: Case) -> Iterator[Case]:
 
 def counted(case: Case, name: str, x: np.ndarray) -> tuple[str, ...]:
     """The letters of an array's last axes; if queries and keys are the same tokens, keys count as queries."""
-    per_head = name == "alpha" and x.ndim == 1  # of point-wise attention; that of entmax has an axis of queries
+    per_head = name in ("alpha", "log_decay") and x.ndim == 1  # others have axes of queries, or of keys
     names = AXES.get(name, ())[-x.ndim :] if x.ndim and not per_head else ()
+    if name == "log_decay" and x.ndim > case.arrays.get("beta", x).ndim:
+        names = AXES["log_gate"]
+    if name in STATES and case.op in OF_FEATURES:
+        names = tuple("d" if letter == "features" else letter for letter in names)
     same = "qk" in case.arrays or {"q", "k"} <= {*BY_NAME[case.op].tokens.keys}
     return tuple("L" if same and letter == "S" else letter for letter in names)
 

@@ -18,11 +18,14 @@ MASKS = ("mask", "key_lengths", "query_mask")
 WITH_STRIDES = ("torch", "numpy")  # the others copy what they are given
 
 
-def snippet(adapter: Any, case: Case, output: str, exception: str = "") -> tuple[str, tuple[tuple[str, str], ...]]:
+def snippet(
+    adapter: Any, case: Case, output: str, exception: str = "", of_dtype: bool = False
+) -> tuple[str, tuple[tuple[str, str], ...]]:
     """The program (arrays, the peer's call, the defined value, both printed) and its environment.
 
     `output` is what differs: an output of the op, or d<argument> for a gradient. If the call raises `exception`, its
-    text replaces the result. Arrays lie in memory as they do in the case, as far as the library has such arrays.
+    text replaces the result; `of_dtype`, the names of dtypes replace both sides. Arrays lie in memory as they do in the
+    case, as far as the library has such arrays.
     """
     case = held(adapter, case)
     arrays = typed_arrays(adapter, case)
@@ -31,23 +34,32 @@ def snippet(adapter: Any, case: Case, output: str, exception: str = "") -> tuple
     gradient = output[1:] if output.startswith("d") else ""
     label = output or next(iter(truth.outputs))
     expected = (truth.gradients[gradient] if gradient else truth.outputs[label]).golden
-    call = [*source.lines, *(gradient_lines(source, gradient) if gradient else [f"got = {source.result}"])]
+    asked = [name for name in case.cotangents if name in source.others] if gradient else []
+    called = (
+        gradient_lines(source, gradient, asked) if gradient else [f"got = {source.others.get(output, source.result)}"]
+    )
+    call = [*source.lines, *called]
     if exception:
         call = ["try:", *(f"    {line}" for line in call), f"except {exception} as error:"]
         call.append(f'    got = f"{exception}: {{error}}"')
+    call += ["got = str(got.dtype)"] if of_dtype else []
     name = source.version.split('"')[1] if '"' in source.version else source.version.partition(".")[0]
-    told = "got if isinstance(got, str) else got.tolist()" if exception else "got.tolist()"
+    told = "got" if of_dtype else "got if isinstance(got, str) else got.tolist()" if exception else "got.tolist()"
+    dtype = BY_NAME[case.op].output_dtype(label, case.dtype)
+    defined = (
+        f'"{source.library}.{dtype}"' if of_dtype else f"np.array({numbers(expected)}){shape(np.asarray(expected))}"
+    )
     body = [
         *(literal(n, case.typed(n), case.dtype_of(n), source.library, n == gradient) for n in array_names(case)),
         *pairs(case, source.library),
-        *([literal("do", case.typed_cotangent("o", case.dtype), case.dtype, source.library)] if gradient else []),
+        *(cotangent(case, name, source.library) for name in (["o", *asked] if gradient else [])),
         "",
         *call,
         "",
         f"# attnkit_reference.{reference_call(case)}{f', gradient of {gradient}' if gradient else ''}",
-        f"expected = np.array({numbers(expected)}){shape(np.asarray(expected))}",
+        f"expected = {defined}",
         f'print("{name}", {source.version}, "gives", {told})',
-        'print("the definition gives", expected.tolist())',
+        f'print("the definition gives", expected{"" if of_dtype else ".tolist()"})',
     ]
     head = []
     if source.environment:
@@ -60,8 +72,18 @@ def snippet(adapter: Any, case: Case, output: str, exception: str = "") -> tuple
     return "\n".join([*head, *imports, *source.imports, "", text]) + "\n", source.environment
 
 
-def gradient_lines(source: Source, name: str) -> list[str]:
-    """`got` becomes the gradient of one argument."""
+def cotangent(case: Case, output: str, library: str) -> str:
+    """The cotangent of an output, in its dtype."""
+    dtype = BY_NAME[case.op].output_dtype(output, case.dtype)
+    return literal(f"d{output}", case.typed_cotangent(output, dtype), dtype, library)
+
+
+def gradient_lines(source: Source, name: str, others: list[str]) -> list[str]:
+    """`got` becomes the gradient of one argument, of further outputs too."""
+    if others and source.library == "torch":
+        outputs = ", ".join([source.result, *(source.others[output] for output in others)])
+        given = ", ".join(f"d{output}" for output in ("o", *others))
+        return [f"got = torch.autograd.grad([{outputs}], {name}, [{given}])[0]"]
     if source.library == "torch":
         return [f"o = {source.result}", f"got = torch.autograd.grad(o, {name}, do)[0]"]
     if source.library == "jax":
