@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from attnkit_conformance.judge import processes
+from attnkit_conformance.judge import judge, memory, processes
 
 ADAPTERS = {"first": "qk_layernorm", "second": "newton_inverse"}  # families and the ops that are judged on them
 
@@ -49,11 +49,21 @@ def test_adapters_are_closed_before_those_of_other_families_are_created() -> Non
 
 
 def test_a_process_that_has_grown_large_ends_after_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "resident", lambda: processes.LARGE + 1)
+    monkeypatch.setattr(memory, "resident", lambda: memory.LARGE + 1)
     told: list[str] = []
     sent, left = ran(told, ["first", "first"])
     assert isinstance(sent[-1], processes.Large)
     assert (left, told[-1]) == (2, "first closed")
+
+
+def test_one_process_forgets_between_ops_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in this process ended by a segmentation fault after 32,500 verdicts on JAX."""
+    forgotten: list[bool] = []
+    monkeypatch.setattr(memory, "forget_compiled", lambda: forgotten.append(True))
+    for size, count in ((0, 0), (memory.LARGE + 1, 2)):
+        monkeypatch.setattr(memory, "resident", lambda size=size: size)
+        assert not list(judge([Closing("first", [])], ops=tuple(ADAPTERS.values())))
+        assert len(forgotten) == count
 
 
 def test_another_process_takes_the_place_of_a_large_one() -> None:
@@ -69,5 +79,5 @@ def test_another_process_takes_the_place_of_a_large_one() -> None:
 
 
 def test_memory_is_that_of_this_process() -> None:
-    before, held = processes.resident(), b"1" * (64 << 20)
-    assert processes.resident() - before > len(held) / 2
+    before, held = memory.resident(), b"1" * (64 << 20)
+    assert memory.resident() - before > len(held) / 2

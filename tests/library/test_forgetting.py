@@ -80,7 +80,7 @@ def test_gates_of_hidden_tokens_may_be_nan(impl: str) -> None:
 @pytest.mark.skipif("native" not in IMPLS, reason="there is no CPU library")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_library_keeps_small_gates_behind_large_ones(dtype: str) -> None:
-    """Its c_i - c_j are exact to the digits of a difference that is small: with equal scores lse is that of the gates."""
+    """Its c_i - c_j are exact to the digits of a small difference: with equal scores lse is that of the gates."""
     gates = np.where(np.arange(4096) % 1024 < 900, -29.7, -1e-3).astype(dtype)
     q, k = np.zeros((1, 1, 1, 4), dtype), np.zeros((1, 1, 4096, 4), dtype)
     lse = attnkit.forgetting_attention(q, k, k, gates, return_lse=True, impl="native")[1].item()

@@ -49,7 +49,8 @@ def test_gradients_of_expanded_arrays_are_whole(op, names):
         vjp, options = getattr(attnkit, f"{op}_vjp"), {"log_forget": gates} if op == FORGETTING.name else {}
         expected, found = (vjp(*qkv, do=do, **options, impl=impl) for impl in ("generic", "native"))
         *leaves, do = (torch.from_numpy(x).expand(WHOLE) for x in bases.values())
-        leaves, options = [x.requires_grad_() for x in leaves], {name: torch.from_numpy(x) for name, x in options.items()}
+        leaves = [x.requires_grad_() for x in leaves]
+        options = {name: torch.from_numpy(x) for name, x in options.items()}
         of_torch = torch.autograd.grad(getattr(attnkit, op)(*leaves, **options, impl="native"), leaves, do)
         for name, of_tensor in zip("qkv", of_torch, strict=True):
             bound = 1e-12 * max(1.0, np.abs(expected[name]).max())  # of equal keys they are 0

@@ -21,7 +21,7 @@ def _measured(op: str, arrays: tuple[Any, ...], options: Arguments) -> tuple[str
 
 
 def _said(op: str, options: Arguments) -> Arguments:
-    """The options without those that the record of the op adds to them: the library knows what the op hides by itself."""
+    """The options without those that the record of the op adds: the library knows what the op hides by itself."""
     if RECORDS[op].family.seeing is None:
         return options
     return {name: x for name, x in options.items() if name not in ("causal", "kept")}

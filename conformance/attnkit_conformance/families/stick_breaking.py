@@ -13,6 +13,7 @@ from attnkit_conformance.model.errors import wrong
 from attnkit_conformance.model.op import OPTIONAL, QKV, Op, Params, always, o_and_remainder
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.scenes import attention
+from attnkit_reference._core import Scores
 
 STEEP = 30.0
 SATURATED = Scene("saturated", 33, 65, d=1, params={"scale": 1.0}, options=("saturated",))
@@ -45,12 +46,22 @@ def complete(case: Case) -> Case:
 
 
 def growth(case: Case) -> float:
-    """D: 1 + max|visible exponent|/16, of scores and of the logarithms of weights, as far as these do not vanish."""
+    """D: 1 + max|visible exponent|/16, of scores and of the logarithms of weights, as far as these do not vanish; where
+    the scores of a row are equal, times that of sums of equal numbers, which are rounded alike."""
     sc = scoring.case_scores(case, with_v=False)
     taken = np.where(sc.visible, np.logaddexp(0.0, sc.s), 0.0).sum(axis=-1)
     vanishing = -np.log(float(finfo(compute_dtype(case.dtype)).smallest_subnormal))
     of_weights = min(float(np.max(taken, initial=0.0)), vanishing)
-    return tolerance.growth_of_exponent(max(of_weights, float(np.max(np.abs(sc.s), initial=0.0, where=sc.visible))))
+    largest = max(of_weights, float(np.max(np.abs(sc.s), initial=0.0, where=sc.visible)))
+    return tolerance.growth_of_exponent(largest) * tolerance.growth_of_equal_summands(equal_scores(sc))
+
+
+def equal_scores(sc: Scores) -> int:
+    """The most keys that a row sees whose scores are all equal."""
+    if 0 in sc.s.shape:
+        return 0
+    low, high = np.where(sc.visible, sc.s, np.inf).min(axis=-1), np.where(sc.visible, sc.s, -np.inf).max(axis=-1)
+    return int(np.max(np.sum(sc.visible, axis=-1), initial=0, where=low == high))
 
 
 def stick_breaking_errors(op: Op) -> Iterator[ErrorSample]:

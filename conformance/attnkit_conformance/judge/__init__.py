@@ -17,7 +17,7 @@ from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.golden import draw_case
-from attnkit_conformance.judge import declared, derivatives, probing, properties, repeats, surroundings
+from attnkit_conformance.judge import declared, derivatives, memory, probing, properties, repeats, surroundings
 from attnkit_conformance.model.case import DTYPES, NoDraw, Sample
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB
@@ -180,6 +180,8 @@ def judge_lane(
     willing = [adapter for adapter in adapters if not has_given_up(adapter)]
     for op in ops:
         yield from judge_op(willing, profile, keep, dtypes, op)
+        if memory.resident() > memory.LARGE:
+            memory.forget_compiled()
         for adapter in (adapter for adapter in willing if has_given_up(adapter)):
             yield given_up(adapter, op)
         willing = [adapter for adapter in willing if not has_given_up(adapter)]

@@ -3,8 +3,8 @@
 Compiling for JAX takes most of a run and uses one core; here every core compiles. The families that do not compile are
 judged together, so that the reference computes each case once for all of them.
 
-What libraries keep of every call, compiled functions above all, would fill the memory of a machine: a process that has
-grown large ends after its job, and another takes its place.
+A process that has grown large, and stays so when it has forgotten what was compiled in it (`memory`), ends after its
+job, and another takes its place.
 """
 
 from __future__ import annotations
@@ -16,17 +16,15 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.serving import collect_rarely
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import judge, matcher, stop
+from attnkit_conformance.judge import judge, matcher, memory, stop
 from attnkit_conformance.opdb import OPDB
 
 PATIENCE = 5.0  # seconds that a process may take to end after its last job
-LARGE = 3 << 30  # bytes of memory, with which a process ends after its job
 SLOW = ("jax_x64", "jax")  # families that compile: their jobs start first
 
 Find = Callable[[list[str]], list[Adapter]]
@@ -60,7 +58,7 @@ def work(
                 present, members = names, [adapter for name in names for adapter in find([name])]
             for result in judge(members, profile, expression, dtypes, ops=(op,)):
                 verdicts.send(result)
-            if resident() > LARGE:
+            if memory.resident() > memory.LARGE:
                 verdicts.send(Large())
                 return
         verdicts.send(None)
@@ -74,15 +72,6 @@ def work(
 
 class Large:
     """What a process says that ends because it has grown large."""
-
-
-def resident() -> int:
-    """Bytes of memory that this process holds; 0 where the system has no /proc."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def closed(adapters: Iterable[Adapter]) -> None:
