@@ -104,6 +104,9 @@ class Problem:
     def sample_ids(self, step):
         return np.arange(self.sizes[step % len(self.sizes)])
 
+    def flops(self, ids):
+        return 1
+
     def loss(self, ids, step, own):
         torch.manual_seed(step)
         return self.apply(torch.ones(len(ids), 1)[own]).square().sum() / len(ids)

@@ -67,13 +67,10 @@ RATES = ("samples_per_s", "input_share", "tflops_per_s", "mfu", "peak_bytes")
 
 @dataclass(frozen=True)
 class Work:
-    """What a sample is: so many of a `unit` (images, tokens), and the FLOPs of its forward pass, None if not
-    counted.
-    """
+    """What a sample is: so many of a `unit` (images, tokens)."""
 
     unit: str = "samples"
     units: int = 1
-    flops: float | None = None
 
 
 WORK = Work()
@@ -90,17 +87,17 @@ class Speed:
             one = peak_tflops(torch.cuda.get_device_name(device), config)
             self.peak = one and one * processes
 
-    def row(self, samples: int, seconds: float, waited: float) -> dict[str, Any]:
-        """The numbers of `samples` in `seconds`, `waited` of them for input, to four digits: a machine may have slept.
+    def row(self, samples: int, flops: float, seconds: float, waited: float) -> dict[str, Any]:
+        """The numbers of `samples`, whose forward pass has so many `flops`, in `seconds`, `waited` of them for input,
+        to four digits: a machine may have slept.
 
-        samples_per_s; input_share, of the time of this process; where they are known tflops_per_s, and mfu, their share
-        of the devices' peak; on a GPU peak_bytes, the most that torch has had allocated in this training.
+        samples_per_s; input_share, of the time of this process; tflops_per_s, and where it is known mfu, their share of
+        the devices' peak; on a GPU peak_bytes, the most that torch has had allocated in this training.
         """
         row: dict[str, Any] = {"samples_per_s": _short(samples / seconds), "input_share": _short(waited / seconds)}
-        if self.work.flops:
-            row["tflops_per_s"] = _short(PASSES * self.work.flops * samples / seconds / 1e12)
-            if self.peak:
-                row["mfu"] = _short(row["tflops_per_s"] / self.peak)
+        row["tflops_per_s"] = _short(PASSES * flops / seconds / 1e12)
+        if self.peak:
+            row["mfu"] = _short(row["tflops_per_s"] / self.peak)
         if self.device.type == "cuda":
             row["peak_bytes"] = torch.cuda.max_memory_allocated(self.device)
         return row
