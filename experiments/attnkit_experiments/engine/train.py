@@ -321,12 +321,12 @@ class Run:
         ids = self.task.sample_ids(step)
         parts = self.world.parts(len(ids), self.accumulate)
         self.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros(())
+        total: Any = 0.0  # not a tensor, which would be copied to the device, and waited for
         for own in parts:
             with self.world.part(self.module, last=own is parts[-1]):
                 share = self.share(ids, step, own)
                 self.world.backward(share)
-            total = total.to(share.device) + share.detach().float()
+            total = total + share.detach().float()
         total, told = self.world.sum_and_told(total)
         norm = nn.utils.get_total_norm([p.grad for p in self.task.model.parameters() if p.grad is not None])
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
