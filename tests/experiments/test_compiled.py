@@ -14,10 +14,12 @@ from torch import nn
 from attnkit_experiments.commands import runner
 from attnkit_experiments.engine import compiling
 from attnkit_experiments.engine.errors import Diverged, UserError
+from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.engine.train import train
 from attnkit_experiments.engine.world import ALONE
 from tests.experiments.forks import forked
+from tests.experiments.stopping import stopped_after
 
 # torch looks at .grad of what it compiles, and hides its warning from any filter but "error"
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
@@ -143,6 +145,24 @@ def test_blocks_that_are_computed_again_are_compiled(tmp_path):
     assert runs[1]["compiled"] == {"blocks": 2, "graphs": 2}
     for key in ("first_loss", "last_loss", "value"):
         assert runs[1][key] == pytest.approx(runs[0][key], rel=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.survival)])
+def test_a_compiled_run_that_goes_on_is_the_same(backend, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "BACKEND", backend)
+    runs = []
+    for stops in ((), (2,)):
+        out = tmp_path / str(len(stops))
+        for step in stops:
+            with stopped_after(step):
+                trained(out, steps=4, checkpoint_every=2)
+        task, result = trained(out, steps=4, checkpoint_every=2)
+        losses = [row.get("loss") for row in read_metrics(out / "metrics.jsonl")]
+        runs.append((losses, result["value"], result["compiled"], task.model.state_dict()))
+    whole, resumed = runs
+    assert whole[:2] == resumed[:2]
+    assert whole[2] == resumed[2] == {"blocks": 2, "graphs": 2}
+    assert all(torch.equal(x, resumed[3][name]) for name, x in whole[3].items())
 
 
 def test_what_is_not_one_graph_is_an_error_of_the_cell(graphs, tmp_path):
