@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
 
-SHORT = ("steps=4", "checkpoint_every=2", "evaluate_every=2", "warmup=1")
+SHORT = ("steps=3", "checkpoint_every=0", "warmup=1")
 IMAGES = (*SHORT, *FEW, "softmax=false", "image_size=8", "patch=4", "train_images=0", "test_images=0", "batch=12",
           "crop=inception", "ema=0.6")  # fmt: skip
 KEPT = (*IMAGES, "lazy=true", "decoded_side=8")

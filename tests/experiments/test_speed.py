@@ -110,7 +110,7 @@ def test_channels_last_are_the_same_pictures(overlap):
         ("NVIDIA H200", (989.5, 494.5, 67.0)),
         ("NVIDIA H200 NVL", (835.5, 417.5, 60.0)),
         ("NVIDIA A100-SXM4-80GB", (312.0, 156.0, 19.5)),
-        ("NVIDIA L40S", (362.0, 183.0, 91.6)),
+        ("NVIDIA L40S", (362.05, 183.0, 91.6)),
         ("NVIDIA L40", (None, None, None)),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", (None, None, None)),
         ("NVIDIA A10G", (None, None, None)),
