@@ -20,6 +20,7 @@ from attnkit_experiments.engine.train import train
 from attnkit_experiments.engine.world import ALONE
 from tests.experiments.forks import forked
 from tests.experiments.stopping import stopped_after
+from tests.experiments.translation_cases import TINY as TRANSLATION
 
 # torch looks at .grad of what it compiles, and hides its warning from any filter but "error"
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
@@ -195,8 +196,34 @@ def test_a_diverged_cell_is_diagnosed_by_its_modules(graphs, tmp_path):
 # ---------------------------------------------------------------------------------------------- with every domain
 
 IMAGES = ("train_images=24", "test_images=12", "image_size=8", "patch=4", "batch=4", "steps=3", "checkpoint_every=0")
-SOFT = ("train_images=24", "test_images=12", "image_size=16", "stem_stride=1", "batch=4", "steps=3", "full_scale=false")
-SEQUENCES = ("steps=3", "batch=4", "train_samples=8", "valid_samples=4", "test_samples=4")
+SOFT = ("train_images=24", "test_images=12", "image_size=16", "stem_stride=1", "batch=4", "full_scale=false")
+SEQUENCES = ("batch=4", "train_samples=8", "valid_samples=4", "test_samples=4")
+DOMAINS = {
+    "000-causal": ("model=d32", "length=16", "tokens=64", "tested=4", "activations=relu", "alphas=1"),
+    "000-masked": ("model=d32", "length=16", "tokens=64", "tested=4", "alphas=1"),
+    "003-copying": ("model=d32", "length=16", "tokens=64", "tested=4", "methods=linear,performer"),
+    "001-table4": (*TRANSLATION, "methods=vanilla,sparsemax,reluformer"),
+    "002-table1": (*SOFT, "methods=soft,nystromformer"),
+    "002-table6": (*SEQUENCES, "methods=reformer,linformer,soft"),
+}
+"""Beside images, which all other tests have."""
+
+
+@pytest.mark.survival
+@pytest.mark.parametrize("recipe", DOMAINS)
+def test_cells_of_every_domain_compile_and_learn_the_same(recipe, places, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    runs = []
+    for compiled in ("false", "true"):
+        settings = (*DOMAINS[recipe], "steps=3", "checkpoint_every=0", f"compile={compiled}")
+        asked = runner.Request(recipe, "cpu", places(recipe), tmp_path / compiled, settings, (0,), "cpu", 1)
+        folders = sorted((runner.run(asked) / "cells").iterdir())
+        runs.append([json.loads((folder / "result.json").read_text()) for folder in folders])
+    for eager, other in zip(*runs, strict=True):
+        assert "compiled" not in eager
+        assert other["compiled"]["graphs"] >= 1
+        for key in {"first_loss", "last_loss", "test_loss", "valid_loss"} & eager.keys():
+            assert other[key] == pytest.approx(eager[key], rel=1e-4)
 
 
 def process(sharding, checkpointing, out):
