@@ -185,7 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         place.mkdir(parents=True, exist_ok=True)
     try:
         names = start(study, options)
-    except (ValueError, OSError, subprocess.CalledProcessError) as error:
+    except subprocess.CalledProcessError:  # which has said why
+        return 2
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     running = [*workers(study, min(len(missing(folder, names)), options.processes), options)]

@@ -5,6 +5,8 @@ import gzip
 import json
 import os
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -129,6 +131,20 @@ def lent(tmp_path, monkeypatch):
         return train.main(["tiny", *words, "--device", "cpu"])
 
     return run
+
+
+def test_a_study_that_does_not_start_says_why_last(tmp_path, monkeypatch, capsys):
+    """The line of a job is the last one that it wrote."""
+
+    def refused(words):
+        print("error: no CUDA device", file=sys.stderr)
+        raise subprocess.CalledProcessError(2, words)
+
+    monkeypatch.setattr(train, "EVIDENCE", {"tiny": TINY})
+    monkeypatch.setattr(train, "enqueue", refused)
+    places = [word for name in ("out", "data", "cache") for word in (f"--{name}", str(tmp_path / name))]
+    assert train.main(["tiny", *places]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "error: no CUDA device"
 
 
 def read(tmp_path: Path, machine: str) -> list[str]:

@@ -14,10 +14,13 @@ from torch import nn
 from attnkit_experiments.commands import runner
 from attnkit_experiments.engine import compiling
 from attnkit_experiments.engine.errors import Diverged, UserError
+from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.engine.train import train
 from attnkit_experiments.engine.world import ALONE
 from tests.experiments.forks import forked
+from tests.experiments.stopping import stopped_after
+from tests.experiments.translation_cases import TINY as TRANSLATION
 
 # torch looks at .grad of what it compiles, and hides its warning from any filter but "error"
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
@@ -104,6 +107,9 @@ class Problem:
     def sample_ids(self, step):
         return np.arange(self.sizes[step % len(self.sizes)])
 
+    def flops(self, ids):
+        return 1
+
     def loss(self, ids, step, own):
         torch.manual_seed(step)
         return self.apply(torch.ones(len(ids), 1)[own]).square().sum() / len(ids)
@@ -142,6 +148,24 @@ def test_blocks_that_are_computed_again_are_compiled(tmp_path):
         assert runs[1][key] == pytest.approx(runs[0][key], rel=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.survival)])
+def test_a_compiled_run_that_goes_on_is_the_same(backend, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "BACKEND", backend)
+    runs = []
+    for stops in ((), (2,)):
+        out = tmp_path / str(len(stops))
+        for step in stops:
+            with stopped_after(step):
+                trained(out, steps=4, checkpoint_every=2)
+        task, result = trained(out, steps=4, checkpoint_every=2)
+        losses = [row.get("loss") for row in read_metrics(out / "metrics.jsonl")]
+        runs.append((losses, result["value"], result["compiled"], task.model.state_dict()))
+    whole, resumed = runs
+    assert whole[:2] == resumed[:2]
+    assert whole[2] == resumed[2] == {"blocks": 2, "graphs": 2}
+    assert all(torch.equal(x, resumed[3][name]) for name, x in whole[3].items())
+
+
 def test_what_is_not_one_graph_is_an_error_of_the_cell(graphs, tmp_path):
     with pytest.raises(
         UserError, match=r"^\[3/8\] relu: compile=true needs every block in one graph, .* got Unsupported: "
@@ -172,8 +196,34 @@ def test_a_diverged_cell_is_diagnosed_by_its_modules(graphs, tmp_path):
 # ---------------------------------------------------------------------------------------------- with every domain
 
 IMAGES = ("train_images=24", "test_images=12", "image_size=8", "patch=4", "batch=4", "steps=3", "checkpoint_every=0")
-SOFT = ("train_images=24", "test_images=12", "image_size=16", "stem_stride=1", "batch=4", "steps=3", "full_scale=false")
-SEQUENCES = ("steps=3", "batch=4", "train_samples=8", "valid_samples=4", "test_samples=4")
+SOFT = ("train_images=24", "test_images=12", "image_size=16", "stem_stride=1", "batch=4", "full_scale=false")
+SEQUENCES = ("batch=4", "train_samples=8", "valid_samples=4", "test_samples=4")
+DOMAINS = {
+    "000-causal": ("model=d32", "length=16", "tokens=64", "tested=4", "activations=relu", "alphas=1"),
+    "000-masked": ("model=d32", "length=16", "tokens=64", "tested=4", "alphas=1"),
+    "003-copying": ("model=d32", "length=16", "tokens=64", "tested=4", "methods=linear,performer"),
+    "001-table4": (*TRANSLATION, "methods=vanilla,sparsemax,reluformer"),
+    "002-table1": (*SOFT, "methods=soft,nystromformer"),
+    "002-table6": (*SEQUENCES, "methods=reformer,linformer,soft"),
+}
+"""Beside images, which all other tests have."""
+
+
+@pytest.mark.survival
+@pytest.mark.parametrize("recipe", DOMAINS)
+def test_cells_of_every_domain_compile_and_learn_the_same(recipe, places, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    runs = []
+    for compiled in ("false", "true"):
+        settings = (*DOMAINS[recipe], "steps=3", "checkpoint_every=0", f"compile={compiled}")
+        asked = runner.Request(recipe, "cpu", places(recipe), tmp_path / compiled, settings, (0,), "cpu", 1)
+        folders = sorted((runner.run(asked) / "cells").iterdir())
+        runs.append([json.loads((folder / "result.json").read_text()) for folder in folders])
+    for eager, other in zip(*runs, strict=True):
+        assert "compiled" not in eager
+        assert other["compiled"]["graphs"] >= 1
+        for key in {"first_loss", "last_loss", "test_loss", "valid_loss"} & eager.keys():
+            assert other[key] == pytest.approx(eager[key], rel=1e-4)
 
 
 def process(sharding, checkpointing, out):

@@ -60,7 +60,7 @@ def run_cell(
         return domain.task(cell, study.data, study.device)
 
     facts = domain.facts(cell)
-    work = Work(domain.unit, facts["tokens"] if domain.unit == "tokens" else 1, facts.get("flops_per_sample"))
+    work = Work(domain.unit, facts["tokens"] if domain.unit == "tokens" else 1)
     result = {"config_hash": config_hash, "variant": cell.variant.name, "seed": cell.seed, **facts}
     task: Task | None = None
     try:

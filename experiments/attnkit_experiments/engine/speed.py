@@ -16,9 +16,11 @@ PASSES = 3
 """A training's FLOPs are those of three forward passes: the gradients of a product are two products. What activation
 checkpointing computes again is not counted, so that it lowers the MFU."""
 
-# NVIDIA's data sheets, dense: half of what they give with sparsity. H100 SXM 1,979 and 989 with it, 67 without; H100
-# PCIe 1,513, 756, 51; H100 NVL and H200 NVL 1,671, 835, 60; H200 SXM as H100 SXM; A100 312, 156, 19.5 dense; L40S 362,
-# 183, 91.6 dense; L4 242, 120, 30.3; A10 125, 62.5, 31.2 dense; A40 149.7, 74.8, 37.4 dense.
+# NVIDIA's data sheets, dense: half of what they give with sparsity, in which H100 SXM has 1,979 and 989, H100 PCIe
+# 1,513 and 756, the NVL cards 1,671 and 835, L40S 733 and 366, L4 242 and 120; A100, A10 and A40 are given dense too.
+# H200 SXM computes as H100 SXM does. Compared with copies of the sheets of H100 SXM and PCIe, A100, L40S and A40 (a
+# vendor's tables, and that of an engineer of supercomputers), and in bfloat16 with what others compute MFU by for the
+# rest; for float32 of the NVL cards no copy was found: 132 multiprocessors of 128 lanes at 1.785 GHz are 60.
 PEAKS: dict[str, tuple[float, float, float]] = {
     # bfloat16, TF32, float32
     "NVIDIA H200 NVL": (835.5, 417.5, 60.0),
@@ -27,7 +29,7 @@ PEAKS: dict[str, tuple[float, float, float]] = {
     "NVIDIA H100 NVL": (835.5, 417.5, 60.0),
     "NVIDIA H100 80GB HBM3": (989.5, 494.5, 67.0),
     "NVIDIA A100": (312.0, 156.0, 19.5),
-    "NVIDIA L40S": (362.0, 183.0, 91.6),
+    "NVIDIA L40S": (362.05, 183.0, 91.6),
     "NVIDIA L4": (121.0, 60.0, 30.3),
     "NVIDIA A10": (125.0, 62.5, 31.2),
     "NVIDIA A40": (149.7, 74.8, 37.4),
@@ -67,13 +69,10 @@ RATES = ("samples_per_s", "input_share", "tflops_per_s", "mfu", "peak_bytes")
 
 @dataclass(frozen=True)
 class Work:
-    """What a sample is: so many of a `unit` (images, tokens), and the FLOPs of its forward pass, None if not
-    counted.
-    """
+    """What a sample is: so many of a `unit` (images, tokens)."""
 
     unit: str = "samples"
     units: int = 1
-    flops: float | None = None
 
 
 WORK = Work()
@@ -90,17 +89,17 @@ class Speed:
             one = peak_tflops(torch.cuda.get_device_name(device), config)
             self.peak = one and one * processes
 
-    def row(self, samples: int, seconds: float, waited: float) -> dict[str, Any]:
-        """The numbers of `samples` in `seconds`, `waited` of them for input, to four digits: a machine may have slept.
+    def row(self, samples: int, flops: float, seconds: float, waited: float) -> dict[str, Any]:
+        """The numbers of `samples`, whose forward pass has so many `flops`, in `seconds`, `waited` of them for input,
+        to four digits: a machine may have slept.
 
-        samples_per_s; input_share, of the time of this process; where they are known tflops_per_s, and mfu, their share
-        of the devices' peak; on a GPU peak_bytes, the most that torch has had allocated in this training.
+        samples_per_s; input_share, of the time of this process; tflops_per_s, and where it is known mfu, their share of
+        the devices' peak; on a GPU peak_bytes, the most that torch has had allocated in this training.
         """
         row: dict[str, Any] = {"samples_per_s": _short(samples / seconds), "input_share": _short(waited / seconds)}
-        if self.work.flops:
-            row["tflops_per_s"] = _short(PASSES * self.work.flops * samples / seconds / 1e12)
-            if self.peak:
-                row["mfu"] = _short(row["tflops_per_s"] / self.peak)
+        row["tflops_per_s"] = _short(PASSES * flops / seconds / 1e12)
+        if self.peak:
+            row["mfu"] = _short(row["tflops_per_s"] / self.peak)
         if self.device.type == "cuda":
             row["peak_bytes"] = torch.cuda.max_memory_allocated(self.device)
         return row

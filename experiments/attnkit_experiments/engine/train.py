@@ -68,6 +68,11 @@ class Task(Protocol):
         over all `ids`.
         """
 
+    def flops(self, ids: np.ndarray) -> int:
+        """Floating-point operations of the matrix products of the forward pass of samples `ids`, without those that
+        compute nothing, such as of tokens that causality hides; a multiply-add is two.
+        """
+
     def evaluate(self, world: World = ALONE) -> dict[str, float]:
         """Metrics on the test split, in every process; each computes its share."""
 
@@ -154,7 +159,7 @@ def train(
     The main process writes `metrics.jsonl` (a line per step and per evaluation, which `track` shows elsewhere too),
     `checkpoints/`, after the last step `outcomes.safetensors`, and, with a moving average, `weights_ema.safetensors`;
     the returned task has the whole model, even if training was sharded, and is not compiled. `work` says what a sample
-    costs.
+    is.
 
     Errors: Diverged if the loss or the gradient stops being finite; UserError if all checkpoints are damaged, or
     foreign, that of `check`, which is called before something is written, and that of `compiler`; Preempted, after a
@@ -225,7 +230,8 @@ def _train(
             now, waited = time.perf_counter(), INPUT.seconds - before
             spent, longest, looked = now - clock, max(longest, now - looked), now
             for row, each in zip(rows, waiting, strict=True):
-                row |= speed.row(row["samples"] * len(rows), spent, waited)
+                steps = len(rows)
+                row |= speed.row(row["samples"] * steps, run.task.flops(each.ids) * steps, spent, waited)
                 if metrics:
                     metrics.write(row | {"seconds": round(seconds + spent, 4)})
                 _require_finite(row, metrics, label, run, each)
@@ -315,12 +321,12 @@ class Run:
         ids = self.task.sample_ids(step)
         parts = self.world.parts(len(ids), self.accumulate)
         self.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros(())
+        total: Any = 0.0  # not a tensor, which would be copied to the device, and waited for
         for own in parts:
             with self.world.part(self.module, last=own is parts[-1]):
                 share = self.share(ids, step, own)
                 self.world.backward(share)
-            total = total.to(share.device) + share.detach().float()
+            total = total + share.detach().float()
         total, told = self.world.sum_and_told(total)
         norm = nn.utils.get_total_norm([p.grad for p in self.task.model.parameters() if p.grad is not None])
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm

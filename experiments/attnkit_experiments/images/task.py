@@ -22,7 +22,7 @@ from attnkit_experiments.engine.speed import INPUT
 from attnkit_experiments.engine.transfer import upload
 from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.images import fewshot
-from attnkit_experiments.images.model import ViT
+from attnkit_experiments.images.model import ViT, forward_flops
 
 EVALUATION_BATCH = 500
 
@@ -115,7 +115,7 @@ class ImageTask:
         self.augmentation, self.batch, self.seed, self.device = augmentation, batch, seed, device
         self.precision = precision
         self.outcomes: Outcomes = {}
-        self.classes = model.classes
+        self.classes, self.config = model.classes, model
         self.loss_of = loss
         self.probes, self.shots = probes, shots
         self.judged = torch.arange(model.classes, device=device)
@@ -134,6 +134,9 @@ class ImageTask:
     def loss(self, ids: np.ndarray, step: int, own: slice) -> Tensor:
         images, targets = self.training_batch(ids, step, own)
         return self.loss_of(self.apply(images).float(), targets, self.augmentation.smoothing) / len(ids)
+
+    def flops(self, ids: np.ndarray) -> int:
+        return len(ids) * forward_flops(self.config)
 
     def training_batch(self, ids: np.ndarray, step: int, own: slice) -> tuple[Tensor, Tensor]:
         """Augmented images (n, C, H, W) and target distributions (n, classes) of the samples ids[own] of a step.

@@ -7,7 +7,6 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import torch
 
-import attnkit
 from attnkit.nn.context_parallel import SERVED
 from attnkit_experiments.data.text.bytes import PYDOC, TextData, load_text
 from attnkit_experiments.data.text.symbols import generate
@@ -31,8 +30,6 @@ from attnkit_experiments.study.recipe import (
 from attnkit_experiments.study.stored import Count
 
 BY_TASK, GENERATED = "by-task", "generated"
-OF_PAIRS = (attnkit.softmax_attention.__name__, attnkit.pointwise_attention.__name__)
-"""Attention whose operations `forward_flops` counts."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +138,6 @@ def task(cell: Cell, data: TextData, device: torch.device) -> LanguageTask:
 
 def facts(cell: Cell) -> dict[str, Any]:
     model = cell.settings["model"]
-    if model.op not in OF_PAIRS:
-        return {"tokens": model.length}
     flops = forward_flops(model)
     training = 3 * flops * cell.train.steps * cell.settings["batch"]
     return {"tokens": model.length, "flops_per_sample": flops, "training_flops": training}

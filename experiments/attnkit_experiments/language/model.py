@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 import attnkit
 from attnkit import RowStatistics
 from attnkit_experiments.data.text.bytes import BYTES
+from attnkit_experiments.engine.counting import attention_multiply_adds
 from attnkit_experiments.engine.errors import require_in, unknown
 from attnkit_experiments.images.model import LAYERNORM_EPS, SIZES, Block, tiny_biases
 
@@ -100,11 +101,14 @@ def forward_flops(config: LanguageConfig) -> int:
     """Floating-point operations of the matrix products of one sequence's forward pass (a multiply-add is 2).
 
     Only visible pairs of tokens are counted, L(L + 1)/2 in a causal model: the needless work of an implementation
-    shows in the measured time. Of attention with weights for pairs, not of the linear family.
+    shows in the measured time.
     """
-    width, depth, hidden, _ = SIZES[config.size]
+    width, depth, hidden, heads = SIZES[config.size]
     length = config.length
     projections = (5 if config.gate else 4) * width * width
-    keys = (length + 1) / 2 if config.causal else length
-    block = length * (projections + 2 * width * hidden) + int(2 * length * keys) * width
+    pairs = length * (length + 1) // 2 if config.causal else length * length
+    attention = attention_multiply_adds(
+        config.op, config.options, queries=length, keys=length, pairs=pairs, width=width, heads=heads
+    )
+    block = length * (projections + 2 * width * hidden) + attention
     return 2 * (depth * block + length * width * config.vocabulary)

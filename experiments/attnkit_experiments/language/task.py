@@ -18,7 +18,7 @@ from attnkit_experiments.engine.sampler import build_seeded, generator, sample_i
 from attnkit_experiments.engine.speed import INPUT
 from attnkit_experiments.engine.transfer import upload
 from attnkit_experiments.engine.world import ALONE, Context, World
-from attnkit_experiments.language.model import LanguageConfig, LanguageModel
+from attnkit_experiments.language.model import LanguageConfig, LanguageModel, forward_flops
 from attnkit_experiments.language.targets import TARGETS, Draw, Sample
 
 EVALUATION_TOKENS = 1 << 14
@@ -64,6 +64,7 @@ class LanguageTask:
         self.model = build_seeded(lambda: LanguageModel(model), seed).to(device)
         self.apply: Callable[..., Tensor] = self.model
         self.length, self.batch, self.tested, self.seed = model.length, batch, tested, seed
+        self.window_flops = forward_flops(model)
         self.precision, self.device, self.kind = precision, device, kind
         self.name, self.vocabulary, self.tokens_per_byte = data.name, data.vocabulary, data.tokens_per_byte
         self.train, self.test = data.train, data.test
@@ -100,6 +101,9 @@ class LanguageTask:
             tokens, targets, counts = self.sample(self.train, ids, generator(self.seed, step, "masks"), own)
         losses = nats(self.apply(tokens, self.part.start), targets)
         return losses.where(counts, 0.0).sum() / (len(ids) * TARGETS[self.kind].counted(self.length))
+
+    def flops(self, ids: np.ndarray) -> int:
+        return len(ids) * self.window_flops
 
     def tested_ids(self) -> np.ndarray:
         count = windows(len(self.test), self.length)

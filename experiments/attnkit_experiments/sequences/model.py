@@ -6,6 +6,7 @@ pooling, and a head of one hidden layer. Two layers of width 64, MLP 128, 2 head
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attnkit_experiments.data.sequences.dataset import PADDING
+from attnkit_experiments.engine.counting import multiply_adds
 from attnkit_experiments.engine.errors import require_in, unknown
 from attnkit_experiments.sequences.methods import METHODS
 
@@ -148,3 +150,12 @@ class SequenceClassifier(nn.Module):
             pooled += [u * v, u - v]
         logits: Tensor = self.head(torch.cat(pooled, dim=-1))
         return logits
+
+
+@functools.cache
+def forward_flops(config: ClassifierConfig, length: int) -> int:
+    """Floating-point operations of the matrix products and convolutions of the forward pass of a sample (a multiply-add
+    is 2) that is padded to `length` tokens, as torch counts them in the model: padding is computed too.
+    """
+    tokens = torch.ones(1, config.towers, length, dtype=torch.long, device="meta")
+    return 2 * multiply_adds(lambda: SequenceClassifier(config), tokens)

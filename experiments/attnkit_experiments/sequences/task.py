@@ -18,7 +18,7 @@ from attnkit_experiments.engine.speed import INPUT
 from attnkit_experiments.engine.transfer import upload
 from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.sequences.methods import METHODS
-from attnkit_experiments.sequences.model import ClassifierConfig, SequenceClassifier
+from attnkit_experiments.sequences.model import ClassifierConfig, SequenceClassifier, forward_flops
 
 
 class SequenceTask:
@@ -57,6 +57,7 @@ class SequenceTask:
         self.apply: Callable[..., Any] = self.model
         self.data, self.batch, self.seed, self.device = data, batch, seed, device
         self.length, self.pad_to_multiple, self.precision = model.length, pad_to_multiple, precision
+        self.config = model
         self.outcomes: Outcomes = {}
         self.tokens = torch.from_numpy(data.tokens).to(device)
         self.starts = torch.from_numpy(data.starts).to(device)
@@ -78,6 +79,9 @@ class SequenceTask:
         with seeded(self.seed, step, f"dropout/{first}", self.device):
             logits = self.apply(tokens)
         return nats(logits, labels).sum() / len(ids)
+
+    def flops(self, ids: np.ndarray) -> int:
+        return len(ids) * forward_flops(self.config, self.width_of(self.data.train.rows[ids]))
 
     def width_of(self, rows: np.ndarray) -> int:
         """The padded length of a batch of sequences."""

@@ -7,7 +7,6 @@ other than Tiny at 224 pixels, for the columns of full scale.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, TypedDict
@@ -16,12 +15,11 @@ import torch
 
 from attnkit_experiments.data.images.dataset import ImageData
 from attnkit_experiments.data.images.lazy import LazyImages
-from attnkit_experiments.engine.counting import multiply_adds, parameters
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.images.settings import ImageSettings, about_images, augmentation, image_source, read_images
 from attnkit_experiments.images.task import require_fit
 from attnkit_experiments.soft.inspection import Inspected, inspect
-from attnkit_experiments.soft.model import OPTIONS, SoftConfig, SoftVisionTransformer
+from attnkit_experiments.soft.model import OPTIONS, SoftConfig, SoftVisionTransformer, cost
 from attnkit_experiments.soft.task import SoftImageTask
 from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Variant, from_study
 from attnkit_experiments.study.stored import Count
@@ -76,16 +74,6 @@ def task(cell: Cell, data: ImageData | LazyImages, device: torch.device) -> Soft
         data, of["model"], of["augmentation"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed,
         device=device, build=SoftVisionTransformer,
     )  # fmt: skip
-
-
-@functools.cache
-def cost(config: SoftConfig) -> tuple[int, int]:
-    """(parameters, multiply-adds of one image)."""
-
-    def build() -> SoftVisionTransformer:
-        return SoftVisionTransformer(config)
-
-    return parameters(build), multiply_adds(build, (1, config.channels, config.image, config.image))
 
 
 def facts(cell: Cell) -> dict[str, Any]:

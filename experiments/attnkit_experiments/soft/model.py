@@ -8,12 +8,14 @@ std 0.02 (which it cuts at 100 of them), biases at 0.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from attnkit_experiments.engine.counting import multiply_adds, parameters
 from attnkit_experiments.engine.errors import unknown
 from attnkit_experiments.soft.attention import Place, SoftOptions
 from attnkit_experiments.soft.methods import METHODS, last_soft, last_softmax
@@ -314,3 +316,14 @@ class SoftVisionTransformer(nn.Module):
                 x = stage.picture(x)
         x = self.norm(x)
         return self.head(x[:, 0] if self.config.pyramid else x.mean(dim=1))
+
+
+@functools.cache
+def cost(config: SoftConfig) -> tuple[int, int]:
+    """(parameters, multiply-adds of one image)."""
+
+    def build() -> SoftVisionTransformer:
+        return SoftVisionTransformer(config)
+
+    image = torch.empty(1, config.channels, config.image, config.image, device="meta")
+    return parameters(build), multiply_adds(build, image)

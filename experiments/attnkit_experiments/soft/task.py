@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attnkit_experiments.engine.sampler import seeded
 from attnkit_experiments.images.task import ImageTask
+from attnkit_experiments.soft.model import cost
 
 
 class SoftImageTask(ImageTask):
@@ -21,3 +22,6 @@ class SoftImageTask(ImageTask):
         first = range(len(ids))[own].start
         with seeded(self.seed, step, f"drop_path/{first}", self.device):
             return super().loss(ids, step, own)
+
+    def flops(self, ids: np.ndarray) -> int:
+        return len(ids) * 2 * cost(self.config)[1]

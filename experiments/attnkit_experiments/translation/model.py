@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from attnkit import RowStatistics
 from attnkit.nn import KeyValueCache, KeyValueMemory, MultiHeadAttention
 from attnkit_experiments.data.text.pairs import PAD
+from attnkit_experiments.engine.counting import attention_multiply_adds
 from attnkit_experiments.engine.errors import require_in, unknown
 from attnkit_experiments.translation.methods import VANILLA, Method
 
@@ -400,3 +402,25 @@ class Translator(nn.Module):
     def _to_vocabulary(self, x: Tensor) -> Tensor:
         weight = self.source.weight if self.output is None else self.output.weight
         return nn.functional.linear(self.decoder_norm(x), weight)
+
+
+def forward_flops(config: TranslationConfig, sources: np.ndarray, targets: np.ndarray) -> int:
+    """Floating-point operations of the matrix products of the forward pass of sentence pairs (a multiply-add is 2) of
+    as many tokens, (n,) and (n,) int64 with the one that ends or begins each.
+
+    Padding is not counted, nor are pairs that causality hides: needless work shows in the measured time.
+    """
+    width, slots = config.dim, config.slots
+
+    def attention(method: Method, queries: np.ndarray, keys: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+        own = attention_multiply_adds(
+            method.op, method.options, queries=queries, keys=keys, pairs=pairs, width=width, heads=config.heads
+        )
+        return own + 2 * width * width * (queries + keys)  # q and out, k and v
+
+    memory = 2 * width * slots
+    encoder = attention(config.encoder, sources, sources, sources * sources) + memory * sources
+    own = attention(config.decoder, targets, targets, targets * (targets + 1) // 2)
+    decoder = own + attention(config.cross, targets, sources, targets * sources) + memory * targets
+    layers = config.encoder_layers * encoder + config.decoder_layers * decoder
+    return 2 * int((layers + width * config.vocabulary * targets).sum())

@@ -27,7 +27,7 @@ from attnkit_experiments.engine.transfer import upload
 from attnkit_experiments.engine.world import ALONE, World
 from attnkit_experiments.translation.bleu import corpus_bleu, sentence_statistics
 from attnkit_experiments.translation.decode import DecodeConfig, beam_search
-from attnkit_experiments.translation.model import LayerRows, TranslationConfig, Translator
+from attnkit_experiments.translation.model import LayerRows, TranslationConfig, Translator, forward_flops
 from attnkit_experiments.translation.smoothing import Smoothed, fairseq_smoothed
 
 FIELDS = ("total", "entropy", "visible")  # the fields needed by the regulariser
@@ -170,13 +170,18 @@ class TranslationTask:
                 logits, rows = self.apply(*batch[:3], fields=FIELDS, layers=tuple(self.regularised))
             else:
                 logits = self.apply(*batch[:3])
-        tokens = {
-            "source": int(self.data.train.source.lengths[ids].sum()) + len(ids),
-            "target": int(self.data.train.target.lengths[ids].sum()) + len(ids),
-        }
+        source, target = self.lengths(ids)
+        tokens = {"source": int(source.sum()), "target": int(target.sum())}
         losses = self.smoothed(logits, batch.target_out, self.objective.smoothing)
         share = losses.masked_fill(batch.target_out == PAD, 0.0).sum() / tokens["target"]
         return share + self.regulariser(rows, tokens) if rows else share
+
+    def lengths(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of the sources and targets of training pairs, with the one that ends each."""
+        return self.data.train.source.lengths[ids] + 1, self.data.train.target.lengths[ids] + 1
+
+    def flops(self, ids: np.ndarray) -> int:
+        return forward_flops(self.model.config, *self.lengths(ids))
 
     def regulariser(self, rows: Mapping[str, LayerRows], tokens: Mapping[str, int]) -> Tensor:
         """The regulariser's share of the loss: of rows of some samples of a batch with that many tokens."""

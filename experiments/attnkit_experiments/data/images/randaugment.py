@@ -165,6 +165,7 @@ class Constants(NamedTuple):
     stretch: Tensor  # (256, 2) float64: factor and offset of autocontrast by the difference between its levels
     grey: Tensor  # (3, 1, 1) float32
     last: Tensor  # (2, 1, 1) float64: the last column and row
+    sides: Tensor  # (2, 1, 1) float64: width and height
     fill: Tensor  # (3, 1, 1) uint8
 
 
@@ -192,8 +193,9 @@ def _constants(height: int, width: int, fill: tuple[int, int, int]) -> tuple[np.
     span = np.arange(256, dtype=np.float64)
     stretch = np.stack([255 / span.clip(min=1), 255 / span.clip(min=1)], axis=1)
     stretch[0] = 1, 0  # of one level: as it is
-    last = np.array([width - 1.0, height - 1.0]).reshape(2, 1, 1)
-    return LEVELS, np.ones(1, dtype=np.int64), stretch, GREY, last, np.array(fill, dtype=np.uint8).reshape(3, 1, 1)
+    sides = np.array([width, height], dtype=np.float64).reshape(2, 1, 1)
+    colour = np.array(fill, dtype=np.uint8).reshape(3, 1, 1)
+    return LEVELS, np.ones(1, dtype=np.int64), stretch, GREY, sides - 1, sides, colour
 
 
 def _computed(layer: Layer, order: np.ndarray, height: int, width: int) -> list[np.ndarray]:
@@ -236,14 +238,13 @@ def _applied(images: Tensor, layer: Uploaded, counts: dict[str, int], constants:
 
 def _moved(images: Tensor, layer: Uploaded, constants: Constants, bilinear: bool) -> Tensor:
     """Every pixel from its place, the nearest pixel there or a bilinear mean; `fill` where that is outside."""
-    height, width = images.shape[2:]
+    width = images.shape[3]
     source = (layer.across + layer.down).add_(layer.shift)
     nearest = (source + 0.5).floor_()
     inner = torch.minimum(nearest, constants.last).clamp_(min=0)
     column_inside, row_inside = (inner == nearest).split(1, dim=1)
     if bilinear:
-        x, y = source.unbind(1)
-        grid = torch.stack([(2 * x + 1) / width - 1, (2 * y + 1) / height - 1], dim=-1).float()
+        grid = ((2 * source + 1) / constants.sides - 1).float().permute(0, 2, 3, 1)
         out = grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
         out = out.add_(1e-3).byte()  # truncated as in Pillow, except for integers up to rounding
     else:
