@@ -157,6 +157,16 @@ def test_sdpa_serves_what_it_says_and_nothing_else():
             attnkit.softmax_attention(q[:, :, :queries], k[:, :, :keys], v[:, :, :keys], impl="sdpa")
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.0, 1e-50])
+def test_scores_that_are_scaled_to_nothing_or_turned_are_no_nan(scale):
+    """torch hides keys by -∞ and multiplies then, which gives NaN, or +∞ where they are hidden."""
+    q, k, v = (torch.tensor(x) for x in qkv(16, 16))
+    o = attnkit.softmax_attention(q, k, v, scale=scale, causal=True)
+    assert_close(o, attnkit.softmax_attention(q, k, v, scale=scale, causal=True, impl="generic"))
+    with pytest.raises(NotImplementedError, match="-∞ before it multiplies"):
+        attnkit.softmax_attention(q, k, v, scale=scale, causal=True, impl="sdpa")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("keys", [1, 2, 7, 8, 9, 15, 16, 17, 31, 33])
 def test_a_query_of_nan_is_seen_in_its_output(keys, dtype):

@@ -28,6 +28,9 @@ def sdpa_unsupported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **option
             return f"{name} is served by the generic implementation"
     if options.get("causal") and q.shape[-2] != k.shape[-2]:
         return "causal needs as many queries as keys"
+    scale = options.get("scale")
+    if options.get("causal") and scale is not None and scale < torch.finfo(torch.float32).tiny:
+        return f"torch hides keys by -∞ before it multiplies; got scale={scale}"
     if q.shape[-2] == 0 or k.shape[-2] == 0:
         return "no queries or no keys"
     if q.device.type == "cpu" and q.dtype == torch.float16:
