@@ -9,12 +9,13 @@ import torch
 
 import attnkit
 from attnkit.nn.context_parallel import SERVED
-from attnkit_experiments.data.text.bytes import PYDOC, TextData, load_text
+from attnkit_experiments.data.text.bytes import BYTES, PYDOC, TextData, load_text
 from attnkit_experiments.data.text.symbols import generate
 from attnkit_experiments.data.text.tokens import OF_BYTES, holds_tokens, load_tokens
 from attnkit_experiments.engine.errors import UserError, require_in
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.language.inspection import Inspected, inspect
+from attnkit_experiments.language.layers import learns_more
 from attnkit_experiments.language.model import LanguageConfig, forward_flops
 from attnkit_experiments.language.task import LanguageTask, require_fit
 from attnkit_experiments.study.recipe import (
@@ -90,7 +91,7 @@ def load(source: Source) -> TextData:
 
 def about(data: TextData) -> dict[str, Any]:
     origin = f"from {data.files} files" if data.files else GENERATED
-    unit = "tokens" if data.tokenizer else "bytes"
+    unit = "bytes" if data.vocabulary == BYTES else "tokens"
     text = f"{len(data.train):,} {unit} to train on and {len(data.test):,} to test on, {origin}"
     facts = {"name": data.name, "text": text, "train": len(data.train), "test": len(data.test)}
     if data.tokenizer:
@@ -150,7 +151,8 @@ def facts(cell: Cell) -> dict[str, Any]:
 
 def shape(cell: Cell) -> tuple[Any, ...]:
     model = cell.settings["model"]
-    return model.size, model.length, model.qk_norm, model.gate
+    own = (model.op, *sorted(model.options.items())) if learns_more(model.op, model.options) else ()
+    return model.size, model.length, model.qk_norm, model.gate, own
 
 
 def sections(study: Any, show_samples: bool) -> list[Section]:
