@@ -34,8 +34,10 @@ def has_statistics(op: str, options: Mapping[str, Any]) -> bool:
 
 def learns_more(op: str, options: Mapping[str, Any]) -> bool:
     """Whether a layer has more parameters than softmax's."""
-    return op in (*RECURRENT, attnkit.forgetting_attention.__name__) or LEARNED in options.values() or any(
-        name in options for name in OWN
+    return (
+        op in (*RECURRENT, attnkit.forgetting_attention.__name__)
+        or LEARNED in options.values()
+        or any(name in options for name in OWN)
     )
 
 
@@ -135,9 +137,8 @@ class RecurrentAttention(nn.Module):
         self.gates = nn.ModuleDict(gates)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            each(x).unflatten(-1, (self.heads, -1)).transpose(-3, -2) for each in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q, k, v = (each.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for each in projected)
         if self.q_norm_weight is not None and self.k_norm_weight is not None:
             q, k = attnkit.qk_layernorm(q, k, self.q_norm_weight, self.k_norm_weight)
         if self.unit_keys:

@@ -28,7 +28,8 @@ class LanguageConfig:
     """The configuration of the model: sizes are those of the ViT, `length` is the number of tokens it reads.
 
     `op` and `options` are those of `layers.attention`. `vocabulary`: the number of tokens, 256 for bytes; a model of
-    masked tokens reads one more, the mask, whose id is `vocabulary`. `tied`: logits are products with the table that embeds tokens (Press and Wolf 2017), and a bias.
+    masked tokens reads one more, the mask, whose id is `vocabulary`. `tied`: logits are products with the table that
+    embeds tokens (Press and Wolf 2017), and a bias.
     """
 
     size: str

@@ -17,7 +17,7 @@ from attnkit_experiments.study.recipe import Measure, Source, Variant, from_stud
 
 @dataclass(frozen=True)
 class RecallStudy(MethodStudy):
-    """`pairs` of a window; `vocabulary`: keys, values and a filler; `train_windows`, `test_windows`: how many there are.
+    """`pairs` of a window; `vocabulary`: keys, values and a filler; `train_windows`, `test_windows`: their numbers.
 
     `shift`: whether keys see the token before too (`layers.Shifted`), so that a value is found by its key in one layer.
     """

@@ -1,4 +1,4 @@
-"""What a language model is trained to predict, and where it counts: the next token, a copy, masked tokens, or values of keys."""
+"""What a language model is trained to predict, and where: the next token, a copy, masked tokens, or values of keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Multi-query associative recall (Arora et al. 2024, *Zoology*, §4): pairs of keys and values, then queries of the keys.
+"""Multi-query associative recall (Arora et al. 2024, *Zoology*, §4): pairs of keys and values, then queries of keys.
 
 A window has k_1 v_1 … k_D v_D, and behind that D of the places for two tokens have a key and its value; between are
 fillers. Keys of a window are different and so are values, so that the value of a query has one answer.

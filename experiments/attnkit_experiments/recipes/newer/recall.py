@@ -78,7 +78,7 @@ RECIPE = Recipe(
     variants=variants,
     deviations=(
         "Windows have the value behind each query, as the paper's text has it and language would; the published code "
-        "leaves a filler there. The value is not repeated before another query of the same key, of which there is none.",
+        "leaves a filler there. No key is asked for twice, so that no answer tells another.",
         "Blocks have an MLP and a norm before each part; the paper's have attention alone.",
         "In presets smoke and cpu keys are projections of two tokens, a convolution of one weight a feature each, with "
         "every method: published linear layers have one of four tokens, and without it what differs is how well a "
