@@ -9,7 +9,7 @@ import torch
 
 import attnkit
 from attnkit.nn.context_parallel import SERVED
-from attnkit_experiments.data.text.bytes import BYTES, PYDOC, TextData, load_text
+from attnkit_experiments.data.text.bytes import PYDOC, TextData, load_text
 from attnkit_experiments.data.text.symbols import generate
 from attnkit_experiments.data.text.tokens import OF_BYTES, holds_tokens, load_tokens
 from attnkit_experiments.engine.errors import UserError, require_in
@@ -91,7 +91,7 @@ def load(source: Source) -> TextData:
 
 def about(data: TextData) -> dict[str, Any]:
     origin = f"from {data.files} files" if data.files else GENERATED
-    unit = "bytes" if data.vocabulary == BYTES else "tokens"
+    unit = "tokens" if data.tokenizer or data.answers else "bytes"
     text = f"{len(data.train):,} {unit} to train on and {len(data.test):,} to test on, {origin}"
     facts = {"name": data.name, "text": text, "train": len(data.train), "test": len(data.test)}
     if data.tokenizer:
