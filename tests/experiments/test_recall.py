@@ -8,6 +8,7 @@ from attnkit_experiments.data.text import recall
 from attnkit_experiments.data.text.recall import RecallRules, generate, keys_of
 from attnkit_experiments.evidence.runs import FLOOR
 from attnkit_experiments.language import layers
+from attnkit_experiments.language.domain import require_parts
 from attnkit_experiments.language.methods import METHODS
 from attnkit_experiments.language.model import LanguageConfig, LanguageModel
 from attnkit_experiments.language.targets import Draw, recalled
@@ -136,3 +137,10 @@ def test_recurrent_layers_refuse_what_they_are_not():
     for wrong in ({"causal": False}, {"gate": torch.nn.functional.silu}):
         with pytest.raises(ValueError, match="delta_attention is causal and has no output gate"):
             layers.attention(8, 2, op="delta_attention", options={}, length=4, **{"causal": True, **wrong})
+
+
+def test_windows_of_a_shift_are_not_cut_over_processes():
+    config = LanguageConfig("d64x2", 12, options={"shift": True})
+    with pytest.raises(ValueError, match="context=2: a layer with shift needs the tokens of other processes"):
+        require_parts(config, 2)
+    require_parts(LanguageConfig("d64x2", 12), 2)

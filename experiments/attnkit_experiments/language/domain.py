@@ -15,7 +15,7 @@ from attnkit_experiments.data.text.tokens import OF_BYTES, holds_tokens, load_to
 from attnkit_experiments.engine.errors import UserError, require_in
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.language.inspection import Inspected, inspect
-from attnkit_experiments.language.layers import learns_more
+from attnkit_experiments.language.layers import OWN, learns_more
 from attnkit_experiments.language.model import LanguageConfig, forward_flops
 from attnkit_experiments.language.task import LanguageTask, require_fit
 from attnkit_experiments.study.recipe import (
@@ -128,6 +128,8 @@ def require_parts(model: LanguageConfig, context: int, *, compiled: bool = False
     if model.op not in served:
         names = ", ".join(served)
         raise ValueError(f"context={context}: {model.op} has no context parallelism; those that have: {names}")
+    if own := [name for name in OWN if name in model.options]:
+        raise ValueError(f"context={context}: a layer with {own[0]} needs the tokens of other processes")
     if compiled:
         raise ValueError(f"context={context}: a block in which processes exchange is no one graph; --set compile=false")
 
