@@ -102,7 +102,7 @@ def test_queries_come_soon_but_anywhere():
 def model_of(method, **options):
     op, own = METHODS[method]
     torch.manual_seed(0)
-    model = LanguageModel(LanguageConfig("d64x2", 12, op=op, options={**own, **options}, vocabulary=16)).double()
+    model = LanguageModel(LanguageConfig("d32x2", 12, op=op, options={**own, **options}, vocabulary=16)).double()
     torch.nn.init.normal_(model.head.weight)
     return model.eval()
 
@@ -140,7 +140,7 @@ def test_recurrent_layers_refuse_what_they_are_not():
 
 
 def test_windows_of_a_shift_are_not_cut_over_processes():
-    config = LanguageConfig("d64x2", 12, options={"shift": True})
+    config = LanguageConfig("d32x2", 12, options={"shift": True})
     with pytest.raises(ValueError, match="context=2: a layer with shift needs the tokens of other processes"):
         require_parts(config, 2)
-    require_parts(LanguageConfig("d64x2", 12), 2)
+    require_parts(LanguageConfig("d32x2", 12), 2)

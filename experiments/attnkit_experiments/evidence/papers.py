@@ -146,7 +146,7 @@ LINEAR = Paper(
 NEWER = Paper(
     "newer",
     "Variants of 2023 to 2026",
-    "the papers of sinks, scalable softmax, softpick, stick-breaking, forgetting and gated linear attention and of "
+    "The papers of sinks, scalable softmax, softpick, stick-breaking, forgetting and gated linear attention and of "
     "delta rules; models and settings are ours, and so is the margin of what is called about as good",
     newer.CLAIMS,
     (

@@ -28,7 +28,6 @@ TEMPERATURE = 10_000.0
 # name: width, depth, width of the MLP, heads
 SIZES: dict[str, tuple[int, int, int, int]] = {
     "d32x2": (32, 2, 128, 1),
-    "d64x2": (64, 2, 256, 1),
     "w128x2": (128, 2, 512, 1),
     "d64": (64, 4, 256, 2),
     "w96": (96, 6, 384, 3),

@@ -23,7 +23,7 @@ SCALES = {
     "smoke": Scale(
         SMOKE
         | {
-            "model": "d64x2",
+            "model": "d32x2",
             "length": 16,
             "pairs": 2,
             "vocabulary": 32,
@@ -37,17 +37,18 @@ SCALES = {
     "cpu": Scale(
         CPU
         | {
-            "model": "d64x2",
-            "length": 128,
-            "pairs": 32,
-            "vocabulary": 256,
-            "tested": 500,
-            "steps": 2000,
-            "warmup": 100,
+            "model": "d32x2",
+            "length": 64,
+            "pairs": 16,
+            "vocabulary": 128,
+            "lr": 4e-3,
+            "tested": 0,
+            "steps": 4000,
+            "warmup": 50,
             "evaluate_every": 200,
             "checkpoint_every": 500,
         },
-        "cpu: width 64, depth 2, one head; 32 pairs of 127 keys and 128 values",
+        "cpu: width 32, depth 2, one head; 16 pairs in 64 tokens, of 63 keys and 64 values",
         "about 70 minutes, 2 CPU cores (estimated)",
     ),
     "paper": Scale(
