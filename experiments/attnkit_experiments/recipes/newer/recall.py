@@ -8,9 +8,9 @@ Expected: softmax finds all values at every width in the paper, methods whose st
     Nothing is published for these methods together. Guessing has one of the values of the vocabulary, or of the window.
 Settings: `methods`, `pairs`, `length`, `vocabulary`, and `shift`, without which a layer must first bring key and value
     together.
-    Those of cpu were chosen on one seed each with 16 pairs in 64 tokens, after the claims were stated: softmax found all
-    values after 200 steps, the delta rule 99 % after 400, decays of tokens 90 % after 600 and 94 % after 800. With 32
-    pairs of 127 keys, width 64 and half the rate nothing was found in 170 steps.
+    Those of cpu were chosen on one seed each with 16 pairs in 64 tokens, after the claims were stated: softmax found
+    all values after 200 steps, the delta rule 99 % after 400, decays of tokens 90 % after 600 and 94 % after 800. With
+    32 pairs of 127 keys, width 64 and half the rate nothing was found in 170 steps.
 Cost: smoke under a minute on 2 CPU cores; cpu (16 methods, 3 seeds) about 80
     minutes on 2 CPU cores (estimated); paper not estimated.
 Command: python -m experiments run 005-recall --preset cpu --out runs/recall
