@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from attnkit_experiments.data.text import recall
-from attnkit_experiments.data.text.recall import RecallRules, generate, keys_of
+from attnkit_experiments.data.text import keys_values
+from attnkit_experiments.data.text.keys_values import RecallRules, generate, keys_of
 from attnkit_experiments.evidence.runs import FLOOR
 from attnkit_experiments.language import layers
 from attnkit_experiments.language.domain import require_parts
@@ -91,7 +91,7 @@ def test_without_enough_different_windows_there_are_none():
 
 def test_queries_come_soon_but_anywhere():
     """The first place has the weight 1, the last 1 / places^0.99."""
-    rows = recall.draw(RecallRules(400, 1, 16, 1, 1), 4000, np.random.default_rng(0))
+    rows = keys_values.draw(RecallRules(400, 1, 16, 1, 1), 4000, np.random.default_rng(0))
     place = (np.argmax(rows[:, 2:] > 0, axis=1)) // 2
     share = np.bincount(place, minlength=199) / 4000
     expected = np.arange(1, 200) ** -0.99

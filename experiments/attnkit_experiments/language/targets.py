@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnkit_experiments.data.text.bytes import TextData
-from attnkit_experiments.data.text.recall import keys_of
+from attnkit_experiments.data.text.keys_values import keys_of
 
 CHOSEN, MASKED, RANDOM = 0.15, 0.8, 0.1  # Devlin et al. 2019 §3.1
 

@@ -18,7 +18,7 @@ Command: python -m experiments run 005-recall --preset cpu --out runs/recall
 
 from __future__ import annotations
 
-from attnkit_experiments.language.recall import DOMAIN, RecallStudy, variants
+from attnkit_experiments.language.recall_domain import DOMAIN, RecallStudy, variants
 from attnkit_experiments.recipes.relu_vit.language import CPU, SMOKE
 from attnkit_experiments.study.recipe import Recipe, Scale, presets
 

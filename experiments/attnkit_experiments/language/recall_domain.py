@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attnkit_experiments.data.text.bytes import TextData
-from attnkit_experiments.data.text.recall import RecallRules, generate
+from attnkit_experiments.data.text.keys_values import RecallRules, generate
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.language import domain
 from attnkit_experiments.language.methods import MethodStudy
