@@ -107,7 +107,7 @@ class Block(nn.Module):
         self,
         size: str,
         *,
-        layer: Callable[..., nn.Module] = MultiHeadAttention,
+        layer: Callable[..., Any] = MultiHeadAttention,
         mlp_gelu: str = "exact",
         scale: Scale | None = None,
         gate: str = "",
@@ -117,9 +117,9 @@ class Block(nn.Module):
         width, _, hidden, heads = SIZES[size]
         gated = nn.functional.silu if gate == "silu" else None
         self.attention_norm = nn.LayerNorm(width, eps=LAYERNORM_EPS)
-        self.attention: nn.Module = layer(width, heads, gate=gated, **attention)
+        self.attention = layer(width, heads, gate=gated, **attention)
         if scale is not None:
-            self.attention.v_proj = ScaledValues(self.attention.v_proj, heads, scale)  # type: ignore[assignment]
+            self.attention.v_proj = ScaledValues(self.attention.v_proj, heads, scale)
         self.mlp_norm = nn.LayerNorm(width, eps=LAYERNORM_EPS)
         gelu = nn.GELU("tanh" if mlp_gelu == "tanh" else "none")
         self.mlp = nn.Sequential(nn.Linear(width, hidden), gelu, nn.Linear(hidden, width))

@@ -57,7 +57,7 @@ def attention(
             dim, heads, op=op, options=of_op, causal=causal and op not in CAUSAL_ALONE, decay=decay, **given
         )
     if options.get("shift"):
-        layer.k_proj = Shifted(layer.k_proj)  # type: ignore[assignment, arg-type]
+        layer.k_proj = Shifted(layer.k_proj)  # type: ignore[assignment]
     return layer
 
 
