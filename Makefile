@@ -171,8 +171,8 @@ sdist: install
 # Every recipe in miniature; translation needs sentence pairs, which ATTNKIT_DATA names.
 IMAGES := 000-fig1 000-fig2 000-fig3 000-fig4 000-learned 002-table1 002-table4 002-table5 002-fig3 002-fig4 002-kernel 002-sampling
 MEASURED := 002-table2 002-table3 002-fig1b 002-halving 003-decoding 003-memory 003-future
-GENERATED := 002-table6 003-sequences 003-copying
-TEXT := 000-causal 000-lengths 000-masked
+GENERATED := 002-table6 003-sequences 003-copying 005-recall
+TEXT := 000-causal 000-lengths 000-masked 005-causal
 SENTENCES := 001-table1 001-table2 001-table3 001-table4 001-table5 001-fig1 001-fig2 001-fig3 001-fig5 001-layernorm 001-temperature
 DOCUMENTS := 001-table6 001-fig4
 SMOKE = OMP_NUM_THREADS=2 $(BIN)/python -m experiments run $$recipe --preset smoke --out $(OUT)/smoke/$$recipe --overwrite

@@ -2,15 +2,19 @@
 # The trainings that results still lack, in the order of docs/experiments.md (Trainings to come), one after the other on
 # one thread. Killed at any time and started again, it goes on where it was.
 #
-#     nice -n 15 sh experiments/plan.sh OUT
+#     nice -n 15 sh experiments/plan.sh OUT [NAME ...]
 #
-# OUT/NAME is a study with its report; NAME is that of the report in docs/reports which it adds or replaces.
+# NAMEs are the studies to train, by default all. OUT/NAME is a study with its report; NAME is that of the report in
+# docs/reports which it adds or replaces. `python -m experiments work OUT/NAME --threads 1` trains its cells beside it.
 set -u
-out=${1:?"usage: sh experiments/plan.sh OUT"}
+out=${1:?"usage: sh experiments/plan.sh OUT [NAME ...]"}
+shift
+chosen=" $* "
 
 study() { # NAME RECIPE OPTION ...
     name=$1 recipe=$2
     shift 2
+    case $chosen in "  " | *" $name "*) ;; *) return ;; esac
     [ -e "$out/$name/summary.md" ] && return
     [ -e "$out/$name/finished.json" ] ||
         python -m experiments run "$recipe" --preset cpu --threads 1 --keep-going --resume \
@@ -32,3 +36,5 @@ study 001-table4-more-cpu 001-table4 --set methods=vanilla,sparsemax,entmax15,re
 study 001-temperature-cpu 001-temperature --set memories=softmax_t2,softmax_t4,softmax_t8
 study 002-table5-cpu 002-table5
 study 000-fig3-squared-cpu 000-fig3 --set activations=relu_squared --set alphas=1
+study 005-recall-cpu 005-recall
+study 005-causal-cpu 005-causal

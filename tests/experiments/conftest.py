@@ -104,6 +104,7 @@ def corpus(tmp_path_factory) -> Path:
 
 
 DOCUMENTS = ("001-table6", "001-fig4")
+GENERATED = ("003-copying", "005-recall")
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def places(corpus, tmp_path):
     def place(name: str) -> str:
         if name in DOCUMENTS:
             return str(corpus / "documents")
-        if name == "003-copying":
+        if name in GENERATED:
             return "generated"
         return str(of_domain.get(RECIPES[name].domain.name, "digits")) if name in RECIPES else ""
 

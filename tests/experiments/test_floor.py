@@ -7,8 +7,8 @@ import torch
 
 import attnkit
 from attnkit_experiments.evidence.runs import FLOOR
+from attnkit_experiments.language.methods import METHODS as OF_LANGUAGE
 from attnkit_experiments.recipes import RECIPES
-from attnkit_experiments.recipes.linear import copying
 from attnkit_experiments.recipes.relu_vit import presets
 from attnkit_experiments.sequences import methods as of_sequences
 from attnkit_experiments.soft import methods as of_images
@@ -21,7 +21,7 @@ SIZES = SimpleNamespace(width=8, heads=2, length=16, weight_dropout=0.0)
 OPS = {
     "grids": (presets.FLOOR.op, presets.FLOOR.options),
     "translation": (OF_TRANSLATION[FLOOR].op, OF_TRANSLATION[FLOOR].options),
-    "copying": copying.METHODS[FLOOR],
+    "language": OF_LANGUAGE[FLOOR],
 }
 
 
@@ -59,6 +59,8 @@ def test_a_layer_forgets_its_tokens():
         ("002-table6", "methods=transformer,zeros"),
         ("003-sequences", "methods=transformer,zeros"),
         ("003-copying", "methods=softmax,zeros"),
+        ("005-causal", "methods=softmax,zeros"),
+        ("005-recall", "methods=softmax,zeros"),
     ],
 )
 def test_a_study_takes_a_floor(recipe, setting):

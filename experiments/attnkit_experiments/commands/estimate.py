@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import attnkit
 from attnkit_experiments.data.images.dataset import ImageData
 from attnkit_experiments.data.sequences.dataset import SequenceData, single
-from attnkit_experiments.data.text.bytes import TextData
+from attnkit_experiments.data.text.bytes import BYTES, TextData
 from attnkit_experiments.engine.counting import by_formula
 from attnkit_experiments.engine.errors import unknown
 from attnkit_experiments.engine.files import fingerprint, write_json
@@ -138,10 +138,10 @@ def _sequences(study: Any) -> SequenceData:
 
 
 def _text(study: Any) -> TextData:
-    """Bytes, or GPT-2's tokens where a study ties the tables of a vocabulary."""
+    """Bytes, or GPT-2's tokens where a study ties the tables of a vocabulary, or as many as a study says."""
     some = np.zeros(4 * study.length + 2, dtype=np.uint8)
-    of_tokens: dict[str, Any] = {"vocabulary": 50_257} if getattr(study, "tied", False) else {}
-    return TextData("text", some, some, 1, **of_tokens)
+    vocabulary = 50_257 if study.tied else getattr(study, "vocabulary", BYTES)
+    return TextData("text", some, some, 1, vocabulary=vocabulary)
 
 
 def _sentences(study: Any) -> Any:

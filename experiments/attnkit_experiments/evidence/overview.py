@@ -15,7 +15,8 @@ from attnkit_experiments.report.statistics import LEVEL, Difference, holm
 TASKS = {
     "Images": ("000-fig1", "000-fig2", "002-table1"),
     "Translation": ("001-table4", "001-layernorm"),
-    "Language": ("000-causal", "000-masked"),
+    "Language": ("000-causal", "000-masked", "005-causal"),
+    "Recall": ("005-recall",),
     "Long sequences": ("002-table6", "003-sequences", "003-copying"),
 }
 """What a reader may want to train, and the studies that compare variants with softmax on it."""

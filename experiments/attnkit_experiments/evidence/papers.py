@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from attnkit_experiments.evidence import draw, linear, relu_vit, reluformer, soft
+from attnkit_experiments.evidence import draw, linear, newer, relu_vit, reluformer, soft
 from attnkit_experiments.evidence.claim import Claim
 from attnkit_experiments.evidence.runs import Run
 from attnkit_experiments.recipes import RECIPES
@@ -143,4 +143,17 @@ LINEAR = Paper(
     ),
 )  # fmt: skip
 
-PAPERS = (RELU_VIT, RELUFORMER, SOFT, LINEAR)
+NEWER = Paper(
+    "newer",
+    "Variants of 2023 to 2026",
+    "The papers of sinks, scalable softmax, softpick, stick-breaking, forgetting and gated linear attention and of "
+    "delta rules; models and settings are ours, and so is the margin of what is called about as good",
+    newer.CLAIMS,
+    (
+        Figure("005-causal", "differences", draw.differences, "Causal language models; less is better", GAPS),
+        Figure("005-causal", "curves", draw.curves, "Training loss of causal language models", LOSS),
+        Figure("005-recall", "differences", draw.differences, "Loss at queries; less is better", GAPS),
+    ),
+)
+
+PAPERS = (RELU_VIT, RELUFORMER, SOFT, LINEAR, NEWER)

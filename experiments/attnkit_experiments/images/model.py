@@ -8,6 +8,7 @@ qk-layernorm and the gate of their §4, and with learned factors on the weights,
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +27,8 @@ TEMPERATURE = 10_000.0
 
 # name: width, depth, width of the MLP, heads
 SIZES: dict[str, tuple[int, int, int, int]] = {
+    "d32x2": (32, 2, 128, 1),
+    "w128x2": (128, 2, 512, 1),
     "d64": (64, 4, 256, 2),
     "w96": (96, 6, 384, 3),
     "w192": (192, 6, 768, 3),
@@ -98,18 +101,25 @@ class LayerRecord(NamedTuple):
 
 
 class Block(nn.Module):
-    """x + attention(LN x), then x + MLP(LN x); `attention` is given to MultiHeadAttention."""
+    """x + attention(LN x), then x + MLP(LN x); `attention` is given to `layer`."""
 
     def __init__(
-        self, size: str, *, mlp_gelu: str = "exact", scale: Scale | None = None, gate: str = "", **attention: Any
+        self,
+        size: str,
+        *,
+        layer: Callable[..., Any] = MultiHeadAttention,
+        mlp_gelu: str = "exact",
+        scale: Scale | None = None,
+        gate: str = "",
+        **attention: Any,
     ) -> None:
         super().__init__()
         width, _, hidden, heads = SIZES[size]
         gated = nn.functional.silu if gate == "silu" else None
         self.attention_norm = nn.LayerNorm(width, eps=LAYERNORM_EPS)
-        self.attention = MultiHeadAttention(width, heads, gate=gated, **attention)
+        self.attention = layer(width, heads, gate=gated, **attention)
         if scale is not None:
-            self.attention.v_proj = ScaledValues(self.attention.v_proj, heads, scale)  # type: ignore[assignment]
+            self.attention.v_proj = ScaledValues(self.attention.v_proj, heads, scale)
         self.mlp_norm = nn.LayerNorm(width, eps=LAYERNORM_EPS)
         gelu = nn.GELU("tanh" if mlp_gelu == "tanh" else "none")
         self.mlp = nn.Sequential(nn.Linear(width, hidden), gelu, nn.Linear(hidden, width))

@@ -14,6 +14,7 @@ from attnkit_experiments.data.text.tokens import OF_BYTES, holds_tokens, load_to
 from attnkit_experiments.engine.errors import UserError, require_in
 from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.language.inspection import Inspected, inspect
+from attnkit_experiments.language.layers import OWN, learns_more
 from attnkit_experiments.language.model import LanguageConfig, forward_flops
 from attnkit_experiments.language.task import LanguageTask, require_fit
 from attnkit_experiments.study.recipe import (
@@ -87,7 +88,7 @@ def load(source: Source) -> TextData:
 
 def about(data: TextData) -> dict[str, Any]:
     origin = f"from {data.files} files" if data.files else GENERATED
-    unit = "tokens" if data.tokenizer else "bytes"
+    unit = "tokens" if data.tokenizer or data.answers else "bytes"
     text = f"{len(data.train):,} {unit} to train on and {len(data.test):,} to test on, {origin}"
     facts = {"name": data.name, "text": text, "train": len(data.train), "test": len(data.test)}
     if data.tokenizer:
@@ -124,6 +125,8 @@ def require_parts(model: LanguageConfig, context: int, *, compiled: bool = False
     if model.op not in served:
         names = ", ".join(served)
         raise ValueError(f"context={context}: {model.op} has no context parallelism; those that have: {names}")
+    if own := [name for name in OWN if name in model.options]:
+        raise ValueError(f"context={context}: a layer with {own[0]} needs the tokens of other processes")
     if compiled:
         raise ValueError(f"context={context}: a block in which processes exchange is no one graph; --set compile=false")
 
@@ -145,7 +148,8 @@ def facts(cell: Cell) -> dict[str, Any]:
 
 def shape(cell: Cell) -> tuple[Any, ...]:
     model = cell.settings["model"]
-    return model.size, model.length, model.qk_norm, model.gate
+    own = (model.op, *sorted(model.options.items())) if learns_more(model.op, model.options) else ()
+    return model.size, model.length, model.qk_norm, model.gate, own
 
 
 def sections(study: Any, show_samples: bool) -> list[Section]:

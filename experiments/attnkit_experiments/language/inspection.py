@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import torch
 
 from attnkit_experiments.images.inspection import row_means
-from attnkit_experiments.language import exact
+from attnkit_experiments.language import exact, layers
 from attnkit_experiments.language.model import LanguageModel
 from attnkit_experiments.language.task import LanguageTask
 from attnkit_experiments.study.recipe import Cell
@@ -47,7 +47,9 @@ def inspect(task: LanguageTask, initial: LanguageTask, cell: Cell, folder: Path)
 
 
 def layer_statistics(model: LanguageModel, tokens: torch.Tensor, *, signed: bool) -> list[RowMeans]:
-    """Per layer the means over rows that `row_means` takes."""
+    """Per layer the means over rows that `row_means` takes; [] where attnkit has no statistics of the op."""
+    if not layers.has_statistics(model.config.op, model.config.options):
+        return []
     model.eval()
     fields = ("total", "nonzero", "visible", *(() if signed else ("entropy",)))
     return [row_means(rows) for rows in model.statistics(tokens, fields)]

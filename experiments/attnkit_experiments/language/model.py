@@ -16,18 +16,21 @@ from torch.nn.functional import linear
 
 import attnkit
 from attnkit import RowStatistics
+from attnkit.nn.decay import Decay
 from attnkit_experiments.data.text.bytes import BYTES
 from attnkit_experiments.engine.counting import attention_multiply_adds
 from attnkit_experiments.engine.errors import require_in, unknown
 from attnkit_experiments.images.model import LAYERNORM_EPS, SIZES, Block, tiny_biases
+from attnkit_experiments.language import layers
 
 
 @dataclass(frozen=True)
 class LanguageConfig:
     """The configuration of the model: sizes are those of the ViT, `length` is the number of tokens it reads.
 
-    `vocabulary`: the number of tokens, 256 for bytes; a model of masked tokens reads one more, the mask, whose id is
-    `vocabulary`. `tied`: logits are products with the table that embeds tokens (Press and Wolf 2017), and a bias.
+    `op` and `options` are those of `layers.attention`. `vocabulary`: the number of tokens, 256 for bytes; a model of
+    masked tokens reads one more, the mask, whose id is `vocabulary`. `tied`: logits are products with the table that
+    embeds tokens (Press and Wolf 2017), and a bias.
     """
 
     size: str
@@ -57,15 +60,14 @@ class LanguageModel(nn.Module):
         self.config = config
         self.embed = nn.Embedding(config.vocabulary + (not config.causal), width)
         self.position = nn.Parameter(torch.empty(config.length, width))
-        own: dict[str, Any] = {"op": config.op, "options": config.options, "qk_norm": config.qk_norm}
-        self.blocks = nn.ModuleList(
-            Block(config.size, gate=config.gate, causal=config.causal, **own) for _ in range(depth)
-        )
+        own = {name: getattr(config, name) for name in ("gate", "causal", "length", "op", "options", "qk_norm")}
+        self.blocks = nn.ModuleList(Block(config.size, layer=layers.attention, **own) for _ in range(depth))
         self.norm = nn.LayerNorm(width, eps=LAYERNORM_EPS)
         self.head = nn.Linear(width, config.vocabulary) if not config.tied else None
         self.head_bias = nn.Parameter(torch.zeros(config.vocabulary)) if config.tied else None
+        decays = {decay.proj for decay in self.modules() if isinstance(decay, Decay)}  # which have their own start
         for module in self.modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and module not in decays:
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
         if self.head is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from attnkit_experiments.images.page import rows_table
 from attnkit_experiments.language import exact
 from attnkit_experiments.report import plots
@@ -18,13 +20,15 @@ def sections(study: StudyResults, show_samples: bool) -> list[Section]:
     if figures:
         parts.append(Section("Bits per byte against α", ALPHA, "".join(card(figure) for figure in figures)))
     task = study.about["study"]["task"]
-    parts.append(Section("Bits per byte and compute", f"{COUNTED[task]} {HOURS}", quality_table(study)))
+    counted = recall_text(study) if task == "recall" else COUNTED[task]
+    bits = f"Bits per {unit_of(study)}"
+    parts.append(Section(f"{bits} and compute", f"{counted} {HOURS}", quality_table(study)))
     if figure := plots.against_seconds(study, BITS):
-        parts.append(Section("Bits per byte against time", seconds_text(study), card(figure)))
+        parts.append(Section(f"{bits} against time", seconds_text(study), card(figure)))
     if any(line.first["exact"] for line in plots.trained(study)):
         parts.append(Section("Before training: measured and exact", exact_text(study), exact_table(study)))
     parts.append(Section("Learning curves", CURVES, card(plots.learning_curves(study))))
-    rows = ROWS if task == "masked" else f"{ROWS} Row i sees the bytes up to i."
+    rows = ROWS if task == "masked" else f"{ROWS} Row i sees the {unit_of(study)}s up to i."
     parts.append(Section("Rows of the attention matrix after training", rows, rows_table(study)))
     return parts
 
@@ -39,6 +43,21 @@ COUNTED = {
 }
 CURVES = "Cross-entropy in nats of the training windows, averaged over short stretches of steps and over seeds."
 ROWS = "Means over valid rows, heads and test windows; weightless rows on the right."
+
+
+def unit_of(study: StudyResults) -> str:
+    """What a loss is of: a byte, or one of recall's tokens, which are none."""
+    return "token" if study.about["study"]["task"] == "recall" else "byte"
+
+
+def recall_text(study: StudyResults) -> str:
+    """What counts, and what guessing reaches."""
+    pairs, values = study.about["study"]["pairs"], study.about["study"]["vocabulary"] // 2
+    of_all, of_window = (f"{100 / n:.2g} % and has {math.log2(n):.2f} bits" for n in (values, pairs))
+    return (
+        f"At the queries alone, {pairs} of a window, one for each of its keys. A guess among all {values:,} values is "
+        f"right in {of_all}, one among the {pairs} values of the window in {of_window}."
+    )
 
 
 def seconds_text(study: StudyResults) -> str:
@@ -59,8 +78,8 @@ def quality_table(study: StudyResults) -> str:
         for line in plots.trained(study)
     ]
     head = (
-        "variant", "length", "bits per byte", "accuracy, %", "first quarter", "last quarter", "training FLOPs",
-        "core hours",
+        "variant", "length", f"bits per {unit_of(study)}", "accuracy, %", "first quarter", "last quarter",
+        "training FLOPs", "core hours",
     )  # fmt: skip
     return table(head, rows)
 

@@ -1,4 +1,4 @@
-"""What a language model is trained to predict, and where it counts: the next token, a copy, or masked tokens."""
+"""What a language model is trained to predict, and where: the next token, a copy, masked tokens, or values of keys."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from attnkit_experiments.data.text.bytes import TextData
+from attnkit_experiments.data.text.keys_values import keys_of
 
 CHOSEN, MASKED, RANDOM = 0.15, 0.8, 0.1  # Devlin et al. 2019 §3.1
 
@@ -57,6 +60,15 @@ def masked(windows: Tensor, draw: Draw) -> Sample:
     return Sample(torch.where(changed, shown, targets), targets, chosen)
 
 
+def recalled(windows: Tensor, draw: Draw) -> Sample:
+    """The value behind each key of the second half of a window's keys, which are those of the first."""
+    tokens, targets, _ = following(windows, draw)
+    keys = keys_of(draw.vocabulary)
+    of_key = (tokens >= keys.start) & (tokens < keys.stop)
+    asked = 2 * of_key.cumsum(1) > of_key.sum(1, keepdim=True)
+    return Sample(tokens, targets, of_key & asked)
+
+
 def chosen_of(length: int) -> int:
     return max(round(CHOSEN * length), 1)
 
@@ -64,13 +76,14 @@ def chosen_of(length: int) -> int:
 class Target(NamedTuple):
     sample: Callable[[Tensor, Draw], Sample]
     """Of windows (n, length + 1) of tokens, on the CPU."""
-    counted: Callable[[int], int]
+    counted: Callable[[TextData, int], int]
     """How many tokens of a window of this length count."""
 
 
 TARGETS: dict[str, Target] = {
-    "next": Target(following, lambda length: length),
-    "copying": Target(copied, lambda length: length - length // 2 - 1),
-    "masked": Target(masked, chosen_of),
+    "next": Target(following, lambda data, length: length),
+    "copying": Target(copied, lambda data, length: length - length // 2 - 1),
+    "masked": Target(masked, lambda data, length: chosen_of(length)),
+    "recall": Target(recalled, lambda data, length: data.answers),
 }
 """By the name of a task."""

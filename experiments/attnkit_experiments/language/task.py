@@ -68,6 +68,7 @@ class LanguageTask:
         self.precision, self.device, self.kind = precision, device, kind
         self.name, self.vocabulary, self.tokens_per_byte = data.name, data.vocabulary, data.tokens_per_byte
         self.train, self.test = data.train, data.test
+        self.counted = TARGETS[kind].counted(data, self.length)
         self.outcomes: Outcomes = {}
         self.part = slice(0, self.length)
         """The tokens of a window that this process has."""
@@ -100,7 +101,7 @@ class LanguageTask:
         with INPUT:
             tokens, targets, counts = self.sample(self.train, ids, generator(self.seed, step, "masks"), own)
         losses = nats(self.apply(tokens, self.part.start), targets)
-        return losses.where(counts, 0.0).sum() / (len(ids) * TARGETS[self.kind].counted(self.length))
+        return losses.where(counts, 0.0).sum() / (len(ids) * self.counted)
 
     def flops(self, ids: np.ndarray) -> int:
         return len(ids) * self.window_flops

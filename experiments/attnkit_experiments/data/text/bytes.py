@@ -28,7 +28,7 @@ class TextData:
     `files` is the number of files that they are from.
 
     `test_bytes`: bytes of the text that the test tokens stand for, 0 where tokens are bytes; `tokenizer` and `digest`
-    are those of prepared tokens, and "" of bytes.
+    are those of prepared tokens, and "" of bytes. `answers`: the tokens of a window that count, where the data say so.
     """
 
     name: str
@@ -40,6 +40,7 @@ class TextData:
     test_bytes: int = 0
     tokenizer: str = ""
     digest: str = ""
+    answers: int = 0
 
     @property
     def tokens_per_byte(self) -> float:

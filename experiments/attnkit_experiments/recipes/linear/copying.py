@@ -12,40 +12,10 @@ Command: python -m experiments run 003-copying --preset cpu --out runs/copying
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
-from typing import Any
-
-import attnkit
-from attnkit_experiments.engine.errors import require_names
-from attnkit_experiments.language.domain import DOMAIN, LanguageStudy
+from attnkit_experiments.language.domain import DOMAIN
+from attnkit_experiments.language.methods import MethodStudy, variants
 from attnkit_experiments.recipes.relu_vit.language import CPU, SMALL, SMOKE
-from attnkit_experiments.study.recipe import Recipe, Scale, Variant, presets
-
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "softmax": (attnkit.softmax_attention.__name__, {}),
-    "linear": (attnkit.linear_attention.__name__, {}),
-    "cosine": (attnkit.cosine_attention.__name__, {}),
-    "performer": (attnkit.performer_attention.__name__, {"num_features": 64}),
-    "efficient": (attnkit.efficient_attention.__name__, {}),
-    "relu": (attnkit.pointwise_attention.__name__, {"activation": "relu", "alpha": 1.0}),
-    "zeros": (attnkit.pointwise_attention.__name__, {"activation": "relu", "alpha": 1.0, "gain": 0.0}),
-}
-"""Ops and their options. With zeros attention returns nothing: what a model reaches without."""
-
-
-@dataclass(frozen=True)
-class Study(LanguageStudy):
-    """`methods` are keys of METHODS; differences are to softmax where it is one of them."""
-
-    methods: tuple[str, ...] = tuple(name for name in METHODS if name != "zeros")
-
-
-def variants(study: Study) -> tuple[Variant, ...]:
-    require_names("methods", "method", study.methods, METHODS)
-    plain = (Variant(method, method, *METHODS[method]) for method in study.methods)
-    return tuple(dataclasses.replace(each, baseline="softmax" * (each.name != "softmax")) for each in plain)
-
+from attnkit_experiments.study.recipe import Recipe, Scale, presets
 
 SCALES = {
     "smoke": Scale(
@@ -71,7 +41,13 @@ RECIPE = Recipe(
     shows="bits and accuracy of repeated symbols by linear, cosine, performer and efficient attention beside softmax",
     source="the text Transformers are RNNs, which has no experiments",
     domain=DOMAIN,
-    presets=presets(Study, SCALES, task="copying", qk_norm=False),
+    presets=presets(
+        MethodStudy,
+        SCALES,
+        task="copying",
+        qk_norm=False,
+        methods=("softmax", "linear", "cosine", "performer", "efficient", "relu"),
+    ),
     variants=variants,
     deviations=(
         "The text has no experiments; the task is one with which linear attention was introduced, models are ours.",
