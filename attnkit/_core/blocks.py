@@ -13,7 +13,7 @@ from attnkit._core.dispatch import Kernel
 from attnkit._core.family import Family
 from attnkit._core.library import beside
 from attnkit._core.mask import Rows
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import Array, Namespace, OfLibrary
 
 LEARNED = tuple(name for name in typing.LEARNED if name not in ("alpha", "gamma"))
 """Numbers that blocks take as arrays; alpha of entmax is one per query, and ReLUFormer translates gamma."""
@@ -54,7 +54,7 @@ class Call(NamedTuple):
     """A call: `arrays` holds its arrays, `common` and `own` its other options."""
 
     family: Family
-    arrays: Mapping[str, Array]
+    arrays: Mapping[str, OfLibrary]
     common: Mapping[str, Any]
     own: Mapping[str, Any]
     size: int = SCORES
@@ -181,19 +181,19 @@ def options_of(c: Call) -> dict[str, Any]:
     return {**c.own, **{name: x for name, x in c.arrays.items() if name not in common}}
 
 
-def output_of(xp: Namespace, c: Call, prepared: Prepared) -> Array:
+def output_of(xp: Namespace, c: Call, prepared: Prepared) -> OfLibrary:
     """o of a part from its inputs and scores, in the compute dtype."""
     a, s = prepared
     return quadratic.output(xp, a, *c.family.weigh(xp, s, a, **options_of(c)))
 
 
-def gradients_of(xp: Namespace, c: Call, prepared: Prepared, do: Array) -> dict[str, Array]:
+def gradients_of(xp: Namespace, c: Call, prepared: Prepared, do: Array) -> dict[str, OfLibrary]:
     """Gradients of a part, in the compute dtype."""
     a, s = prepared
     return c.family.gradients(xp, a, s, {"bias": None, **c.arrays}, do, options_of(c))
 
 
-def forward(xp: Namespace, c: Call) -> Array:
+def forward(xp: Namespace, c: Call) -> OfLibrary:
     """o (..., L, e) in the dtype of q."""
     q, v = c.arrays["q"], c.arrays["v"]
     o = xp.zeros((*c.leading, q.shape[-2], v.shape[-1]), dtype=q.dtype, **beside(q))
@@ -203,7 +203,7 @@ def forward(xp: Namespace, c: Call) -> Array:
     return o
 
 
-def backward(xp: Namespace, c: Call, do: Array, names: tuple[str, ...]) -> dict[str, Array]:
+def backward(xp: Namespace, c: Call, do: Array, names: tuple[str, ...]) -> dict[str, OfLibrary]:
     """Gradients of the arguments `names` in their dtypes, added up over the blocks in the compute dtype."""
     dtype = quadratic.compute_dtype(xp, c.arrays["q"])
     place = beside(c.arrays["q"])

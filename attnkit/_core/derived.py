@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from attnkit._core.typing import Array
+from attnkit._core.typing import A, Array
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,7 +19,7 @@ class Weights(Protocol[P]):
 
     __name__: str
 
-    def __call__(self, q: Array, k: Array, *args: P.args, **options: P.kwargs) -> Array: ...
+    def __call__(self, q: A, k: A, *args: P.args, **options: P.kwargs) -> A: ...
 
 
 class Vjp(Protocol[P]):
@@ -27,7 +27,7 @@ class Vjp(Protocol[P]):
 
     __name__: str
 
-    def __call__(self, q: Array, k: Array, v: Array, do: Array, *args: P.args, **options: P.kwargs) -> Any: ...
+    def __call__(self, q: A, k: A, v: A, do: A | None, *args: P.args, **options: P.kwargs) -> dict[str, A]: ...
 
 
 def signature_like(
@@ -57,7 +57,7 @@ def derived_signature(op: Callable[..., Any], name: str, signature: inspect.Sign
 
 def weights_like(
     op: Callable[Concatenate[Array, Array, Array, P], Any], *without: str
-) -> Callable[[Callable[..., R]], Callable[Concatenate[Array, Array, P], R]]:
+) -> Callable[[Callable[..., Any]], Weights[P]]:
     """Decorate the weights of an op, which have its signature without v, dropout and options that do not apply."""
     signature = signature_like(op, Array, ("v", *DROPOUT, *without))
     return lambda body: _with_signature(body, signature)
@@ -65,7 +65,7 @@ def weights_like(
 
 def vjp_like(
     op: Callable[Concatenate[Array, Array, Array, P], Any], *without: str
-) -> Callable[[Callable[..., R]], Callable[Concatenate[Array, Array, Array, Array, P], R]]:
+) -> Callable[[Callable[..., Any]], Vjp[P]]:
     """Decorate the gradients of an op: their signature is that of the op, with the cotangent do after its arrays."""
     signature = signature_like(op, dict[str, Array], without, [DO])
     return lambda body: _with_signature(body, signature)

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Self
 from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, DROPOUT, Op, Vjp, Weights, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by, special_case
-from attnkit._core.typing import LEARNED, Array, Namespace
+from attnkit._core.typing import LEARNED, Arguments, Array, Namespace, OfLibrary
 
 P = ParamSpec("P")
 
@@ -55,9 +55,9 @@ class Family(NamedTuple):
 
     name: str
     weigh: quadratic.Weigh
-    score_gradient: Callable[..., Array]
+    score_gradient: Callable[..., OfLibrary]
     prepare: Callable[..., quadratic.Inputs] = quadratic.prepare
-    scores: Callable[..., Array] = quadratic.scores
+    scores: Callable[..., OfLibrary] = quadratic.scores
     beside: Callable[..., dict[str, Array]] = nothing  # gradients added to those through the scores
     constant_factor: bool = False  # r does not depend on the scores: `score_gradient` takes u and its gradient
     signed: Callable[..., bool] = never  # of the options of `weigh`: can weights be negative
@@ -149,7 +149,7 @@ class Family(NamedTuple):
         xp: Namespace,
         a: quadratic.Inputs,
         s: Any,
-        like: dict[str, Array],
+        like: Arguments,
         do: Array | None,
         own: Mapping[str, Any],
         of_weights: Callable[[Array], Any] | None = None,

@@ -9,7 +9,7 @@ import numbers
 from typing import Any
 
 from attnkit._core.library import library, namespace
-from attnkit._core.typing import LEARNED, Array
+from attnkit._core.typing import LEARNED, Array, OfLibrary
 
 LARGE = 1 << 30
 """Sums of two smaller integers are integers of 32 bits."""
@@ -76,7 +76,7 @@ def _bound(x: Any, most: int) -> int | None:
     return None if own >= most else own
 
 
-def _comparable(lengths: Array, keys: int) -> Array:
+def _comparable(lengths: OfLibrary, keys: int) -> Array:
     """Integers that compare with positions as these lengths do."""
     xp = namespace(lengths)
     if library(lengths) == "torch":

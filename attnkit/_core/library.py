@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import Array, Namespace, OfLibrary
 
 PLACELESS = ("numpy", "jax")
 """Libraries whose arrays are created without a device: JAX places them itself."""
@@ -135,7 +135,7 @@ def call_outside_graphs(function: Callable[..., Any], *arrays: Any, **options: A
     return _call(function, *arrays, **options)
 
 
-def namespace(x: Array) -> Namespace:
+def namespace(x: OfLibrary) -> Namespace:
     """The array-API namespace of x's library."""
     name = library(x)
     if name == "numpy":

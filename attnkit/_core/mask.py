@@ -5,12 +5,14 @@ Everything is None (or a Python number) where nothing is masked, so a call witho
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from attnkit._core.check import broadcast
 from attnkit._core.library import beside
 from attnkit._core.special import as_index, cumulative_sum, is_symbol, stop_gradient, take_along
-from attnkit._core.typing import Array, Causal, Length, Namespace
+from attnkit._core.typing import Array, Causal, Length, Namespace, OfLibrary
+
+T = TypeVar("T", bound=Array | None)
 
 
 class Rows(NamedTuple):
@@ -52,15 +54,15 @@ class Visibility(NamedTuple):
         causal=True aligns the last query with the last key: j <= i + S - L; causal="upper_left" means j <= i. Without
         queries or keys there are no pairs: no token sees or is seen by another (A6).
         """
-        i: Any = None
-        j: Any = None
+        i: OfLibrary = None
+        j: OfLibrary = None
         visibility = self if self.causal or (keys > 0 and rows.total > 0) else self._replace(causal=True)
         if visibility.causal or self.window is not None or self.key_lengths is not None:
             j = positions(xp, q, 0, keys)
             i = positions(xp, q, rows.start, rows.stop)[:, None]
         return visibility.between(xp, i, j, keys, keys - rows.total)
 
-    def between(self, xp: Namespace, i: Any, j: Any, keys: int, shift: int) -> Array | None:
+    def between(self, xp: Namespace, i: Array, j: Array, keys: int, shift: int) -> OfLibrary | None:
         """`pairs` of the queries at i (L, 1) and the first keys, at j (S,); always an array.
 
         shift is S - L of the whole call.
@@ -170,11 +172,12 @@ def visibility_of(options: Mapping[str, Any]) -> Visibility:
     return Visibility(**{name: options[name] for name in Visibility._fields if name in options})
 
 
-def tile(x: Array | None, axis: int, rows: Rows) -> Array | None:
+def tile(x: T, axis: int, rows: Rows) -> T:
     """The part of an option for these rows; an absent axis or one of size 1 serves all of them."""
     if x is None or rows.stop - rows.start == rows.total or x.ndim < -axis or x.shape[axis] == 1:
         return x
-    return x[..., rows.start : rows.stop] if axis == -1 else x[..., rows.start : rows.stop, :]
+    part: OfLibrary = x[..., rows.start : rows.stop] if axis == -1 else x[..., rows.start : rows.stop, :]
+    return part
 
 
 def seen_keys(xp: Namespace, pairs: Array, heads: int, shared: int) -> Array:
@@ -190,12 +193,12 @@ def row_length(xp: Namespace, length: Length, count: Any, keys: int, rows: Rows,
     if isinstance(length, str):
         n = keys if length == "all" else count
     elif hasattr(length, "ndim"):
-        length = stop_gradient(length)
-        if length.ndim == 0:
-            return xp.astype(length, dtype)
-        if length.shape[-1] == rows.total and rows.total > 1:
-            length = length[..., rows.start : rows.stop]
-        return xp.astype(length, dtype)[..., None]
+        own = stop_gradient(length)
+        if own.ndim == 0:
+            return xp.astype(own, dtype)
+        if own.shape[-1] == rows.total and rows.total > 1:
+            own = own[..., rows.start : rows.stop]
+        return xp.astype(own, dtype)[..., None]
     else:
         n = length
     if isinstance(n, (int, float)):

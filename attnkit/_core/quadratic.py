@@ -6,14 +6,14 @@ r a factor per row (a number or (..., L, 1)). The factor commutes with the produ
 numbers instead of L·S, and u may stay unnormalised.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attnkit._core.check import broadcast, is_learned
 from attnkit._core.dropout import keep_mask
 from attnkit._core.mask import Rows, Visibility, row_length, seen_keys, tile
 from attnkit._core.special import inverse_root, stop_gradient, transposed
-from attnkit._core.typing import DEFAULTS, Array, Length, Namespace
+from attnkit._core.typing import DEFAULTS, A, Arguments, Array, DType, Length, Namespace, OfLibrary
 
 COMMON = tuple(DEFAULTS)
 
@@ -57,11 +57,11 @@ class Inputs(NamedTuple):
 Weigh = Callable[..., tuple[Array, Any]]
 
 
-def compute_dtype(xp: Namespace, x: Array) -> Any:
+def compute_dtype(xp: Namespace, x: Array) -> DType:
     return xp.float64 if x.dtype == xp.float64 else xp.float32
 
 
-def cast(xp: Namespace, x: Array, dtype: Any) -> Array:
+def cast(xp: Namespace, x: A, dtype: DType) -> A:
     return x if x.dtype == dtype else xp.astype(x, dtype)
 
 
@@ -175,6 +175,7 @@ def length_of_rows(xp: Namespace, a: Inputs, length: Length) -> Any:
 
 def output(xp: Namespace, a: Inputs, u: Array, r: Any) -> Array:
     """o = r·((u ⊙ dropout) v) in the compute dtype, 0 on rows that see nothing."""
+    assert a.v is not None
     o = contract(xp, u if a.drop is None else u * a.drop, a.v)
     o = o if isinstance(r, float) and r == 1.0 else o * r
     return masked_rows(xp, a, o)
@@ -185,7 +186,7 @@ def masked(xp: Namespace, a: Inputs, w: Array) -> Array:
     return w if a.pairs is None else xp.where(a.pairs, w, 0.0)
 
 
-def sum_to(xp: Namespace, g: Array, shape: tuple[int, ...]) -> Array:
+def sum_to(xp: Namespace, g: A, shape: tuple[int, ...]) -> A:
     """A gradient summed over the axes along which its input was broadcast; a head axis that is a multiple of the
     input's (GQA) is summed over each group."""
     extra = g.ndim - len(shape)
@@ -206,7 +207,7 @@ def _shape_intile(x: Array, a: Inputs) -> tuple[int, ...]:
     return (*shape[:-2], a.rows.stop - a.rows.start, shape[-1])
 
 
-def score_gradients(xp: Namespace, a: Inputs, ds: Array, like: Mapping[str, Any]) -> dict[str, Array]:
+def score_gradients(xp: Namespace, a: Inputs, ds: Array, like: Arguments) -> dict[str, Array]:
     """Gradients of the arguments q, k, bias and scale (in the compute dtype) from ds, the gradient of the scores."""
     q, k, bias, scale = like["q"], like["k"], like["bias"], like.get("scale")
     towards_q = contract(xp, ds, a.k)
@@ -229,7 +230,7 @@ def backward(
     w: Array,
     do: Array | None,
     ds_of: Callable[[Array | float], Array],
-    like: Mapping[str, Any],
+    like: Arguments,
 ) -> dict[str, Array]:
     """Gradients of q, k, v, bias and scale for o = (w ⊙ dropout) v in the compute dtype; `like` holds the arguments.
 
@@ -259,6 +260,6 @@ def masked_rows(xp: Namespace, a: Inputs, x: Array) -> Array:
     return x if a.live is None else xp.where(a.live, x, 0.0)
 
 
-def rounded(xp: Namespace, grads: dict[str, Array], like: dict[str, Array]) -> dict[str, Array]:
+def rounded(xp: Namespace, grads: dict[str, Array], like: Arguments) -> dict[str, OfLibrary]:
     """Gradients in the dtypes of their arguments, rounded once."""
     return {name: cast(xp, g, like[name].dtype) for name, g in grads.items()}

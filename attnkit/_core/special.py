@@ -7,14 +7,14 @@ from functools import cache, partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from attnkit._core.library import library
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import Array, Namespace, OfLibrary
 
 Function = Callable[[Namespace, Array], Array]
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def relu(xp: Namespace, x: Array) -> Array:
+def relu(xp: Namespace, x: OfLibrary) -> Array:
     """max(x, 0). torch's own, which others lack, has derivative 0 at 0 (semantics A8), and takes a tenth of where()."""
     if hasattr(x, "relu"):
         return x.relu()
@@ -28,7 +28,7 @@ def step(xp: Namespace, x: Array) -> Array:
     return xp.astype(~(x <= 0), x.dtype)
 
 
-def relu6(xp: Namespace, x: Array) -> Array:
+def relu6(xp: Namespace, x: OfLibrary) -> Array:
     """min(max(x, 0), 6). Torch's own has derivative 0 at both kinks (semantics A8)."""
     name = library(x)
     if name == "torch":
@@ -38,7 +38,7 @@ def relu6(xp: Namespace, x: Array) -> Array:
     return xp.where(x <= 0, 0.0, xp.where(x >= 6, 6.0, x))
 
 
-def logistic(xp: Namespace, x: Array) -> Array:
+def logistic(xp: Namespace, x: OfLibrary) -> Array:
     """σ(x) = 1/(1 + exp(-x)) accurate in its tail; automatic derivatives are σ(1 - σ), inaccurate far above 0."""
     name = library(x)
     if name == "torch":
@@ -50,7 +50,7 @@ def logistic(xp: Namespace, x: Array) -> Array:
     return xp.exp(xp.minimum(x, 0)) / (1.0 + xp.exp(-xp.abs(x)))
 
 
-def sigmoid(xp: Namespace, x: Array) -> Array:
+def sigmoid(xp: Namespace, x: OfLibrary) -> Array:
     """σ(x); in torch as 1 - σ(-x) above 0, so that the automatic derivative is accurate in both tails. At 0 the first
     term has all of it: by `where`, for the derivative of torch's clamp at its bound is 1 until torch 2.13, and then 0.
     """
@@ -59,14 +59,14 @@ def sigmoid(xp: Namespace, x: Array) -> Array:
     return xp.sigmoid(xp.where(x > 0, 0.0, x)) + (0.5 - xp.sigmoid(-xp.relu(x)))
 
 
-def softplus(xp: Namespace, x: Array) -> Array:
+def softplus(xp: Namespace, x: OfLibrary) -> Array:
     """log(1 + exp(x)). Torch's own returns x above a threshold: at 40 that is x to rounding in float64."""
     if library(x) == "torch":
         return xp.nn.functional.softplus(x, threshold=40.0)
     return relu(xp, x) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
-def erfc(x: Array) -> Array:
+def erfc(x: OfLibrary) -> Array:
     """2/√π ∫ₓ^∞ exp(-t²) dt, in torch and CuPy."""
     if library(x) == "torch":
         import torch
@@ -140,7 +140,7 @@ def unsigned(x: int, like: Array) -> Any:
     return numpy.uint32(x)
 
 
-def stop_gradient(x: Array) -> Array:
+def stop_gradient(x: OfLibrary) -> OfLibrary:
     """x as a constant to automatic differentiation, for maxima that cancel from the result."""
     if library(x) == "torch":
         return x.detach()
@@ -151,7 +151,7 @@ def stop_gradient(x: Array) -> Array:
     return x
 
 
-def may_have_gradient(x: Array) -> bool:
+def may_have_gradient(x: OfLibrary) -> bool:
     """Whether automatic differentiation may follow x; JAX does not say, and what torch.jit.trace records may be given
     other tensors."""
     name = library(x)
@@ -185,7 +185,7 @@ def is_key(seed: Any) -> bool:
     return str(getattr(seed, "dtype", "")) == KEY
 
 
-def words_of_key(key: Array) -> tuple[Array, Array]:
+def words_of_key(key: OfLibrary) -> tuple[OfLibrary, OfLibrary]:
     """The low and the high word of a key of jax.random.key, those of its seed."""
     import jax
 
@@ -193,7 +193,7 @@ def words_of_key(key: Array) -> tuple[Array, Array]:
     return data[..., 1], data[..., 0]
 
 
-def without_autocast(x: Array) -> Any:
+def without_autocast(x: OfLibrary) -> Any:
     """A context in which torch's autocast does not round scores to a half type behind the op's back (semantics A7)."""
     if library(x) == "torch":
         import torch
@@ -213,7 +213,7 @@ def is_autocast(device: str) -> bool:
     return available and torch.is_autocast_enabled(device)
 
 
-def profile_entry(op: str, x: Array) -> Any:
+def profile_entry(op: str, x: OfLibrary) -> Any:
     """A context that is `attnkit::op` in torch's profiler, where that records, and nothing without a name.
     torch.profiler.record_function would be an operation, which graphs and modes see; what torch.compile traces is named
     by the programs it becomes."""
@@ -301,7 +301,7 @@ def _refusing(op: str) -> Iterator[None]:
         raise NotImplementedError(text) from error
 
 
-def readable(x: Array) -> bool:
+def readable(x: OfLibrary) -> bool:
     """Whether the values of x can be read: not while JAX or torch trace a program, and not for meta tensors."""
     if library(x) == "jax":
         import jax
@@ -317,14 +317,14 @@ def readable(x: Array) -> bool:
     return True
 
 
-def needs_values(op: str, x: Array) -> None:
+def needs_values(op: str, x: OfLibrary) -> None:
     """Raise TypeError for arrays that cannot be read; for functions that return Python numbers."""
     if not readable(x):
         kind = f"{type(x).__name__} on {x.device}" if library(x) == "torch" else type(x).__name__
         raise TypeError(f"{op}: adds up Python numbers and needs an array whose values can be read; got a {kind}")
 
 
-def floats(x: Array) -> list[float]:
+def floats(x: OfLibrary) -> list[float]:
     """The entries of a vector as Python floats."""
     if hasattr(x, "tolist"):
         return [float(value) for value in x.tolist()]
@@ -354,7 +354,7 @@ def quadrature(points: int) -> tuple[Any, Array, Array]:
     return numpy, *numpy.polynomial.legendre.leggauss(points)
 
 
-def cumulative_sum(xp: Namespace, x: Array, axis: int, dtype: Any = None) -> Array:
+def cumulative_sum(xp: Namespace, x: OfLibrary, axis: int, dtype: Any = None) -> Array:
     """xp.cumulative_sum; torch's own, because array_api_compat's uses a cache that torch.compile warns about.
 
     Of floats under torch.use_deterministic_algorithms by doubling, because torch's throws on a GPU then; where the size
@@ -394,7 +394,7 @@ def sum_before(xp: Namespace, x: Array, reverse: bool = False) -> Array:
     return xp.flip(before, axis=-1) if reverse else before
 
 
-def cumulative_maximum(x: Array, axis: int) -> Array:
+def cumulative_maximum(x: OfLibrary, axis: int) -> Array:
     """The cumulative maximum along an axis, for torch and JAX; the standard lacks it."""
     if library(x) == "torch":
         return x.cummax(dim=axis).values
@@ -403,26 +403,26 @@ def cumulative_maximum(x: Array, axis: int) -> Array:
     return jax.lax.cummax(x, axis=axis % x.ndim)
 
 
-def transposed(x: Array) -> Array:
+def transposed(x: OfLibrary) -> Array:
     """x.mT by a method that the exporter to ONNX knows. It costs 1 µs in torch, where xp.matrix_transpose costs 3."""
     return x.swapaxes(-1, -2) if hasattr(x, "swapaxes") else x.mT
 
 
-def falling(xp: Namespace, x: Array) -> Array:
+def falling(xp: Namespace, x: OfLibrary) -> Array:
     """x sorted from large to small along its last axis; by torch's own sort, whose other form has no export to ONNX."""
     if library(x) == "torch":
         return x.sort(dim=-1, descending=True).values
     return xp.sort(x, axis=-1, descending=True, stable=False)
 
 
-def take_along(xp: Namespace, x: Array, index: Array, axis: int) -> Array:
+def take_along(xp: Namespace, x: OfLibrary, index: Array, axis: int) -> Array:
     """xp.take_along_axis for an index with the other axes of x; torch's own refuses symbolic sizes (torch.export)."""
     if library(x) == "torch":
         return x.gather(axis, index)
     return xp.take_along_axis(x, index, axis=axis)
 
 
-def as_index(x: Array) -> Array:
+def as_index(x: OfLibrary) -> Array:
     """Integers of any dtype as an index that torch accepts."""
     return x.long() if library(x) == "torch" else x
 

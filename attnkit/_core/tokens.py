@@ -13,7 +13,7 @@ from attnkit._core.library import beside
 from attnkit._core.mask import positions
 from attnkit._core.quadratic import sum_to
 from attnkit._core.special import stop_gradient
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import A, Array, Namespace
 
 
 class Tokens(TypedDict, total=False):
@@ -94,13 +94,15 @@ def valid_keys(xp: Namespace, x: Array, n: int, mask: Array | None, key_lengths:
 def both(*terms: Array | None) -> Array | None:
     """The conjunction of the masks; None if all are None."""
     masks = [term for term in terms if term is not None]
-    conjunction = masks[0] if masks else None
+    if not masks:
+        return None
+    conjunction = masks[0]
     for term in masks[1:]:
         conjunction = conjunction & term
     return conjunction
 
 
-def chosen(xp: Namespace, valid: Array | None, x: Array) -> Array:
+def chosen(xp: Namespace, valid: Array | None, x: A) -> A:
     """x (..., n, c) with zeros at invalid tokens."""
     return x if valid is None else xp.where(valid[..., None], x, 0.0)
 

@@ -12,7 +12,7 @@ from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import generator, real, stop_gradient
 from attnkit._core.tokens import both, chosen, cotangent, key_mask, valid_keys, whole, zeros
-from attnkit._core.typing import A, Array, Causal, Impl, Namespace
+from attnkit._core.typing import A, Array, Causal, Impl, Namespace, OfLibrary
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
 SELF_LOGIT = -1e5
@@ -245,7 +245,7 @@ def _visible(xp: Namespace, order: _Order, valid: Array | None, n: int, causal: 
     query, key = _queries_and_keys(xp, order)
     if valid is not None:
         there = _filled(xp, xp.astype(valid, xp.int32)[..., None], order.chunk_size)
-        visible = (_with_previous(xp, _into_chunks(xp, there, order)) > 0).mT
+        visible: Array | None = (_with_previous(xp, _into_chunks(xp, there, order)) > 0).mT
     else:
         visible = key < n if order.sorted.shape[-1] > n else None
     return both(visible, key <= query if causal else None)
@@ -330,7 +330,8 @@ def lsh_buckets(qk: A, rotations: A, *, mask: Array | None = None, impl: Impl = 
     xp = namespace(qk)
     valid = valid_keys(xp, qk, qk.shape[-2], mask, None)
     x = chosen(xp, valid, cast(xp, qk, compute_dtype(xp, qk)))
-    return _hash(xp, stop_gradient(x), rotations, valid)
+    buckets: OfLibrary = _hash(xp, stop_gradient(x), rotations, valid)
+    return buckets
 
 
 _GENERIC = _Softmax.by("generic")

@@ -9,7 +9,7 @@ from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family
 from attnkit._core.tokens import cotangent, one_of
-from attnkit._core.typing import A, Array, Impl, Namespace
+from attnkit._core.typing import A, Array, Impl, Namespace, OfLibrary
 from attnkit.ops import pointwise, softmax
 
 # how slots are weighed: like keys in the attention op of that name, without its scale and length
@@ -134,8 +134,9 @@ def key_value_memory(
     xp = namespace(x)
     p = _parts(xp, x, keys, values, activation=activation, key_bias=key_bias, value_bias=value_bias)
     if norm_weight is None:
-        return quadratic.cast(xp, p.h, x.dtype)
-    y = pointwise.normalise(xp, p.h, eps).centred * quadratic.cast(xp, norm_weight, p.a.dtype)
+        h: OfLibrary = p.h
+        return quadratic.cast(xp, h, x.dtype)
+    y: OfLibrary = pointwise.normalise(xp, p.h, eps).centred * quadratic.cast(xp, norm_weight, p.a.dtype)
     y = y if norm_bias is None else y + quadratic.cast(xp, norm_bias, p.a.dtype)
     return quadratic.cast(xp, y, x.dtype)
 

@@ -15,7 +15,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, DROPOUT, POSITIONAL, derived_signature, signature_like
 from attnkit._core.dispatch import explains, namespace, repeated_call_checked_by
 from attnkit._core.mask import positions
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import Array, Namespace, OfLibrary
 from attnkit.ops.linear.attention import LINEAR, linear_attention, linear_attention_vjp
 from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
@@ -112,7 +112,9 @@ def _place(xp: Namespace, x: Array, cu: Array, tokens: int) -> _Place:
     return _Place(sequence, xp.astype(index, cu.dtype) - xp.take(cu, sequence))
 
 
-def _masked(xp: Namespace, q: Array, k: Array, cu_q: Array, cu_k: Array, options: dict[str, Any]) -> dict[str, Any]:
+def _masked(
+    xp: Namespace, q: Array, k: Array, cu_q: OfLibrary, cu_k: OfLibrary, options: dict[str, Any]
+) -> dict[str, Any]:
     """The options with a mask of pairs in place of causal and window, which count positions within a sequence."""
     of_q, of_k = _place(xp, q, cu_q, q.shape[0]), _place(xp, k, cu_k, k.shape[0])
     own = dict(options)

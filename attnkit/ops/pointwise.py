@@ -12,7 +12,7 @@ from attnkit._core.check import is_learned, layernorm_context
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, never, op, vjp_of, weights_of
 from attnkit._core.mask import log, raise_to
-from attnkit._core.typing import A, Array, Common, Impl, Length, Namespace
+from attnkit._core.typing import A, Array, Common, Impl, Length, Namespace, OfLibrary
 
 
 def _shifted(xp: Namespace, s: Array, a: quadratic.Inputs, length: Length, shift: Any) -> Array:
@@ -277,9 +277,7 @@ def normalise(xp: Namespace, x: Array, eps: float) -> _Normed:
 
 
 @operation_checked_by(layernorm_context)
-def qk_layernorm(
-    q: Array, k: Array, q_weight: Array, k_weight: Array, *, eps: float = 1e-6, impl: Impl = "auto"
-) -> tuple[Array, Array]:
+def qk_layernorm(q: A, k: A, q_weight: A, k_weight: A, *, eps: float = 1e-6, impl: Impl = "auto") -> tuple[A, A]:
     """LayerNorm of queries and keys over the head axis, before the scores: (x - mean)/√(var + eps) ⊙ weight.
 
     Dehghani et al. 2023, used by Wortsman et al. 2023 §4; 1/√d of the scores comes after it. No bias; the weights are
@@ -300,8 +298,8 @@ def qk_layernorm(
     xp = namespace(q)
     dtype = quadratic.compute_dtype(xp, q)
 
-    def one(x: Array, weight: Array) -> Array:
-        normed = normalise(xp, quadratic.cast(xp, x, dtype), eps).centred * quadratic.cast(xp, weight, dtype)
+    def one(x: A, weight: A) -> A:
+        normed: OfLibrary = normalise(xp, quadratic.cast(xp, x, dtype), eps).centred * quadratic.cast(xp, weight, dtype)
         return quadratic.cast(xp, normed, x.dtype)
 
     return one(q, q_weight), one(k, k_weight)

@@ -10,7 +10,7 @@ from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.family import Apart, Family, always, recorded, weights_of
 from attnkit._core.special import may_have_gradient, stop_gradient
-from attnkit._core.typing import A, Array, Common, Impl, Namespace
+from attnkit._core.typing import A, Array, Common, Impl, Namespace, OfLibrary
 from attnkit.ops import pointwise
 
 NORM_AXES = ("hidden", "head")
@@ -155,7 +155,7 @@ def normalised_vjp(
     unit, more, grads = n.x * n.inverse, 0.0, {}
     dy = of_some = xp.where(xp.any(x != 0, axis=n.axes, keepdims=True), do, 0.0)
     g = do * n.weight
-    if n.opening is not None:
+    if n.opening is not None and gate_weight is not None:
         slope = of_some * (unit * n.weight) * ACTIVATIONS["sigmoid"].slope(xp, n.gate * n.x)
         more, grads["gate_weight"] = slope * n.gate, _of_weight(xp, slope * n.x, gate_weight)
         dy, g = of_some * n.opening, g * n.opening
@@ -211,7 +211,7 @@ def rela_attention(
     xp = namespace(q)
     a = quadratic.prepare(xp, q, k, v, **common)
     x = quadratic.output(xp, a, *pointwise.weigh(xp, quadratic.scores(xp, a), a, **RELU))
-    o = normalised(xp, x, norm_weight, gate_weight=gate_weight, norm_axis=norm_axis, eps=eps)
+    o: OfLibrary = normalised(xp, x, norm_weight, gate_weight=gate_weight, norm_axis=norm_axis, eps=eps)
     return quadratic.cast(xp, o, q.dtype)
 
 
@@ -262,7 +262,7 @@ def kernels(of: Kernel, pull_of: Callable[..., Any] | None = None, replaces: tup
 
     Without `pull_of`, the gradients of that kernel, both are called by name, and what was prepared for them is used.
     """
-    by_name = (pointwise.pointwise_attention, pointwise.pointwise_attention_vjp)
+    by_name: tuple[Callable[..., Any], ...] = (pointwise.pointwise_attention, pointwise.pointwise_attention_vjp)
     forward, backward = (partial(x, impl=of.name) for x in by_name) if pull_of is None else (of.call, pull_of)
 
     def product(q: Array, k: Array, v: Array, *do: Array, **common: Any) -> Any:

@@ -7,7 +7,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.dispatch import namespace, operation
 from attnkit._core.family import Family, recorded, weights_of
 from attnkit._core.special import stop_gradient
-from attnkit._core.typing import Array, Common, Impl, Namespace
+from attnkit._core.typing import A, Arguments, Array, Common, Impl, Namespace
 
 
 class Exponentials(NamedTuple):
@@ -105,7 +105,7 @@ def beside(
     return {"sink": _of_sink(xp, s, a, sink, -xp.sum(w * dw, axis=-1, keepdims=True), like["sink"])}
 
 
-def _of_sink(xp: Namespace, s: Array, a: quadratic.Inputs, sink: Array, x: Array, like: Array) -> Array:
+def _of_sink(xp: Namespace, s: Array, a: quadratic.Inputs, sink: float | Array | None, x: Array, like: Array) -> Array:
     """Σ_i p_i x_i, p = exp(c - lse), for x (..., L, 1), which may be NaN in null rows."""
     e = exponentials(xp, s, a, sink)
     share = e.of_sink * inverse(xp, e.z, a)
@@ -175,16 +175,16 @@ softmax_attention_weights = weights_of(softmax_attention, SOFTMAX)
 
 @operation
 def softmax_attention_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    do: Array | None,
-    dlse: Array | None = None,
+    q: A,
+    k: A,
+    v: A,
+    do: A | None,
+    dlse: A | None = None,
     *,
-    sink: float | Array | None = None,
+    sink: float | A | None = None,
     impl: Impl = "auto",
     **common: Unpack[Common],
-) -> dict[str, Array]:
+) -> dict[str, A]:
     """Gradients {"q", "k", "v"}, "bias" if one was passed, "scale" and "sink" where they are arrays, for the cotangents
     do and dlse (None = 0).
 
@@ -195,7 +195,7 @@ def softmax_attention_vjp(
     xp = namespace(q)
     a, own = quadratic.prepare(xp, q, k, v, **common), {"sink": sink}
     s = quadratic.scores(xp, a)
-    like = {"q": q, "k": k, "v": v, "bias": common.get("bias"), **SOFTMAX.learned(own, common)}
+    like: Arguments = {"q": q, "k": k, "v": v, "bias": common.get("bias"), **SOFTMAX.learned(own, common)}
     from_lse = None if dlse is None else lambda w: w * dlse[..., None]
     grads = SOFTMAX.gradients(xp, a, s, like, do, own, of_scores=from_lse)
     if dlse is not None and "sink" in like:

@@ -10,7 +10,7 @@ from attnkit._core.family import RECORDS, Family, Record
 from attnkit._core.mask import Rows, positions
 from attnkit._core.special import take_along
 from attnkit._core.tokens import cotangent
-from attnkit._core.typing import Array, Impl, Namespace
+from attnkit._core.typing import A, Array, Impl, Namespace, OfLibrary
 
 _TILE = 2**23  # weights at a time: 32 MiB; smaller blocks stay in the C heap when freed, and torch grew by gigabytes
 
@@ -38,12 +38,12 @@ class RowStatistics(NamedTuple):
     stays n_i so that both kinds can be counted; no gradient flows from them.
     """
 
-    total: Array | None = None
-    entropy: Array | None = None
-    sum_squares: Array | None = None
-    maximum: Array | None = None
-    nonzero: Array | None = None
-    visible: Array | None = None
+    total: OfLibrary | None = None
+    entropy: OfLibrary | None = None
+    sum_squares: OfLibrary | None = None
+    maximum: OfLibrary | None = None
+    nonzero: OfLibrary | None = None
+    visible: OfLibrary | None = None
 
 
 class _Plan(NamedTuple):
@@ -227,21 +227,21 @@ def row_statistics(
 
 @known_by_name
 def attention_with_statistics(
-    op: Any, q: Array, k: Array, v: Array, *, fields: Any = None, impl: Impl = "auto", **params: Any
-) -> tuple[Array, RowStatistics]:
+    op: Any, q: A, k: A, v: A, *, fields: Any = None, impl: Impl = "auto", **params: Any
+) -> tuple[A, RowStatistics]:
     """(o, statistics): the output of `op` and the statistics of its weights from the same scores.
 
     Arguments and errors as in `row_statistics`; `params` may contain dropout, which affects only o.
     """
     plan = _plan("attention_with_statistics", op, {"q": q, "k": k, "v": v}, fields, params)
 
-    def generic() -> tuple[Array, RowStatistics]:
+    def generic() -> tuple[OfLibrary, RowStatistics]:
         if plan.family.apart is not None:
             return _forward_apart(plan, op, q, k, v, params, _within(impl))
         parts = [_forward_tile(plan, rows, q, k, v) for rows in _tiles(q, k)]
         return _join(plan.xp, [o for o, _ in parts], -2), _join_statistics(plan.xp, [s for _, s in parts])
 
-    both: tuple[Array, RowStatistics] = _served("attention_with_statistics", impl, generic, plan, q, k, v)
+    both: tuple[A, RowStatistics] = _served("attention_with_statistics", impl, generic, plan, q, k, v)
     return both
 
 

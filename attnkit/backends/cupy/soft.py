@@ -30,7 +30,8 @@ def _inverted(device: Device, a: Array, **options: Any) -> tuple[Array, Callable
 
 def _parts(device: Device) -> tuple[Any, Any]:
     """The inverse and the products of `soft.attend` on a device."""
-    attend, pull = (partial(x, device, **GAUSSIAN) for x in (pointwise.forward, pointwise.backward))
+    attend = partial(pointwise.forward, device, **GAUSSIAN)
+    pull = partial(pointwise.backward, device, **GAUSSIAN)
     return partial(_inverted, device), partial(Attention, attend, pull)
 
 

@@ -20,6 +20,7 @@ from attnkit._core.dropout import keep_mask_of_counters
 from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.mask import visibility_of
 from attnkit._core.special import varying_alike
+from attnkit._core.typing import OfLibrary
 from attnkit.backends.jax import transforms
 from attnkit.ops.entmax import ENTMAX
 
@@ -125,7 +126,8 @@ def prepared(c: blocks.Call, p: blocks.Call, index: Index, start: Any) -> blocks
         a = quadratic.prepare(jnp, q, k, v, **options)
         a = a._replace(pairs=pairs, count=(i + (1 + shift)).astype(a.dtype))
         if a.drop is not None and pairs is not None:
-            a = a._replace(drop=jnp.where(pairs, a.drop, 0.0))
+            drop: OfLibrary = a.drop
+            a = a._replace(drop=jnp.where(pairs, drop, 0.0))
     else:
         if "log_forget" in arguments:
             options |= {name: x for name, x in arguments.items() if name in ("log_forget", "kept")}

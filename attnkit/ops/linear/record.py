@@ -13,6 +13,7 @@ from attnkit._core.typing import Array, Namespace
 from attnkit.ops.linear.states import Options, Scaled, State, Tokens, shown_keys, state_context, step_context, stepping
 
 P = ParamSpec("P")
+OfState = tuple[Array | None, ...] | None  # the cotangent of a state; None, or a part that is None, is 0
 STATEFUL = ("chunk_size", "initial_state", "return_state")
 DECAY = ("log_decay",)  # which weights have and statistics do not
 OF_TOKENS = frozenset(Scaled.__annotations__)
@@ -57,7 +58,7 @@ class Linear(NamedTuple):
         lead = check.broadcast(self.name, "leading axes", tuple(u.shape[:-2]), own_axes)
         return quadratic.cast(xp, xp.broadcast_to(u * r, (*lead, *u.shape[-2:])), q.dtype)
 
-    def vjp(self, q: Array, k: Array, v: Array, *others: Any, dstate: State | None = None, **options: Any) -> Any:
+    def vjp(self, q: Array, k: Array, v: Array, *others: Any, dstate: OfState = None, **options: Any) -> Any:
         *arrays, do = others
         bound = self.rule(f"{self.name}_vjp", *arrays, **options)
         return self.bodies.vjp(namespace(q), bound, q, k, v, do, dstate, _whole(**options))
@@ -75,7 +76,7 @@ class Linear(NamedTuple):
         v_t: Array,
         *others: Any,
         state: State | None = None,
-        dstate: State | None = None,
+        dstate: OfState = None,
         **options: Any,
     ) -> dict[str, Any]:
         *arrays, do_t = others
@@ -130,7 +131,7 @@ class Vjp(Protocol[P]):
         self, q: Array, k: Array, v: Array, do: Array, *args: P.args, **options: P.kwargs
     ) -> dict[str, Any]: ...
     @overload
-    def __call__(self, *arrays: Array, dstate: State | None, **options: Any) -> dict[str, Any]: ...
+    def __call__(self, *arrays: Array, dstate: OfState, **options: Any) -> dict[str, Any]: ...
 
 
 class Step(Protocol[P]):
@@ -153,7 +154,7 @@ class StepVjp(Protocol[P]):
         self, state: State | None, q_t: Array, k_t: Array, v_t: Array, do_t: Array, *args: P.args, **options: P.kwargs
     ) -> dict[str, Any]: ...
     @overload
-    def __call__(self, state: State | None, *arrays: Array, dstate: State | None, **options: Any) -> dict[str, Any]: ...
+    def __call__(self, state: State | None, *arrays: Array, dstate: OfState, **options: Any) -> dict[str, Any]: ...
 
 
 Documented = Callable[Concatenate[Array, Array, Array, P], Any]

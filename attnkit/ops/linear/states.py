@@ -13,7 +13,7 @@ from attnkit._core import check
 from attnkit._core.mask import Rows, Visibility, positions
 from attnkit._core.quadratic import cast, compute_dtype
 from attnkit._core.tokens import both, chosen, gradient_like, split_heads, valid_keys, whole, zeros
-from attnkit._core.typing import Array, Causal, Namespace
+from attnkit._core.typing import A, Array, Causal, Namespace
 
 State = tuple[Array, ...]
 INITIAL = ("initial_S", "initial_z")
@@ -279,14 +279,14 @@ def parts_of(
     return Parts(live, seen, valid, split_heads(xp, pairs, shared), shift, shared)
 
 
-def of_queries(xp: Namespace, x: Array, live: Array | None, shared: int | None) -> Array:
+def of_queries(xp: Namespace, x: A, live: Array | None, shared: int | None) -> A:
     """q in its own layout with 0 in rows that take no part."""
     if live is not None and shared is not None and live.ndim > 2:
         live = xp.reshape(live, (*live.shape[:-3], live.shape[-3] * live.shape[-2], live.shape[-1]))
     return chosen(xp, live, x)
 
 
-def of_keys(xp: Namespace, x: Array, seen: Array | None, shared: int | None) -> Array:
+def of_keys(xp: Namespace, x: A, seen: Array | None, shared: int | None) -> A:
     """k or v in its own layout with 0 at keys that no query of any head sees."""
     return chosen(xp, group_any(xp, seen, shared), x)
 

@@ -81,8 +81,8 @@ def _prepare(
     if valid is not None:
         valid = split_heads(xp, xp.broadcast_to(valid, (*valid.shape[:-1], n)), shared, axis=-2)
     scale = common.get("scale")
-    arrays = (None if x is None else split_heads(xp, cast(xp, x, dtype), shared) for x in (q, k, v))
-    q, k, v = (None if x is None else chosen(xp, valid, x) for x in arrays)
+    q, k = (chosen(xp, valid, split_heads(xp, cast(xp, x, dtype), shared)) for x in (q, k))
+    v = None if v is None else chosen(xp, valid, split_heads(xp, cast(xp, v, dtype), shared))
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     return _Inputs(q, k, v, valid, scale, shared, num_landmarks, inverse_steps, init)
 

@@ -9,7 +9,7 @@ from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.mask import positions
 from attnkit._core.special import magnitude
 from attnkit._core.tokens import Tokens, both, chosen, gradient_like, join_heads, key_mask, split_heads, valid_keys
-from attnkit._core.typing import A, Array, Impl, Namespace
+from attnkit._core.typing import A, Array, Impl, Namespace, OfLibrary
 
 
 class GroupedTokens(Tokens, total=False):
@@ -122,7 +122,8 @@ def sima_attention(q: A, k: A, v: A, *, eps: float = 1e-12, impl: Impl = "auto",
     """
     xp = namespace(q)
     a = _prepare(xp, q, k, v, eps=eps, **tokens)
-    return quadratic.cast(xp, join_heads(xp, a.q.hat @ (xp.matrix_transpose(a.k.hat) @ a.v), a.shared), q.dtype)
+    o: OfLibrary = join_heads(xp, a.q.hat @ (xp.matrix_transpose(a.k.hat) @ a.v), a.shared)
+    return quadratic.cast(xp, o, q.dtype)
 
 
 @operation_checked_by(_context, OWN)
@@ -145,6 +146,7 @@ def sima_attention_vjp(q: Array, k: Array, v: Array, do: Array, **options: Any) 
     xp = namespace(q)
     a = _prepare(xp, q, k, v, **options)
     do = chosen(xp, a.live, split_heads(xp, quadratic.cast(xp, do, a.q.x.dtype), a.shared))
+    assert a.v is not None
     values, from_queries = a.k.hat.mT @ a.v, a.q.hat.mT @ do
     of_q = chosen(xp, a.live, _gradient(xp, a.q, do @ values.mT))
     of_k = chosen(xp, a.seen, _gradient(xp, a.k, a.v @ from_queries.mT))

@@ -123,7 +123,8 @@ class Recurrent(NamedTuple):
         gates = self.gates_of(tuple(arrays), options, "_t")
         numbers = self.numbers(gates)
         rows = {n: x[..., None] if n in numbers else x[..., None, :] for n, x in gates.items()}
-        q, k, v, do = (None if x is None else x[..., None, :] for x in (q_t, k_t, v_t, do_t))
+        q, k, v = (x[..., None, :] for x in (q_t, k_t, v_t))
+        do = None if do_t is None else do_t[..., None, :]
         named = [rows.pop(name) for name in self.arrays]
         grads = self.gradients(
             f"{self.name}_step_vjp", q, k, v, *named, do, dstate=dstate, initial_state=state, **rows, **options

@@ -19,7 +19,7 @@ from torch import Tensor
 from attnkit._core import quadratic
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
 from attnkit._core.tokens import softmax, softmax_gradient
-from attnkit._core.typing import Namespace
+from attnkit._core.typing import Array, Namespace
 from attnkit.backends.torch.triton import linear, pointwise
 from attnkit.kernels import linear_calls, predicted
 from attnkit.ops.linear import states
@@ -51,8 +51,8 @@ class Call(NamedTuple):
 
 
 def _faded(
-    xp: Namespace, k: Features, level: Tensor, seen: Tensor | None, ordered: bool
-) -> tuple[Features, Tensor | None]:
+    xp: Namespace, k: Features, level: Array, seen: Array | None, ordered: bool
+) -> tuple[Features, Array | None]:
     """values·exp(level) divided by the largest among the keys that are seen; if `ordered`, by the largest of those so
     far, which is then the level of the kernels."""
     level = (level if seen is None else xp.where(seen, level, -math.inf))[..., None]
@@ -62,7 +62,7 @@ def _faded(
     return Features(k.values * fade, lambda d: k.pull(d * fade)), top[..., 0] if ordered else None
 
 
-def _softmaxes(xp: Namespace, q: Tensor, k: Tensor, seen: Tensor | None) -> tuple[Features, Features]:
+def _softmaxes(xp: Namespace, q: Array, k: Array, seen: Array | None) -> tuple[Features, Features]:
     """softmax(q) over features and softmax(k) over the tokens that are seen."""
     x, y = softmax(xp, q, None), softmax(xp, k.mT, None if seen is None else seen[..., None, :]).mT
     return (
