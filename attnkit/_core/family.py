@@ -12,7 +12,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Self
 from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, DROPOUT, Op, Vjp, Weights, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by, special_case
-from attnkit._core.typing import LEARNED, Arguments, Array, Namespace, OfLibrary
+from attnkit._core.typing import LEARNED, Bindings, Array, Namespace, OfLibrary
 
 P = ParamSpec("P")
 
@@ -149,7 +149,7 @@ class Family(NamedTuple):
         xp: Namespace,
         a: quadratic.Inputs,
         s: Any,
-        like: Arguments,
+        like: Bindings,
         do: Array | None,
         own: Mapping[str, Any],
         of_weights: Callable[[Array], Any] | None = None,

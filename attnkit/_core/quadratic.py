@@ -13,7 +13,7 @@ from attnkit._core.check import broadcast, is_learned
 from attnkit._core.dropout import keep_mask
 from attnkit._core.mask import Rows, Visibility, row_length, seen_keys, tile
 from attnkit._core.special import inverse_root, stop_gradient, transposed
-from attnkit._core.typing import DEFAULTS, A, Arguments, Array, DType, Length, Namespace, OfLibrary
+from attnkit._core.typing import DEFAULTS, A, Bindings, Array, DType, Length, Namespace, OfLibrary
 
 COMMON = tuple(DEFAULTS)
 
@@ -207,7 +207,7 @@ def _shape_intile(x: Array, a: Inputs) -> tuple[int, ...]:
     return (*shape[:-2], a.rows.stop - a.rows.start, shape[-1])
 
 
-def score_gradients(xp: Namespace, a: Inputs, ds: Array, like: Arguments) -> dict[str, Array]:
+def score_gradients(xp: Namespace, a: Inputs, ds: Array, like: Bindings) -> dict[str, Array]:
     """Gradients of the arguments q, k, bias and scale (in the compute dtype) from ds, the gradient of the scores."""
     q, k, bias, scale = like["q"], like["k"], like["bias"], like.get("scale")
     towards_q = contract(xp, ds, a.k)
@@ -230,7 +230,7 @@ def backward(
     w: Array,
     do: Array | None,
     ds_of: Callable[[Array | float], Array],
-    like: Arguments,
+    like: Bindings,
 ) -> dict[str, Array]:
     """Gradients of q, k, v, bias and scale for o = (w ⊙ dropout) v in the compute dtype; `like` holds the arguments.
 
@@ -260,6 +260,6 @@ def masked_rows(xp: Namespace, a: Inputs, x: Array) -> Array:
     return x if a.live is None else xp.where(a.live, x, 0.0)
 
 
-def rounded(xp: Namespace, grads: dict[str, Array], like: Arguments) -> dict[str, OfLibrary]:
+def rounded(xp: Namespace, grads: dict[str, Array], like: Bindings) -> dict[str, OfLibrary]:
     """Gradients in the dtypes of their arguments, rounded once."""
     return {name: cast(xp, g, like[name].dtype) for name, g in grads.items()}

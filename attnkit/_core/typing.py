@@ -4,7 +4,7 @@ Bodies are written for `Array`, the array API standard. Public ops return arrays
 with (`A`). `Any` stands where a library has no types that all four share, each time under a name that says for what.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
@@ -61,10 +61,9 @@ class Array(Protocol):
 
 A = TypeVar("A", bound=Array)
 Namespace = ModuleType  # of functions of the standard, which array_api_compat does not type
-Options = dict[str, Any]
-"""Options of a call by name."""
-Arguments = Mapping[str, Any]
-"""Arrays and options of a call by name, or what gradients are of; None for what was not passed."""
+AnyFunction = Callable[..., Any]  # whose arguments only its caller knows
+Keywords = dict[str, Any]  # options of a call by name
+Bindings = Mapping[str, Any]  # arrays and options of a call by name; None is what was not passed
 Causal = Literal["upper_left"] | bool
 Length = str | float | Array  # "visible" | "all" | a number > 0 | an array broadcast to (..., Hq, L)
 Seed = int | Array  # or a key of jax.random.key
@@ -93,7 +92,7 @@ class Common(WithoutCausal, total=False):
     causal: Causal
 
 
-DEFAULTS: Options = {
+DEFAULTS: Keywords = {
     "mask": None,
     "bias": None,
     "causal": False,

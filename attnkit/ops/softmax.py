@@ -7,7 +7,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.dispatch import namespace, operation
 from attnkit._core.family import Family, recorded, weights_of
 from attnkit._core.special import stop_gradient
-from attnkit._core.typing import A, Arguments, Array, Common, Impl, Namespace
+from attnkit._core.typing import A, Bindings, Array, Common, Impl, Namespace
 
 
 class Exponentials(NamedTuple):
@@ -195,7 +195,7 @@ def softmax_attention_vjp(
     xp = namespace(q)
     a, own = quadratic.prepare(xp, q, k, v, **common), {"sink": sink}
     s = quadratic.scores(xp, a)
-    like: Arguments = {"q": q, "k": k, "v": v, "bias": common.get("bias"), **SOFTMAX.learned(own, common)}
+    like: Bindings = {"q": q, "k": k, "v": v, "bias": common.get("bias"), **SOFTMAX.learned(own, common)}
     from_lse = None if dlse is None else lambda w: w * dlse[..., None]
     grads = SOFTMAX.gradients(xp, a, s, like, do, own, of_scores=from_lse)
     if dlse is not None and "sink" in like:
