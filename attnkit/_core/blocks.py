@@ -13,7 +13,7 @@ from attnkit._core.dispatch import Kernel
 from attnkit._core.family import Family
 from attnkit._core.library import beside
 from attnkit._core.mask import Rows
-from attnkit._core.typing import Array, Namespace, OfLibrary
+from attnkit._core.typing import AnyFunction, Array, Bindings, Keywords, Namespace, OfLibrary
 
 LEARNED = tuple(name for name in typing.LEARNED if name not in ("alpha", "gamma"))
 """Numbers that blocks take as arrays; alpha of entmax is one per query, and ReLUFormer translates gamma."""
@@ -55,8 +55,8 @@ class Call(NamedTuple):
 
     family: Family
     arrays: Mapping[str, OfLibrary]
-    common: Mapping[str, Any]
-    own: Mapping[str, Any]
+    common: Bindings
+    own: Bindings
     size: int = SCORES
 
     @property
@@ -74,7 +74,7 @@ class Call(NamedTuple):
         return self.arrays["q"].shape[-2], self.arrays["k"].shape[-2]
 
 
-def call(family: Family, q: Array, k: Array, v: Array, options: Mapping[str, Any], size: int = SCORES) -> Call:
+def call(family: Family, q: Array, k: Array, v: Array, options: Bindings, size: int = SCORES) -> Call:
     """The call of an op, without options that are None and outputs that blocks do not compute."""
     options = {name: x for name, x in options.items() if x is not None and name not in FURTHER}
     arguments = {"q": q, "k": k, "v": v, **options}
@@ -108,7 +108,7 @@ def blocks(c: Call) -> Iterator[Block]:
                 yield Block(leading, Rows(start, stop, total), visible)
 
 
-def _two_alignments(common: Mapping[str, Any]) -> bool:
+def _two_alignments(common: Bindings) -> bool:
     """Whether causality is aligned with the first tokens and the window with the last: no slice of keys fits both."""
     return common.get("causal") == "upper_left" and "window" in common
 
@@ -175,7 +175,7 @@ def prepared(xp: Namespace, c: Call, rows: Rows) -> Prepared:
     return c.family.scored(xp, c.family.prepare(xp, q, k, v, rows=rows, **options), options_of(c))
 
 
-def options_of(c: Call) -> dict[str, Any]:
+def options_of(c: Call) -> Keywords:
     """The family's own options of a part, arrays among them."""
     common = {*c.family.common, "q", "k", "v", "do"}
     return {**c.own, **{name: x for name, x in c.arrays.items() if name not in common}}
@@ -239,13 +239,13 @@ def unsupported(q: Array, k: Array, v: Array, *cotangents: Array, **options: Any
     return None
 
 
-def is_faster(q: Array, k: Array, *rest: Array, **options: Any) -> bool:
+def is_faster(q: Array, k: Array, *rest: Array, **options: object) -> bool:
     """Whether there are enough scores."""
     return max(math.prod(q.shape[:-1]) * k.shape[-2], math.prod(k.shape[:-1]) * q.shape[-2]) >= ENOUGH
 
 
 def kernel(
-    call: Callable[..., Any],
+    call: AnyFunction,
     unsupported: Callable[..., str | None] = unsupported,
     is_faster: Callable[..., bool] = is_faster,
 ) -> Kernel:

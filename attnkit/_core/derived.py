@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from attnkit._core.typing import A, Array
+from attnkit._core.typing import A, AnyFunction, Array
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,7 +31,7 @@ class Vjp(Protocol[P]):
 
 
 def signature_like(
-    op: Callable[..., Any], returns: Any, without: Collection[str] = (), more: Sequence[inspect.Parameter] = ()
+    op: AnyFunction, returns: Any, without: Collection[str] = (), more: Sequence[inspect.Parameter] = ()
 ) -> inspect.Signature:
     """The signature of an op without some parameters, with others inserted after its arrays."""
     parameters = [p for p in inspect.signature(op).parameters.values() if p.name not in without]
@@ -45,10 +45,10 @@ def _with_signature(body: Op, signature: inspect.Signature) -> Op:
     return body
 
 
-def derived_signature(op: Callable[..., Any], name: str, signature: inspect.Signature, doc: str) -> Callable[..., Any]:
+def derived_signature(op: AnyFunction, name: str, signature: inspect.Signature, doc: str) -> AnyFunction:
     """The documented signature of the public function of that name, in the module of the op it is derived from."""
 
-    def documented(*arrays: Array, **options: Any) -> Any: ...
+    def documented(*arrays: Array, **options: object) -> Any: ...
 
     documented.__name__ = documented.__qualname__ = name
     documented.__doc__, documented.__module__ = doc, op.__module__
@@ -57,15 +57,13 @@ def derived_signature(op: Callable[..., Any], name: str, signature: inspect.Sign
 
 def weights_like(
     op: Callable[Concatenate[Array, Array, Array, P], Any], *without: str
-) -> Callable[[Callable[..., Any]], Weights[P]]:
+) -> Callable[[AnyFunction], Weights[P]]:
     """Decorate the weights of an op, which have its signature without v, dropout and options that do not apply."""
     signature = signature_like(op, Array, ("v", *DROPOUT, *without))
     return lambda body: _with_signature(body, signature)
 
 
-def vjp_like(
-    op: Callable[Concatenate[Array, Array, Array, P], Any], *without: str
-) -> Callable[[Callable[..., Any]], Vjp[P]]:
+def vjp_like(op: Callable[Concatenate[Array, Array, Array, P], Any], *without: str) -> Callable[[AnyFunction], Vjp[P]]:
     """Decorate the gradients of an op: their signature is that of the op, with the cotangent do after its arrays."""
     signature = signature_like(op, dict[str, Array], without, [DO])
     return lambda body: _with_signature(body, signature)

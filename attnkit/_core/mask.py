@@ -4,13 +4,12 @@ Everything is None (or a Python number) where nothing is masked, so a call witho
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from attnkit._core.check import broadcast
 from attnkit._core.library import beside
 from attnkit._core.special import as_index, cumulative_sum, is_symbol, stop_gradient, take_along
-from attnkit._core.typing import Array, Causal, Length, Namespace, OfLibrary
+from attnkit._core.typing import Array, Bindings, Causal, DType, Length, Namespace, OfLibrary
 
 T = TypeVar("T", bound=Array | None)
 
@@ -100,7 +99,7 @@ class Visibility(NamedTuple):
         whole = rows.stop == rows.total
         return (not self.causal or rows.total <= keys), (not self.causal or whole)
 
-    def counted(self, xp: Namespace, q: Array, keys: int, dtype: Any) -> Any:
+    def counted(self, xp: Namespace, q: Array, keys: int, dtype: DType) -> Any:
         """n_i of all queries, a number or (..., L, 1), without an array of pairs unless a mask has an axis of queries.
 
         A query sees the keys from `low` to `high`, of which a key mask leaves what its running sum says.
@@ -131,7 +130,7 @@ class Visibility(NamedTuple):
                 high = xp.where(high < bound, high, _like(xp, bound, high))
         return low, xp.where(high > low, high, low)
 
-    def counts(self, xp: Namespace, q: Array, pairs: Array, keys: int, rows: Rows, dtype: Any) -> Any:
+    def counts(self, xp: Namespace, q: Array, pairs: Array, keys: int, rows: Rows, dtype: DType) -> Any:
         """n_i, the number of keys visible to query i: (..., L, 1) in the compute dtype.
 
         Lower-right causality alone needs no (L, S) array: then n_i = max(i + 1 + S - L, 0).
@@ -167,7 +166,7 @@ def _allowed(xp: Namespace, mask: Array, low: Array, high: Array, keys: int) -> 
     return (last - first)[..., None]
 
 
-def visibility_of(options: Mapping[str, Any]) -> Visibility:
+def visibility_of(options: Bindings) -> Visibility:
     """The visibility in the options of a call."""
     return Visibility(**{name: options[name] for name in Visibility._fields if name in options})
 
@@ -188,7 +187,7 @@ def seen_keys(xp: Namespace, pairs: Array, heads: int, shared: int) -> Array:
     return keys[..., None]
 
 
-def row_length(xp: Namespace, length: Length, count: Any, keys: int, rows: Rows, dtype: Any) -> Any:
+def row_length(xp: Namespace, length: Length, count: float | Array, keys: int, rows: Rows, dtype: DType) -> Any:
     """The divisor of semantics A4, a number or (..., L, 1); 1 for rows that see nothing, to avoid 0·inf."""
     if isinstance(length, str):
         n = keys if length == "all" else count
@@ -211,12 +210,12 @@ def row_length(xp: Namespace, length: Length, count: Any, keys: int, rows: Rows,
     return xp.where(n > 0, n, 1)
 
 
-def power(length: Any, alpha: float) -> Any:
+def power(length: float | Array, alpha: float) -> Any:
     """length^-alpha, a number if length is one."""
     return 1.0 if alpha == 0 else raise_to(length, -alpha)
 
 
-def raise_to(x: Any, exponent: Any) -> Any:
+def raise_to(x: OfLibrary, exponent: Any) -> Any:
     """x^exponent for x > 0; of numbers infinite where Python has no float for it."""
     try:
         return x**exponent
@@ -224,7 +223,7 @@ def raise_to(x: Any, exponent: Any) -> Any:
         return math.inf
 
 
-def log(xp: Namespace, length: Any) -> Any:
+def log(xp: Namespace, length: float | Array) -> Any:
     """log(length), a number if length is one; a scalar array for a symbol of torch.export."""
     if isinstance(length, (int, float)):
         return math.log(length)

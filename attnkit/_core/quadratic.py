@@ -13,7 +13,7 @@ from attnkit._core.check import broadcast, is_learned
 from attnkit._core.dropout import keep_mask
 from attnkit._core.mask import Rows, Visibility, row_length, seen_keys, tile
 from attnkit._core.special import inverse_root, stop_gradient, transposed
-from attnkit._core.typing import DEFAULTS, A, Bindings, Array, DType, Length, Namespace, OfLibrary
+from attnkit._core.typing import DEFAULTS, A, Array, Bindings, DType, Length, Namespace, OfLibrary
 
 COMMON = tuple(DEFAULTS)
 
@@ -32,16 +32,16 @@ class Inputs(NamedTuple):
     q: Array
     k: Array
     v: Array | None
-    scale: Any  # a number, or an array that broadcasts to (..., L, S)
+    scale: float | Array  # a number, or an array that broadcasts to (..., L, S)
     bias: Array | None
     pairs: Array | None  # visible(i, j), None = all
     live: Array | None  # (..., L, 1) queries that see a key, None = all
     count: Any  # n_i, a number or (..., L, 1)
     drop: Array | None  # multiplies the weights just before the product with v
     rows: Rows
-    dtype: Any  # the compute dtype
+    dtype: DType  # the compute dtype
     normalised: Normalised | None = None  # the normalisation that gradients of q and k pass through
-    factor: Any = 1.0  # of the products of a row: a number or (..., L, 1)
+    factor: float | Array = 1.0  # of the products of a row: a number or (..., L, 1)
     passed: Array | None = None  # (..., L, S) tokens up to the query whose gates count, of ops that have gates
 
     @property
@@ -117,7 +117,7 @@ def prepare(
     return Inputs(q, k, v, scale, bias, pairs, live, count, drop, rows, dtype)
 
 
-def number(xp: Namespace, x: Any, dtype: Any) -> Any:
+def number(xp: Namespace, x: OfLibrary, dtype: DType) -> Any:
     """A number, or an array of one () or of one per head (H,) in this dtype, as it multiplies (..., H, L, S)."""
     if isinstance(x, (int, float)) or not is_learned(x):
         return float(x)
@@ -229,7 +229,7 @@ def backward(
     a: Inputs,
     w: Array,
     do: Array | None,
-    ds_of: Callable[[Array | float], Array],
+    ds_of: Callable[[OfLibrary], Array],
     like: Bindings,
 ) -> dict[str, Array]:
     """Gradients of q, k, v, bias and scale for o = (w ⊙ dropout) v in the compute dtype; `like` holds the arguments.

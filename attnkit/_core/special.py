@@ -7,7 +7,7 @@ from functools import cache, partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from attnkit._core.library import library
-from attnkit._core.typing import Array, Namespace, OfLibrary
+from attnkit._core.typing import AnyFunction, Array, DType, Namespace, OfLibrary
 
 Function = Callable[[Namespace, Array], Array]
 P = ParamSpec("P")
@@ -118,13 +118,13 @@ def _quotient_in_jax() -> Any:
     return jax.jit(divide)
 
 
-def traced_once(function: Callable[..., Any], like: Array) -> Callable[..., Any]:
+def traced_once(function: AnyFunction, like: Array) -> AnyFunction:
     """`function`, which JAX would trace anew in every call; so it does for new shapes alone."""
     return _jitted(function) if library(like) == "jax" else function
 
 
 @cache
-def _jitted(function: Callable[..., Any]) -> Callable[..., Any]:
+def _jitted(function: AnyFunction) -> AnyFunction:
     """A function under jax.jit."""
     import jax
 
@@ -262,7 +262,7 @@ def is_symbol(size: Any) -> bool:
     return not isinstance(size, (int, float)) and type(size).__module__.startswith("jax.")
 
 
-def real(xp: Namespace, size: Any, dtype: Any) -> Any:
+def real(xp: Namespace, size: Any, dtype: DType) -> Any:
     """A size as a real number: a float where it is known, else an array of torch.jit.trace and jax.export, or a symbol
     of torch.export, of which float() would make a constant.
     """
@@ -273,13 +273,13 @@ def real(xp: Namespace, size: Any, dtype: Any) -> Any:
     return size * 1.0
 
 
-def inverse_root(xp: Namespace, size: Any, dtype: Any) -> Any:
+def inverse_root(xp: Namespace, size: Any, dtype: DType) -> Any:
     """1/√size, a number or the array of a symbol."""
     known = isinstance(size, int) or not is_symbol(size)
     return 1.0 / math.sqrt(size) if known else 1.0 / xp.sqrt(xp.astype(xp.asarray(size), dtype))
 
 
-def refusing_symbols(op: str, arrays: tuple[Any, ...]) -> Any:
+def refusing_symbols(op: str, arrays: tuple[Array, ...]) -> Any:
     """A context in which an op that needs to know a symbolic size says so, where JAX says what it could not decide."""
     if library(arrays[0]) != "jax":
         return contextlib.nullcontext()
@@ -354,7 +354,7 @@ def quadrature(points: int) -> tuple[Any, Array, Array]:
     return numpy, *numpy.polynomial.legendre.leggauss(points)
 
 
-def cumulative_sum(xp: Namespace, x: OfLibrary, axis: int, dtype: Any = None) -> Array:
+def cumulative_sum(xp: Namespace, x: OfLibrary, axis: int, dtype: DType = None) -> Array:
     """xp.cumulative_sum; torch's own, because array_api_compat's uses a cache that torch.compile warns about.
 
     Of floats under torch.use_deterministic_algorithms by doubling, because torch's throws on a GPU then; where the size
@@ -370,7 +370,7 @@ def cumulative_sum(xp: Namespace, x: OfLibrary, axis: int, dtype: Any = None) ->
     return _doubled_sum(torch, x.to(kind), axis)
 
 
-def _doubled_sum(torch: Any, x: Any, axis: int) -> Any:
+def _doubled_sum(torch: Any, x: OfLibrary, axis: int) -> Any:
     """Every entry plus the one 1, 2, 4, … before it: a sum of entries up to it in an order that its place decides."""
     step = 1
     while step < x.shape[axis]:
@@ -432,7 +432,7 @@ def unstack(xp: Namespace, x: Array, axis: int) -> tuple[Array, ...]:
     return tuple(xp.unbind(x, dim=axis)) if library(x) == "torch" else tuple(xp.unstack(x, axis=axis))
 
 
-def varying(x: Any) -> frozenset[Any]:
+def varying(x: Array) -> frozenset[Any]:
     """The axes of a mesh along which an array of JAX, or one of this type, varies within shard_map."""
     import jax
 
@@ -448,7 +448,7 @@ def varying_alike(arrays: Any) -> Any:
 
     axes = frozenset[Any]().union(*map(varying, jax.tree.leaves(arrays)))
 
-    def cast(x: Any) -> Any:
+    def cast(x: Array) -> Any:
         missing = tuple(sorted(axes - varying(x)))
         return jax.lax.pcast(x, missing, to="varying") if missing else x
 
@@ -456,7 +456,7 @@ def varying_alike(arrays: Any) -> Any:
 
 
 def folded(
-    xp: Namespace, step: Callable[..., Any], first: Array, parts: tuple[Array, ...], backwards: bool = False
+    xp: Namespace, step: AnyFunction, first: Array, parts: tuple[Array, ...], backwards: bool = False
 ) -> tuple[Array, tuple[Array, ...]]:
     """Parts (..., n, a, b) one after another: (state, outputs) = step(state, *parts[n]); the last state, and the
     outputs (..., n, ·, ·) in their places. JAX compiles one step instead of n, which would take a second for four.

@@ -1,7 +1,7 @@
 """How attention weights are spread over keys: concentration, ranks, exact zeros; at once or in blocks of queries."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from attnkit._core import check, quadratic
@@ -10,7 +10,7 @@ from attnkit._core.library import beside
 from attnkit._core.mask import positions
 from attnkit._core.special import floats, needs_values, promoted, promoting, readable, without_autocast
 from attnkit._core.tokens import whole
-from attnkit._core.typing import A, Array, Namespace, OfLibrary
+from attnkit._core.typing import A, Array, Bindings, DType, Keywords, Namespace, OfLibrary
 from attnkit.ops import statistics
 
 _BLOCK = 2**20  # weights in a block: 4 MiB in float32, a few times that while they are sorted
@@ -89,7 +89,7 @@ def _largest(n: int, percent: float, fractional: bool) -> tuple[int, float]:
     return max(1, math.ceil(t - _SLACK * n)), 0.0
 
 
-def _table(rows: _Rows, dtype: Any, percent: float, fractional: bool, cache: dict[Any, tuple[Array, Array]]) -> Any:
+def _table(rows: _Rows, dtype: DType, percent: float, fractional: bool, cache: dict[Any, tuple[Array, Array]]) -> Any:
     """`_largest` for 0 .. S visible keys, as (k, part); float32 is too inexact to round percent·n/100 up.
 
     `cache` holds the tables of earlier calls, which would otherwise be sent to the device for each block.
@@ -211,7 +211,7 @@ def sparsity(weights: Array, visible: Array | None = None) -> Sparsity:
 # ---------------------------------------------------------------------------------------------- in blocks
 
 
-def weight_blocks(op: Any, q: Array, k: Array, **params: Any) -> Iterator[tuple[Array, Array | None]]:
+def weight_blocks(op: Any, q: Array, k: Array, **params: object) -> Iterator[tuple[Array, Array | None]]:
     """Blocks of queries: (weights (..., block, S) in the compute dtype, visible pairs or None = all).
 
     Feeds the analyses of this module without an (L, S) array in memory. Arguments and errors as in `row_statistics`.
@@ -238,7 +238,7 @@ def _blocks(plan: Any, q: Array, k: Array) -> Iterator[tuple[Array, Array | None
         yield w, a.pairs
 
 
-def served(op: Any, options: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+def served(op: Any, options: Bindings) -> tuple[tuple[str, ...], Keywords]:
     """The fields that `row_statistics` supports for an op with these options, and the options to pass.
 
     No entropy if weights may be negative; no fields for an op that it does not support.

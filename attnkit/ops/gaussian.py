@@ -78,13 +78,13 @@ def weigh(xp: Namespace, s: Array, a: quadratic.Inputs) -> tuple[Array, float]:
     return quadratic.masked(xp, a, xp.exp(quadratic.masked(xp, a, s))), 1.0
 
 
-def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any) -> Array:
+def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Array) -> Array:
     """ds = w dw."""
     return w * dw
 
 
 def beside(
-    xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any, ds: Array, like: dict[str, Array]
+    xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Array, ds: Array, like: dict[str, Array]
 ) -> dict[str, Array]:
     """Gradients through ‖q‖² and ‖k‖², beside those of the product: -scale·q_i Σ_j ds_ij, -scale·k_j Σ_i ds_ij, and of
     scale -½ Σ_i ‖q_i‖² Σ_j ds_ij - ½ Σ_j ‖k_j‖² Σ_i ds_ij where it is an array."""

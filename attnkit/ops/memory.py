@@ -9,17 +9,17 @@ from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family
 from attnkit._core.tokens import cotangent, one_of
-from attnkit._core.typing import A, Array, Impl, Namespace, OfLibrary
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary
 from attnkit.ops import pointwise, softmax
 
 # how slots are weighed: like keys in the attention op of that name, without its scale and length
-_FAMILIES: dict[str, tuple[Family, dict[str, Any]]] = {
+_FAMILIES: dict[str, tuple[Family, Keywords]] = {
     "relu": (pointwise.POINTWISE, {"activation": "relu", "alpha": 0.0}),
     "softmax": (softmax.SOFTMAX, {}),
 }
 
 
-def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     x, keys, values = arrays["x"], arrays["keys"], arrays["values"]
     for name, array in (("x", x), ("keys", keys), ("values", values)):
         if array.ndim < 2:
@@ -42,7 +42,7 @@ def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.
     return context
 
 
-def _vector(c: check.Context, name: str, x: Any, size: int) -> None:
+def _vector(c: check.Context, name: str, x: OfLibrary, size: int) -> None:
     if x is None:
         return
     check.option_array(c, name, x, check.FLOATS, f"one of {', '.join(check.FLOATS)}", (size,), "its size")
@@ -50,7 +50,7 @@ def _vector(c: check.Context, name: str, x: Any, size: int) -> None:
         check.wrong_shape(c.op, name, x, f"({size},)")
 
 
-def _checked_with_arrays(c: check.Context, name: str, value: Any) -> None:
+def _checked_with_arrays(c: check.Context, name: str, value: object) -> None:
     """A vector: `_context` checks its shape together with the arrays that share its size."""
 
 
@@ -161,7 +161,7 @@ def key_value_memory_vjp(x: Array, keys: Array, values: Array, do: Array, **opti
         dh = (g - quadratic.mean(xp, g, (-1,)) - normed.centred * along) * normed.inverse
         vectors["norm_weight"] = do * normed.centred
 
-    def ds_of(dw: Any) -> Array:
+    def ds_of(dw: Array) -> Array:
         return p.score_gradient(xp, p.s, p.a, w, dw)
 
     like = {"q": x, "k": keys, "v": values, "bias": options.get("key_bias")}

@@ -12,7 +12,7 @@ from attnkit._core.check import is_learned, layernorm_context
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, never, op, vjp_of, weights_of
 from attnkit._core.mask import log, raise_to
-from attnkit._core.typing import A, Array, Common, Impl, Length, Namespace, OfLibrary
+from attnkit._core.typing import A, Array, Common, Impl, Keywords, Length, Namespace, OfLibrary
 
 
 def _shifted(xp: Namespace, s: Array, a: quadratic.Inputs, length: Length, shift: Any) -> Array:
@@ -30,10 +30,10 @@ def weigh(
     a: quadratic.Inputs,
     *,
     activation: str = "relu",
-    alpha: Any = 1.0,
-    gain: Any = 1.0,
+    alpha: float | Array = 1.0,
+    gain: float | Array = 1.0,
     length: Length = "visible",
-    shift: Any = 0.0,
+    shift: float | Array = 0.0,
 ) -> tuple[Array, Any]:
     """u = h(s + shift), 0 on invisible pairs, and the row factor gain·n^-alpha."""
     function = ACTIVATIONS[activation]
@@ -62,8 +62,8 @@ def score_gradient(
     *,
     activation: str = "relu",
     length: Length = "visible",
-    shift: Any = 0.0,
-    **factor: Any,
+    shift: float | Array = 0.0,
+    **factor: object,
 ) -> Array:
     """ds = h'(s + shift)·du."""
     return ACTIVATIONS[activation].slope(xp, _shifted(xp, s, a, length, shift)) * du
@@ -74,7 +74,7 @@ def beside(
     s: Array,
     a: quadratic.Inputs,
     u: Array,
-    dw: Any,
+    dw: OfLibrary,
     ds: Array,
     like: dict[str, Array],
     *,
@@ -101,7 +101,7 @@ def has_signed_weights(*, activation: str = "relu", gain: Any = 1.0, **own: Any)
     return ACTIVATIONS[activation].signed or is_learned(gain) or gain < 0
 
 
-def has_exact_zeros(*, activation: str = "relu", **own: Any) -> bool:
+def has_exact_zeros(*, activation: str = "relu", **own: object) -> bool:
     """Whether weights of 0 are exact and not underflow."""
     return ACTIVATIONS[activation].exact_zeros
 
@@ -175,7 +175,7 @@ pointwise_attention_vjp = vjp_of(
 )
 
 
-def reluformer_options(gamma: Any = 1.0, length: Length = "visible") -> dict[str, Any]:
+def reluformer_options(gamma: Any = 1.0, length: Length = "visible") -> Keywords:
     """ReLUFormer's scale as point-wise options: relu(s)/(gamma·√(n/2)) = (√2/gamma)·n^-½·relu(s)."""
     gain = math.sqrt(2.0) / gamma
     if is_learned(gamma):  # NumPy makes a number of an array ()
@@ -199,7 +199,7 @@ def gradient_of_gamma(grads: dict[str, Array], gamma: Any = 1.0, **own: Any) -> 
     return {name: x for name, x in grads.items() if name != "gain"} | {"gamma": of_gamma}
 
 
-def sigmoid_options(length: Length = "visible") -> dict[str, Any]:
+def sigmoid_options(length: Length = "visible") -> Keywords:
     """Sigmoid attention as point-wise options."""
     return {"activation": "sigmoid", "alpha": 0.0, "gain": 1.0, "length": length, "shift": "-log_length"}
 

@@ -47,7 +47,7 @@ def _check_rows(op: str, stats: Any) -> None:
             check.wrong_shape(op, name, x, f"{shape}, the shape of stats.total")
 
 
-def _check_cotangent(op: str, total: OfLibrary, name: str, x: Any) -> None:
+def _check_cotangent(op: str, total: OfLibrary, name: str, x: OfLibrary) -> None:
     """None, a number, or a scalar array of the library and device of the statistics."""
     if x is None or isinstance(x, numbers.Real):
         return

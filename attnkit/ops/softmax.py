@@ -7,7 +7,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.dispatch import namespace, operation
 from attnkit._core.family import Family, recorded, weights_of
 from attnkit._core.special import stop_gradient
-from attnkit._core.typing import A, Bindings, Array, Common, Impl, Namespace
+from attnkit._core.typing import A, Array, Bindings, Common, Impl, Namespace
 
 
 class Exponentials(NamedTuple):
@@ -84,7 +84,7 @@ def logsumexp(xp: Namespace, e: Exponentials) -> Array:
     return xp.where(z == 0, -math.inf, e.m + log_z)[..., 0]
 
 
-def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any, sink: Any = None) -> Array:
+def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Array, sink: Any = None) -> Array:
     """ds_j = w_j (dw_j - Σ w dw)."""
     return w * (dw - xp.sum(w * dw, axis=-1, keepdims=True))
 
@@ -94,7 +94,7 @@ def beside(
     s: Array,
     a: quadratic.Inputs,
     w: Array,
-    dw: Any,
+    dw: Array,
     ds: Array,
     like: dict[str, Array],
     sink: Any = None,

@@ -1,7 +1,7 @@
 """Statistics of each row of attention weights, without an (L, S) array in memory."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from attnkit._core import check, quadratic
@@ -10,7 +10,7 @@ from attnkit._core.family import RECORDS, Family, Record
 from attnkit._core.mask import Rows, positions
 from attnkit._core.special import take_along
 from attnkit._core.tokens import cotangent
-from attnkit._core.typing import A, Array, Impl, Namespace, OfLibrary
+from attnkit._core.typing import A, AnyFunction, Array, Impl, Keywords, Namespace, OfLibrary
 
 _TILE = 2**23  # weights at a time: 32 MiB; smaller blocks stay in the C heap when freed, and torch grew by gigabytes
 
@@ -52,14 +52,14 @@ class _Plan(NamedTuple):
     xp: Namespace
     op: str
     family: Family
-    own: dict[str, Any]
-    common: dict[str, Any]
+    own: Keywords
+    common: Keywords
     fields: tuple[str, ...]
     exact_zeros: bool
     context: check.Context
 
 
-def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: dict[str, Any]) -> _Plan:
+def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: Keywords) -> _Plan:
     name = getattr(op, "__name__", op)
     if name not in RECORDS:
         check.refuse_name(caller, "op", name, RECORDS)
@@ -184,7 +184,7 @@ def _forward_tile(plan: _Plan, rows: Rows, q: Array, k: Array, v: Array | None) 
     return o, RowStatistics(*(None if x is None else xp.broadcast_to(x, o.shape[:-1]) for x in statistics))
 
 
-def _served(caller: str, impl: Any, generic: Callable[..., Any], plan: _Plan, *arrays: Array, **more: Any) -> Any:
+def _served(caller: str, impl: Impl, generic: AnyFunction, plan: _Plan, *arrays: Array, **more: object) -> Any:
     """The result of `generic`, the body in this module, or of the kernel that `impl` names."""
     options = {"op": plan.op, "fields": plan.fields, **plan.own, **plan.common, **more}
     body, rows = as_kernel(lambda *_, **__: generic()), kernels_of(caller, arrays[0])
@@ -193,7 +193,7 @@ def _served(caller: str, impl: Any, generic: Callable[..., Any], plan: _Plan, *a
 
 @known_by_name
 def row_statistics(
-    op: Any, q: Array, k: Array, *, fields: Any = None, impl: Impl = "auto", **params: Any
+    op: Any, q: Array, k: Array, *, fields: Any = None, impl: Impl = "auto", **params: object
 ) -> RowStatistics:
     """Statistics of each row of the weights that `op` gives q and k (semantics: `RowStatistics`).
 
@@ -227,7 +227,7 @@ def row_statistics(
 
 @known_by_name
 def attention_with_statistics(
-    op: Any, q: A, k: A, v: A, *, fields: Any = None, impl: Impl = "auto", **params: Any
+    op: Any, q: A, k: A, v: A, *, fields: Any = None, impl: Impl = "auto", **params: object
 ) -> tuple[A, RowStatistics]:
     """(o, statistics): the output of `op` and the statistics of its weights from the same scores.
 
@@ -251,7 +251,7 @@ def _within(impl: Impl) -> Impl:
 
 
 def _forward_apart(
-    plan: _Plan, op: Any, q: Array, k: Array, v: Array, params: dict[str, Any], impl: Impl
+    plan: _Plan, op: Any, q: Array, k: Array, v: Array, params: Keywords, impl: Impl
 ) -> tuple[Array, RowStatistics]:
     assert plan.family.apart is not None
     o = plan.family.apart.op(q, k, v, **params, impl=impl)
@@ -260,7 +260,7 @@ def _forward_apart(
     return o, RowStatistics(*(None if x is None else plan.xp.broadcast_to(x, shape) for x in statistics))
 
 
-def _of_weights(family: Family, params: dict[str, Any]) -> dict[str, Any]:
+def _of_weights(family: Family, params: Keywords) -> Keywords:
     return {name: value for name, value in params.items() if name not in outside(family)}
 
 
@@ -296,7 +296,7 @@ def _backward(plan: _Plan, like: dict[str, Array], do: Array | None, dstats: Row
     return quadratic.rounded(xp, grads, like)
 
 
-def _beside(plan: _Plan) -> dict[str, Any]:
+def _beside(plan: _Plan) -> Keywords:
     """The options that have gradients: bias, which may be None, and others that are arrays."""
     return {"bias": plan.common.get("bias"), **plan.family.learned(plan.own, plan.common)}
 
@@ -307,7 +307,7 @@ def _backward_apart(
     arrays: dict[str, Array],
     do: Array | None,
     dstats: RowStatistics,
-    params: dict[str, Any],
+    params: Keywords,
     impl: Impl,
 ) -> dict[str, Array]:
     """The gradients through the output and those through the statistics, added in the compute dtype."""
@@ -340,7 +340,7 @@ def _check_cotangents(c: check.Context, dstats: Any) -> None:
 
 @known_by_name
 def row_statistics_vjp(
-    op: Any, q: Array, k: Array, dstats: RowStatistics, *, fields: Any = None, impl: Impl = "auto", **params: Any
+    op: Any, q: Array, k: Array, dstats: RowStatistics, *, fields: Any = None, impl: Impl = "auto", **params: object
 ) -> dict[str, Array]:
     """Gradients {"q", "k"}, "bias" if one was passed, and those of numbers and α that are arrays, for the cotangents
     `dstats` (None = 0).
@@ -368,7 +368,7 @@ def attention_with_statistics_vjp(
     *,
     fields: Any = None,
     impl: Impl = "auto",
-    **params: Any,
+    **params: object,
 ) -> dict[str, Array]:
     """Gradients of `attention_with_statistics` for the cotangents do and dstats (None = 0): those of the op's own vjp,
     plus those of `row_statistics_vjp`.

@@ -8,6 +8,7 @@ import cupy
 import numpy
 
 from attnkit._core.poison import poisons
+from attnkit._core.typing import DType, OfLibrary
 from attnkit.backends.cupy.launch import Launch
 from attnkit.kernels.cuda import SOURCES, program
 
@@ -36,11 +37,11 @@ def by_value(arguments: ctypes.Structure) -> numpy.ndarray:
 class Gpu:
     """`Device` of `attnkit.backends.cupy.pointwise` on the current device, in the current stream."""
 
-    def pointer(self, x: Any) -> int:
+    def pointer(self, x: OfLibrary) -> int:
         """Where the first element is in the memory of the device."""
         return int(x.data.ptr)
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Any:
         """Uninitialised memory, or NaN."""
         memory = cupy.empty(shape, dtype)
         if poisons():

@@ -50,8 +50,8 @@ class RowsCall(pointwise.Call):
     family = "rows"
 
     def __init__(
-        self, device: Device, q: Array, k: Array, v: Array, o: Array, *, alpha: Any, output: bool,
-        rows: dict[str, Array], **options: Any,
+        self, device: Device, q: Array, k: Array, v: Array, o: Array, *, alpha: float | Array, output: bool,
+        rows: dict[str, Array], **options: object,
     ) -> None:  # fmt: skip
         super().__init__(device, q, k, v, o, **options, activation="identity", alpha=0.0)
         alpha = float(alpha)
@@ -110,7 +110,7 @@ def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | N
 
 
 def forward(
-    device: Device, q: Array, k: Array, v: Array, *, alpha: Any, return_lse: bool = False, **options: Any
+    device: Device, q: Array, k: Array, v: Array, *, alpha: float | Array, return_lse: bool = False, **options: object
 ) -> Any:
     """o (..., L, e), and with `return_lse` also log Σ exp(s) (..., L) in the compute dtype; softmax is α = 1."""
     a = layout_of(q, k, v, options)

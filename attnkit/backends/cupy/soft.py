@@ -54,6 +54,6 @@ def unsupported_options(q: Array, v: Array, landmarks: Array, **options: Any) ->
     return pointwise.unsupported_options(q, landmarks, v) or generic_alone(**options)
 
 
-def keeps(q: Array, v: Array, landmarks: Array, *rest: Array, **options: Any) -> bool:
+def keeps(q: Array, v: Array, landmarks: Array, *rest: Array, **options: object) -> bool:
     """Whether P is a large array."""
     return predicted.keeps(predicted.pairs(q.shape, landmarks.shape), q.dtype.itemsize)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from attnkit._core.family import RECORDS, base_op
+from attnkit._core.typing import Keywords, OfLibrary
 from attnkit.backends.cupy import pointwise, rows
 from attnkit.backends.cupy.launch import Launch, View
 from attnkit.backends.cupy.pointwise import Array, Device, layout_of
@@ -36,7 +37,7 @@ class StatisticsOfPairs(pointwise.Call):
 
     structure = Statistics
 
-    def __init__(self, *inputs: Any, output: bool, rows: dict[str, Array], **options: Any) -> None:
+    def __init__(self, *inputs: OfLibrary, output: bool, rows: dict[str, Array], **options: Any) -> None:
         super().__init__(*inputs, **options)
         self.arguments.output = output
         for name, x in rows.items():
@@ -58,7 +59,7 @@ class StatisticsOfRows(RowsCall):
         return [*self.rows(), self.by_queries("statistics_of_rows")]
 
 
-SERVED: dict[str, tuple[type[StatisticsOfPairs] | type[StatisticsOfRows], dict[str, Any]]] = {
+SERVED: dict[str, tuple[type[StatisticsOfPairs] | type[StatisticsOfRows], Keywords]] = {
     POINTWISE.name: (StatisticsOfPairs, {}),
     GAUSSIAN.name: (StatisticsOfPairs, pointwise.GAUSSIAN),
     SOFTMAX.name: (StatisticsOfRows, {"alpha": 1.0}),

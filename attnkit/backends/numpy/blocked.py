@@ -8,19 +8,20 @@ import numpy as np
 from attnkit._core import blocks, quadratic
 from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.library import namespace
+from attnkit._core.typing import Keywords
 
 Array = np.ndarray
 OPS = score_ops()
 
 
-def call_of(op: str, q: Array, k: Array, v: Array, options: dict[str, Any]) -> blocks.Call:
+def call_of(op: str, q: Array, k: Array, v: Array, options: Keywords) -> blocks.Call:
     """The call with its tokens in the compute dtype, so that they are cast once, not per block."""
     dtype = quadratic.compute_dtype(np, q)
     q, k, v = (x.astype(dtype, copy=False) for x in (q, k, v))
     return blocks.call(RECORDS[op].family, q, k, v, options)
 
 
-def attend(op: str, q: Array, k: Array, v: Array, **options: Any) -> Array:
+def attend(op: str, q: Array, k: Array, v: Array, **options: object) -> Array:
     """An op of `OPS`."""
     o: Array = blocks.forward(namespace(q), call_of(op, q, k, v, options))
     return o.astype(q.dtype, copy=False)

@@ -31,7 +31,7 @@ def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...])
 CUSTOM = register("blocked", _forward, _backward, blocks.DIFFERENTIABLE)
 
 
-def attend(op: str, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+def attend(op: str, q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
     """An op of `OPS`."""
     return CUSTOM.attend(op, q=q, k=k, v=v, **options)
 

@@ -16,7 +16,7 @@ and its output is 0, as that of a row without a visible key; its gradients are N
 """
 
 
-def sdpa_unsupported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str | None:
+def sdpa_unsupported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> str | None:
     """Why torch's function cannot serve this call with attnkit's semantics, or None.
 
     Its masks let padding that holds NaN reach the output, its causality is upper-left, and it returns no statistics.

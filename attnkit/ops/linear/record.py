@@ -9,7 +9,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, Op, Weights, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, FeatureWeights, never, nothing, recorded
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace, OfLibrary
 from attnkit.ops.linear.states import Options, Scaled, State, Tokens, shown_keys, state_context, step_context, stepping
 
 P = ParamSpec("P")
@@ -23,8 +23,8 @@ OF_SEQUENCES = frozenset(Tokens.__annotations__) - {"enable_gqa"}  # a step sees
 class Bodies(NamedTuple):
     """What serves the calls of an op. `rule` is the answer of the record's rule: the own options of a call, bound."""
 
-    attend: Callable[..., Any]  # (xp, rule, q, k, v, options, return_state) -> o, or (o, state)
-    vjp: Callable[..., dict[str, Any]]  # (xp, rule, q, k, v, do, dstate, options)
+    attend: AnyFunction  # (xp, rule, q, k, v, options, return_state) -> o, or (o, state)
+    vjp: Callable[..., Keywords]  # (xp, rule, q, k, v, do, dstate, options)
     step: Callable[..., tuple[Array, State]]  # (xp, rule, q_t, k_t, v_t, state, enable_gqa)
     weights: Callable[..., FeatureWeights]  # (xp, rule, inputs), of a rule that decays also the tokens that do
 
@@ -37,7 +37,7 @@ class Linear(NamedTuple):
     """
 
     name: str
-    rule: Callable[..., Any]
+    rule: AnyFunction
     bodies: Bodies
     checks: Mapping[str, check.OptionCheck]
     context: check.ContextOf = state_context
@@ -58,13 +58,13 @@ class Linear(NamedTuple):
         lead = check.broadcast(self.name, "leading axes", tuple(u.shape[:-2]), own_axes)
         return quadratic.cast(xp, xp.broadcast_to(u * r, (*lead, *u.shape[-2:])), q.dtype)
 
-    def vjp(self, q: Array, k: Array, v: Array, *others: Any, dstate: OfState = None, **options: Any) -> Any:
+    def vjp(self, q: Array, k: Array, v: Array, *others: OfLibrary, dstate: OfState = None, **options: Any) -> Any:
         *arrays, do = others
         bound = self.rule(f"{self.name}_vjp", *arrays, **options)
         return self.bodies.vjp(namespace(q), bound, q, k, v, do, dstate, _whole(**options))
 
     def step(
-        self, q_t: Array, k_t: Array, v_t: Array, *arrays: Array, state: State | None = None, **options: Any
+        self, q_t: Array, k_t: Array, v_t: Array, *arrays: Array, state: State | None = None, **options: object
     ) -> tuple[Array, State]:
         bound = self.rule(f"{self.name}_step", *arrays, **options)
         return self.bodies.step(namespace(q_t), bound, q_t, k_t, v_t, state, options.get("enable_gqa", False))
@@ -74,11 +74,11 @@ class Linear(NamedTuple):
         q_t: Array,
         k_t: Array,
         v_t: Array,
-        *others: Any,
+        *others: Array | None,
         state: State | None = None,
         dstate: OfState = None,
-        **options: Any,
-    ) -> dict[str, Any]:
+        **options: object,
+    ) -> Keywords:
         *arrays, do_t = others
         bound = self.rule(f"{self.name}_step_vjp", *arrays, **options)
         q, k, v, do = (None if x is None else x[..., None, :] for x in (q_t, k_t, v_t, do_t))
@@ -90,7 +90,7 @@ class Linear(NamedTuple):
         return {f"{name}_t": grads[name][..., 0, :] for name in "qkv"} | of_state
 
 
-def _whole(initial_state: State | None = None, chunk_size: int = 64, **options: Any) -> Options:
+def _whole(initial_state: State | None = None, chunk_size: int = 64, **options: object) -> Options:
     """The options of a whole call beside those of a rule."""
     return Options(initial_state, chunk_size, {name: x for name, x in options.items() if name in OF_TOKENS})
 
@@ -98,10 +98,10 @@ def _whole(initial_state: State | None = None, chunk_size: int = 64, **options: 
 def family_of(record: Linear) -> Family:
     """The record of the op's weights, for statistics."""
 
-    def of_features(xp: Namespace, a: quadratic.Inputs, **own: Any) -> FeatureWeights:
+    def of_features(xp: Namespace, a: quadratic.Inputs, **own: object) -> FeatureWeights:
         return record.bodies.weights(xp, record.rule(f"row_statistics({record.name})", **own), a)
 
-    def weigh(xp: Namespace, s: None, a: quadratic.Inputs, **own: Any) -> tuple[Array, Any]:
+    def weigh(xp: Namespace, s: None, a: quadratic.Inputs, **own: object) -> tuple[Array, Any]:
         return of_features(xp, a, **own)[:2]
 
     return Family(
@@ -127,11 +127,9 @@ class Vjp(Protocol[P]):
     __name__: str
 
     @overload
-    def __call__(
-        self, q: Array, k: Array, v: Array, do: Array, *args: P.args, **options: P.kwargs
-    ) -> dict[str, Any]: ...
+    def __call__(self, q: Array, k: Array, v: Array, do: Array, *args: P.args, **options: P.kwargs) -> Keywords: ...
     @overload
-    def __call__(self, *arrays: Array, dstate: OfState, **options: Any) -> dict[str, Any]: ...
+    def __call__(self, *arrays: Array, dstate: OfState, **options: object) -> Keywords: ...
 
 
 class Step(Protocol[P]):
@@ -152,9 +150,9 @@ class StepVjp(Protocol[P]):
     @overload
     def __call__(
         self, state: State | None, q_t: Array, k_t: Array, v_t: Array, do_t: Array, *args: P.args, **options: P.kwargs
-    ) -> dict[str, Any]: ...
+    ) -> Keywords: ...
     @overload
-    def __call__(self, state: State | None, *arrays: Array, dstate: OfState, **options: Any) -> dict[str, Any]: ...
+    def __call__(self, state: State | None, *arrays: Array, dstate: OfState, **options: object) -> Keywords: ...
 
 
 Documented = Callable[Concatenate[Array, Array, Array, P], Any]
@@ -165,7 +163,7 @@ def _state(name: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=State | None)
 
 
-def op(record: Linear, runs: Callable[..., Any]) -> Callable[[Op], Op]:
+def op(record: Linear, runs: AnyFunction) -> Callable[[Op], Op]:
     """Make a documented signature (q, k, v, *arrays, own..., **common) the op of a record; it `runs` its `attend`."""
     return lambda documented: recorded(family_of(record))(_checked(record, runs)(documented))
 
@@ -197,7 +195,7 @@ def step_vjp_of(forward: Documented[P], record: Linear) -> StepVjp[P]:
     return _checked_step(record, record.step_vjp, derived_signature(forward, f"{record.name}_step_vjp", signature, doc))
 
 
-def _of_token(forward: Callable[..., Any], returns: Any, more: list[inspect.Parameter]) -> inspect.Signature:
+def _of_token(forward: AnyFunction, returns: Any, more: list[inspect.Parameter]) -> inspect.Signature:
     signature = signature_like(forward, returns, (*STATEFUL, *OF_SEQUENCES), more)
     names = {name: f"{name}_t" for name in (*"qkv", *DECAY)}
     return signature.replace(
@@ -205,9 +203,9 @@ def _of_token(forward: Callable[..., Any], returns: Any, more: list[inspect.Para
     )
 
 
-def _checked(record: Linear, body: Callable[..., Any]) -> Callable[[Any], Any]:
+def _checked(record: Linear, body: AnyFunction) -> Callable[[Any], Any]:
     return operation_checked_by(record.context, record.checks, body)
 
 
-def _checked_step(record: Linear, body: Callable[..., Any], documented: Callable[..., Any]) -> Any:
+def _checked_step(record: Linear, body: AnyFunction, documented: AnyFunction) -> Any:
     return stepping(operation_checked_by(record.step_context, record.checks, body)(documented))

@@ -190,11 +190,11 @@ def sums(xp: Namespace, m: Call) -> Array:
 class SumsGradients(NamedTuple):
     """Of x, y, c, the initial [S, z] and the gates."""
 
-    x: Any = None
-    y: Any = None
+    x: OfLibrary = None
+    y: OfLibrary = None
     c: Any = None
     state: Any = None
-    g: Any = None
+    g: OfLibrary = None
 
 
 def _pairs_backward(xp: Namespace, m: Call, d: Array) -> SumsGradients:
@@ -356,11 +356,11 @@ def _state_cotangent(xp: Namespace, m: Call, terms: StateTerms, dstate: State) -
 class StateGradients(NamedTuple):
     """Of φ(k) (its values), of [v, 1], of the initial [S, z], of its level and of the gates."""
 
-    y: Any = None
+    y: OfLibrary = None
     c: Any = None
     state: Any = None
     level: Any = None
-    g: Any = None
+    g: OfLibrary = None
 
 
 def state_backward(xp: Namespace, m: Call, terms: StateTerms, dstate: State) -> StateGradients:

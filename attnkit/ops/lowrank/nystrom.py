@@ -25,7 +25,7 @@ from attnkit._core.tokens import (
     valid_keys,
     whole,
 )
-from attnkit._core.typing import A, Array, Impl, Namespace
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary
 from attnkit.ops.lowrank.products import Attention, Softmax, Weigh
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
@@ -35,7 +35,7 @@ class _Inputs(NamedTuple):
 
     q: Array
     k: Array
-    v: Any  # (..., n, e), None for weights
+    v: OfLibrary  # (..., n, e), None for weights
     valid: Array | None  # (..., n), None = all
     scale: float
     shared: int | None  # heads of k under GQA
@@ -172,7 +172,7 @@ def _inverse_gradient(xp: Namespace, x: _Landmarks, dz: Array, init: str) -> Arr
     return dk2 + dz.mT / norm.value + xp.where(norm.first, to_norm, 0.0)
 
 
-def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     context = check.attention_context(op, arrays, options)
     if context.queries != context.keys:
         expected = f"(..., {context.queries}, d): queries and keys are the same tokens"
@@ -182,7 +182,7 @@ def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.
     return context
 
 
-def _positive(c: check.Context, name: str, value: Any) -> None:
+def _positive(c: check.Context, name: str, value: object) -> None:
     whole(c.op, name, value, 1)
 
 
@@ -300,7 +300,7 @@ def nystrom_attention_weights(q: Array, k: Array, **options: Any) -> Array:
 
 @operation_checked_by(_context, _OWN)
 @vjp_like(nystrom_attention)
-def nystrom_attention_vjp(q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
+def nystrom_attention_vjp(q: Array, k: Array, v: Array, do: Array, **options: object) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} for the cotangent do: through the three softmaxes, the means, every inverse step and
     the norm of Z_0, whose maximum passes its gradient to the first column (of the whole batch for "batch_max").
     """
@@ -316,7 +316,7 @@ NumPy, torch and JAX: at n = 2048 and m = 64, 0.70 to 0.79 of the generic time f
 at n = 4096 and m = 256, 0.60 to 0.71 and 0.50 to 0.67; with half as many weights, 0.78 to 0.89 and 0.94 to 1.15."""
 
 
-def is_faster(q: Array, *rest: Array, num_landmarks: int, **options: Any) -> bool:
+def is_faster(q: Array, *rest: Array, num_landmarks: int, **options: object) -> bool:
     """Whether the products outweigh what is beside them."""
     return math.prod(q.shape[:-1]) * min(num_landmarks, q.shape[-2]) >= ENOUGH
 

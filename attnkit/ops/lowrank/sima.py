@@ -9,7 +9,7 @@ from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.mask import positions
 from attnkit._core.special import magnitude
 from attnkit._core.tokens import Tokens, both, chosen, gradient_like, join_heads, key_mask, split_heads, valid_keys
-from attnkit._core.typing import A, Array, Impl, Namespace, OfLibrary
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary
 
 
 class GroupedTokens(Tokens, total=False):
@@ -18,7 +18,7 @@ class GroupedTokens(Tokens, total=False):
     enable_gqa: bool
 
 
-def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     """Shapes as in every attention op; where L = S, padded keys need padded queries."""
     c = check.attention_context(op, arrays, options)
     hidden = [name for name in ("mask", "key_lengths") if options.get(name) is not None]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from attnkit._core.dispatch import Kernel
+from attnkit._core.typing import Keywords
 from attnkit.backends.jax import gpu
 from attnkit.backends.jax.blocked import Arrays, Static, divided
 from attnkit.backends.jax.triton import launch
@@ -31,9 +32,7 @@ def call_of(static: Static, arrays: Arrays) -> tuple[Call, Normaliser]:
 # ---------------------------------------------------------------------------------------------- launches
 
 
-def constants(
-    c: Call, of: Normaliser, names: tuple[str, ...], inputs: Views, outputs: tuple[Output, ...]
-) -> dict[str, Any]:
+def constants(c: Call, of: Normaliser, names: tuple[str, ...], inputs: Views, outputs: tuple[Output, ...]) -> Keywords:
     """The compile-time arguments of the first of the kernels for which a row fits into registers."""
     from attnkit.kernels.triton import normalisers, rows, rows_gradients, sizes
 
@@ -61,7 +60,7 @@ def forward(static: Static, arrays: Arrays) -> tuple[Any, Array]:
     else:
         names = ("forward_online",) if of.above is None else ("forward_resident", "forward_tiled")
         inputs = launch.views(c, c.arrays, INPUTS)
-        values = constants(c, of, names, inputs, (o, numbers)) | {"STEPS": newton_steps(a.keys)}
+        values: Keywords = constants(c, of, names, inputs, (o, numbers)) | {"STEPS": newton_steps(a.keys)}
         values = {"SLOPE": None, "NEGATIVE": False} | values
         programs = c.blocks_of_queries(values["ROWS"], values["KEYS"])
         results = launch.call(Launch(flat_rows.forward, programs, inputs.arrays, (o, numbers), values))
@@ -91,7 +90,7 @@ def backward(static: Static, arrays: Arrays, cotangents: Any, numbers: Array) ->
 
 def run(
     c: Call, of: Normaliser, arrays: Any, names: tuple[str, ...], programs: Callable[..., int], *outputs: Output,
-    **own: Any,
+    **own: object,
 ) -> Outputs:  # fmt: skip
     """The outputs of the first of the kernels for which a row fits; `own` are its constants."""
     from attnkit.kernels.triton import flat_rows
@@ -108,7 +107,7 @@ def run(
 EXPLICIT = launch.Explicit(forward, backward)
 
 
-def attend(op: str, q: Array, k: Array, v: Array, **options: Any) -> Any:
+def attend(op: str, q: Array, k: Array, v: Array, **options: object) -> Any:
     """softmax_attention or entmax_attention."""
     return launch.attended(EXPLICIT, *divided(op, {"q": q, "k": k, "v": v, **options}))[0]
 

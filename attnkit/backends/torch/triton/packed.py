@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, with_gradients
+from attnkit._core.typing import AnyFunction, Keywords
 from attnkit.backends.torch.triton import linear, pointwise, rows
 from attnkit.kernels import linear_calls, predicted
 from attnkit.ops.packed import linear_attention_packed, pointwise_attention_packed, softmax_attention_packed
 from attnkit.ops.softmax import SOFTMAX
 
 Edges: TypeAlias = tuple[int, ...] | Tensor
-Attend = Callable[..., Any]
+Attend = AnyFunction
 Pull = Callable[..., dict[str, Tensor]]
-Prepare = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+Prepare = Callable[[tuple[Any, ...], Keywords], Any]
 
 
 def _edges(q: Tensor, edges: Edges) -> Tensor:
@@ -29,7 +30,7 @@ def _heads_first(*arrays: Tensor | None) -> list[Tensor | None]:
     return [None if x is None else x.transpose(0, 1) for x in arrays]
 
 
-def attend(op: Attend, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, **options: Any) -> Any:
+def attend(op: Attend, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, **options: object) -> Any:
     """The outputs of `op` on arrays (heads, tokens, features) with edges, tokens first."""
     answer = op(*_heads_first(q, k, v), edges_q=_edges(q, cu_q), edges_k=_edges(q, cu_k), **options)
     if isinstance(answer, tuple):
@@ -46,7 +47,7 @@ def pull(
     return {name: x.transpose(0, 1) for name, x in grads.items()}
 
 
-def prepared(op: Prepare, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def prepared(op: Prepare, arrays: tuple[Tensor, ...], options: Keywords) -> Any:
     """The answers to calls with the same signature whose edges are on the device."""
     *of_heads, cu_q, cu_k = arrays
     edges = {"edges_q": cu_q, "edges_k": cu_k}
@@ -73,7 +74,7 @@ def unsupported(
 
 
 def is_faster(
-    kind: str, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: Any
+    kind: str, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: object
 ) -> bool:
     """Beside the generic body, which calls the op for every sequence, or masks all pairs if boundaries are arrays."""
     heads, calls, masked = q.shape[1], len(cu_q) - 1, isinstance(cu_q, Tensor)
@@ -89,7 +90,7 @@ def is_faster(
     return predicted.takes(kind, q.dtype.itemsize, kept, width, units, max(calls, 1), major=major)
 
 
-OPS: dict[Callable[..., Any], tuple[str, Attend, Pull, Prepare]] = {
+OPS: dict[AnyFunction, tuple[str, Attend, Pull, Prepare]] = {
     softmax_attention_packed: (
         "softmax",
         partial(rows.attend, SOFTMAX.name),

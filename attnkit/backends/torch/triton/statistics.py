@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnkit._core import quadratic
 from attnkit._core.family import base_op
+from attnkit._core.typing import Keywords
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.triton import launch, pointwise, recorded, rows, rows_statistics
 from attnkit.backends.torch.triton.pointwise import DIFFERENTIABLE, GAUSSIAN
@@ -24,7 +25,7 @@ from attnkit.ops.statistics import RowStatistics
 FIELDS = RowStatistics._fields
 WITH_GRADIENT = FIELDS[:4]
 SAVED = ("total", "entropy", "first")
-OPTIONS: dict[str, dict[str, Any]] = {POINTWISE.name: {}, gaussian.GAUSSIAN.name: GAUSSIAN}
+OPTIONS: dict[str, Keywords] = {POINTWISE.name: {}, gaussian.GAUSSIAN.name: GAUSSIAN}
 """What the ops, and their special cases, add to their options to make these those of pointwise_attention."""
 SERVED = (*OPTIONS, *rows_statistics.OPS)
 
@@ -101,7 +102,7 @@ def _names(op: str, fields: str) -> tuple[str, ...]:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor | None, *, op: str, fields: tuple[str, ...], **options: Any
+    q: Tensor, k: Tensor, v: Tensor | None, *, op: str, fields: tuple[str, ...], **options: object
 ) -> dict[str, Tensor]:
     """{"o": o if there is a v, field: rows} for an op, its options being those of pointwise_attention."""
     text = ",".join(fields)
@@ -136,7 +137,7 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **opt
     return pointwise.unsupported(q, k, q if v is None else v) or unsupported_options(op, **options)
 
 
-def is_faster(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: Any) -> bool:
+def is_faster(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: object) -> bool:
     """Whether a call is predicted not to be slower; of weights that sum to 1, whether the generic body would keep too
     much."""
     if normalised(op):
