@@ -6,7 +6,7 @@ from typing import Any
 
 from attnkit._core.library import library
 from attnkit._core.special import is_autocast
-from attnkit._core.typing import AnyFunction, Array, Keywords, OfLibrary
+from attnkit._core.typing import AnyFunction, Array, Keywords, OfLibrary, Option, Results
 
 PRODUCTS = frozenset(f"{name}Backward0" for name in ("Mm", "Bmm", "Addmm", "Baddbmm"))
 """Nodes whose gradients are products, which autocast rounds."""
@@ -33,7 +33,7 @@ def with_exact_gradients(call: AnyFunction, arrays: tuple[OfLibrary, ...], optio
     hooked = torch.empty(0)
     hooked._backward_hooks = {0: partial(_enter, device)}
 
-    def recorded(*arrays: OfLibrary, **options: Any) -> Any:
+    def recorded(*arrays: OfLibrary, **options: Option) -> Results:
         results = call(*arrays, **options)
         ends = [x.grad_fn for x in arrays]
         if names:

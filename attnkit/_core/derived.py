@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from attnkit._core.typing import A, AnyFunction, Array
+from attnkit._core.typing import A, AnyFunction, Array, Results
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,7 +48,7 @@ def _with_signature(body: Op, signature: inspect.Signature) -> Op:
 def derived_signature(op: AnyFunction, name: str, signature: inspect.Signature, doc: str) -> AnyFunction:
     """The documented signature of the public function of that name, in the module of the op it is derived from."""
 
-    def documented(*arrays: Array, **options: object) -> Any: ...
+    def documented(*arrays: Array, **options: object) -> Results: ...
 
     documented.__name__ = documented.__qualname__ = name
     documented.__doc__, documented.__module__ = doc, op.__module__

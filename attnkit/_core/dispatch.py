@@ -9,7 +9,7 @@ import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
 from types import NoneType
@@ -20,7 +20,18 @@ from attnkit._core.autograd import keep_autocast_out, with_exact_gradients
 from attnkit._core.library import call_outside_graphs, is_in_graph, is_traced, library
 from attnkit._core.library import namespace as namespace
 from attnkit._core.special import profile_entry, promoting, refusing_symbols, without_autocast
-from attnkit._core.typing import DEFAULTS, AnyFunction, Array, Impl, Keywords, OfLibrary
+from attnkit._core.typing import (
+    DEFAULTS,
+    AnyFunction,
+    Array,
+    Arrays,
+    Impl,
+    Keywords,
+    OfLibrary,
+    Option,
+    OptionalFunction,
+    Results,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,7 +41,7 @@ def always(*arrays: Array, **options: object) -> bool:
     return True
 
 
-def _never_prepared(arrays: tuple[Array, ...], options: Keywords) -> None:
+def _never_prepared(arrays: Arrays, options: Keywords) -> None:
     return None
 
 
@@ -71,7 +82,7 @@ class Kernel(NamedTuple):
 
 
 def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
-    def unsupported(*arrays: OfLibrary, **options: Any) -> str | None:
+    def unsupported(*arrays: OfLibrary, **options: Option) -> str | None:
         return refusal(*arrays, **options) or kernel.unsupported(*arrays, **options)
 
     return kernel._replace(unsupported=unsupported)
@@ -198,7 +209,7 @@ def name_calls_in(profiler: Any) -> None:
     _profiler = profiler
 
 
-def _profile_entry(op: str, impl: Impl, arrays: tuple[Array, ...]) -> Any:
+def _profile_entry(op: str, impl: Impl, arrays: Arrays) -> AbstractContextManager[object]:
     """A context that names a call in a profile; what runs on behalf of one has its name already."""
     return profile_entry("" if isinstance(impl, _OnBehalf) else op, arrays[0])
 
@@ -301,13 +312,13 @@ def _used() -> Any:
     return next((block.impl for block in reversed(_blocks.get()) if block.lasts), "auto")
 
 
-def _note(op: str, kernel: Kernel, arrays: tuple[Array, ...]) -> None:
+def _note(op: str, kernel: Kernel, arrays: Arrays) -> None:
     if kernel.name and not is_traced(arrays):
         for ran in _ran.get():
             ran.setdefault(op, set()).add(kernel.name)
 
 
-def _signature(op: str, impl: Impl, arrays: tuple[Array, ...], options: Keywords) -> Any:
+def _signature(op: str, impl: Impl, arrays: Arrays, options: Keywords) -> Any:
     """The cache key of a choice; None if it is not cached, as in a call that torch.compile traces.
 
     Tracing may be what loads torch's kernels, and the compiler fails on a table that changes while it is guarded.
@@ -322,8 +333,8 @@ def _signature(op: str, impl: Impl, arrays: tuple[Array, ...], options: Keywords
 
 
 def _remember(
-    key: Any, kernel: Kernel, home: str | None, table: Table, arrays: tuple[Array, ...], options: Keywords
-) -> AnyFunction | None:
+    key: Any, kernel: Kernel, home: str | None, table: Table, arrays: Arrays, options: Keywords
+) -> OptionalFunction:
     """What serves calls with this signature, the current one included: a cache of keys that grows by a token meets a
     new one in every call. Under autocast only what a kernel prepared does, which knows of none."""
     if len(_choices) >= MOST_CHOICES:
@@ -381,7 +392,7 @@ def choose(
     impl: Any,
     rows: tuple[Kernel, ...],
     generic: Kernel,
-    arrays: tuple[Array, ...],
+    arrays: Arrays,
     options: Keywords,
 ) -> Kernel:
     """The implementation for this call under `impl`; NotImplementedError if a named kernel does not support it."""
@@ -393,7 +404,7 @@ def choose(
     return _chosen(rows, op, impl, generic, arrays, options)
 
 
-def run(op: str, impl: Impl, kernel: Kernel, arrays: tuple[Array, ...], options: Keywords) -> Any:
+def run(op: str, impl: Impl, kernel: Kernel, arrays: Arrays, options: Keywords) -> Results:
     """The results of the implementation that was chosen for a call: what surrounds the call does not change them."""
     _note(impl.op if isinstance(impl, _OnBehalf) else op, kernel, arrays)
     with _profile_entry(op, impl, arrays), without_autocast(arrays[0]), promoting(arrays[0]):
@@ -407,7 +418,7 @@ def _chosen(
     op: str,
     impl: Impl,
     generic: Kernel,
-    arrays: tuple[Array, ...],
+    arrays: Arrays,
     options: Keywords,
 ) -> Kernel:
     reasons = []
@@ -431,7 +442,7 @@ def _chosen(
     raise NotImplementedError(f"{op}: no implementation of impl={impl!r} can serve this call ({'; '.join(reasons)})")
 
 
-def _automatic(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: Keywords) -> Kernel | None:
+def _automatic(rows: tuple[Kernel, ...], arrays: Arrays, options: Keywords) -> Kernel | None:
     """The first kernel that supports the call and is faster."""
     for row in rows:
         misplaced = row.misplaced(arrays[0]) is not None
@@ -442,7 +453,7 @@ def _automatic(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: Key
     return None
 
 
-def _explained(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: Keywords) -> dict[str, str | None]:
+def _explained(rows: tuple[Kernel, ...], arrays: Arrays, options: Keywords) -> dict[str, str | None]:
     """{name: reason or None} in the order of `impl="auto"`: slower kernels are listed after the generic body."""
     reasons = {row.name: row.unsupported(*arrays, **options) for row in rows}
     behind = [row.name for row in rows if reasons[row.name] is None and not row.is_faster(*arrays, **options)]
@@ -450,9 +461,7 @@ def _explained(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: Key
     return {**before, "generic": None, **dict.fromkeys(behind)}
 
 
-def _kernel_at_once(
-    rows: tuple[Kernel, ...], impl: Impl, arrays: tuple[Array, ...], options: Keywords
-) -> Kernel | None:
+def _kernel_at_once(rows: tuple[Kernel, ...], impl: Impl, arrays: Arrays, options: Keywords) -> Kernel | None:
     """The kernel for a repeated call under `impl`; None if the op that it calls decides."""
     if impl is _Explain:
         return None
@@ -464,7 +473,7 @@ def _kernel_at_once(
 
 
 def _joint_explanation(
-    rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: Keywords, reasons: dict[str, str | None]
+    rows: tuple[Kernel, ...], arrays: Arrays, options: Keywords, reasons: dict[str, str | None]
 ) -> dict[str, str | None]:
     """The answer of `explain` for a repeated call: its own kernels, then those of the op that it calls."""
     own = _explained(rows, arrays, options)
@@ -491,7 +500,7 @@ def _full_signature(function: AnyFunction) -> inspect.Signature:
     return signature.replace(parameters=[p for p in parameters if p.name != "impl"] + expanded + impl)
 
 
-def _bind(op: str, names: tuple[str, ...], arrays: tuple[Array, ...], options: Keywords) -> tuple[Array, ...]:
+def _bind(op: str, names: tuple[str, ...], arrays: Arrays, options: Keywords) -> tuple[Array, ...]:
     """The positional arguments, with those passed by name moved into place."""
     if len(arrays) > len(names):
         raise TypeError(f"{op}: takes {len(names)} positional arguments ({', '.join(names)}), got {len(arrays)}")
@@ -502,9 +511,7 @@ def _bind(op: str, names: tuple[str, ...], arrays: tuple[Array, ...], options: K
     return arrays
 
 
-def _named_option(
-    op: str, names: tuple[str, ...], at: int, arrays: tuple[Array, ...], options: Keywords
-) -> tuple[Array, ...]:
+def _named_option(op: str, names: tuple[str, ...], at: int, arrays: Arrays, options: Keywords) -> tuple[Array, ...]:
     """The arrays without the one at this place, which bodies and kernels take as an option."""
     if len(arrays) <= at:
         raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
@@ -537,7 +544,7 @@ def _wrap(
         accepted, required = (OPTION, *accepted), required - 1
 
     @wraps(documented)
-    def call(*arrays: OfLibrary, impl: Any = "auto", **options: Any) -> Any:
+    def call(*arrays: OfLibrary, impl: Any = "auto", **options: Option) -> Results:
         if type(impl) is not str:
             if type(impl) is _Ahead:  # the special case that asks has checked what it passes on
                 return resolve(op, impl, kernels_of(op, arrays[0]), arrays, options).prepared(arrays, options)
@@ -565,7 +572,7 @@ def _wrap(
                 return first(None, impl, arrays, options)
         return first(key, impl, arrays, options)
 
-    def first(key: Any, impl: Impl, arrays: tuple[Array, ...], options: Keywords) -> Any:
+    def first(key: Any, impl: Impl, arrays: Arrays, options: Keywords) -> Results:
         """A call for which no choice is remembered."""
         checked = check.call(op, left, arrays, options, accepted, context_of, own, optional).options
         home = library(arrays[0])
@@ -616,7 +623,7 @@ def special_case(body: AnyFunction) -> Callable[[Callable[P, R]], Callable[P, R]
     own name, `impl` passed on."""
 
     def resolve(op: str, impl: Impl, *call: Array) -> Kernel:
-        def prepared(arrays: tuple[Array, ...], options: Keywords) -> Any:
+        def prepared(arrays: Arrays, options: Keywords) -> OptionalFunction:
             return body(*arrays, **options, impl=_Ahead(op, impl))
 
         kernel = _passing_on(partial(body, impl=_OnBehalf(op, impl)))
@@ -635,7 +642,7 @@ def repeated_call_checked_by(
     they come before the kernels of the op that it calls.
     """
 
-    def resolve(op: str, impl: Impl, rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: Keywords) -> Kernel:
+    def resolve(op: str, impl: Impl, rows: tuple[Kernel, ...], arrays: Arrays, options: Keywords) -> Kernel:
         row = _kernel_at_once(rows, impl, arrays, options)
         if row is not None:
             return row

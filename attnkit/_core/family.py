@@ -12,7 +12,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Self
 from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, DROPOUT, Op, Vjp, Weights, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by, special_case
-from attnkit._core.typing import LEARNED, AnyFunction, Array, Bindings, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import LEARNED, AnyFunction, Array, Bindings, Keywords, Namespace, OfLibrary, Option, Results
 
 P = ParamSpec("P")
 
@@ -288,7 +288,7 @@ def vjp_of(
     signature = signature_like(forward, dict[str, Array], more=[DO])
     body = _body(family, family.vjp, calls)
 
-    def pulled(*arrays: Array, **options: Any) -> Any:
+    def pulled(*arrays: Array, **options: Option) -> Results:
         grads = body(*arrays, **options)
         return family.pull(grads, **family.own(options)) if type(grads) is dict else grads
 
@@ -300,7 +300,7 @@ def _body(family: Family, body: AnyFunction, calls: AnyFunction | None) -> AnyFu
     if calls is None:
         return body
 
-    def call(*arrays: Array, impl: Any, **options: Any) -> Any:
+    def call(*arrays: Array, impl: Any, **options: Option) -> Results:
         own, common = family.split(options)
         return calls(*arrays, **family.translated(arrays[0], own), impl=impl, **common)
 

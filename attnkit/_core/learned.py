@@ -6,13 +6,22 @@ in float32 and float64, where that is what the generic body does. All else the g
 """
 
 import math
-from typing import Any
 
 from attnkit._core import check, quadratic
 from attnkit._core.dispatch import Kernel, always, namespace
 from attnkit._core.family import RECORDS
 from attnkit._core.special import stop_gradient
-from attnkit._core.typing import Array, Bindings, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import (
+    Array,
+    Arrays,
+    Bindings,
+    Keywords,
+    Namespace,
+    OfLibrary,
+    Option,
+    OptionalFunction,
+    Results,
+)
 
 
 def served(op: str, kernel: Kernel) -> Kernel:
@@ -23,7 +32,7 @@ def served(op: str, kernel: Kernel) -> Kernel:
         names = numbers(op, options)
         return tuple([name for name in names if name not in kernel.learned]) if names else ()
 
-    def unsupported(*arrays: OfLibrary, **options: Any) -> str | None:
+    def unsupported(*arrays: OfLibrary, **options: Option) -> str | None:
         names = left(options)
         reason = _refusal(op, names, arrays[0], options) if names else None
         return reason or kernel.unsupported(*arrays, **_without(names, options))
@@ -31,10 +40,10 @@ def served(op: str, kernel: Kernel) -> Kernel:
     def is_faster(*arrays: Array, **options: object) -> bool:
         return kernel.is_faster(*arrays, **_without(left(options), options))
 
-    def prepared(arrays: tuple[Array, ...], options: Keywords) -> Any:
+    def prepared(arrays: Arrays, options: Keywords) -> OptionalFunction:
         return None if left(options) else kernel.prepared(arrays, options)
 
-    def call(q: Array, *arrays: Array, **options: Any) -> Any:
+    def call(q: Array, *arrays: Array, **options: Option) -> Results:
         names = left(options)
         if not names:
             return kernel.call(q, *arrays, **options)

@@ -8,7 +8,7 @@ method before `sys.modules` is asked, which the compiler would go through as a w
 import sys
 from typing import Any
 
-from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace, OfLibrary, Results
 
 PLACELESS = ("numpy", "jax")
 """Libraries whose arrays are created without a device: JAX places them itself."""
@@ -111,7 +111,7 @@ def is_in_graph(arrays: tuple[Array, ...]) -> bool:
     return torch.compiler.is_dynamo_compiling()
 
 
-def _call(function: AnyFunction, *arrays: Array, **options: object) -> Any:
+def _call(function: AnyFunction, *arrays: Array, **options: object) -> Results:
     return function(*arrays, **options)
 
 
@@ -128,7 +128,7 @@ def _load_compiler() -> None:
 _load_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined]  # runs while torch.compile traces
 
 
-def call_outside_graphs(function: AnyFunction, *arrays: Array, **options: object) -> Any:
+def call_outside_graphs(function: AnyFunction, *arrays: Array, **options: object) -> Results:
     """function(*arrays, **options), called when a compiled program runs."""
     _load_compiler()
     return _call(function, *arrays, **options)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from attnkit._core.check import broadcast
 from attnkit._core.library import beside
 from attnkit._core.special import as_index, cumulative_sum, is_symbol, stop_gradient, take_along
-from attnkit._core.typing import Array, Bindings, Causal, DType, Length, Namespace, OfLibrary
+from attnkit._core.typing import Array, Bindings, Causal, DType, Factor, Length, Namespace, OfLibrary
 
 T = TypeVar("T", bound=Array | None)
 
@@ -99,7 +99,7 @@ class Visibility(NamedTuple):
         whole = rows.stop == rows.total
         return (not self.causal or rows.total <= keys), (not self.causal or whole)
 
-    def counted(self, xp: Namespace, q: Array, keys: int, dtype: DType) -> Any:
+    def counted(self, xp: Namespace, q: Array, keys: int, dtype: DType) -> Factor:
         """n_i of all queries, a number or (..., L, 1), without an array of pairs unless a mask has an axis of queries.
 
         A query sees the keys from `low` to `high`, of which a key mask leaves what its running sum says.
@@ -130,7 +130,7 @@ class Visibility(NamedTuple):
                 high = xp.where(high < bound, high, _like(xp, bound, high))
         return low, xp.where(high > low, high, low)
 
-    def counts(self, xp: Namespace, q: Array, pairs: Array, keys: int, rows: Rows, dtype: DType) -> Any:
+    def counts(self, xp: Namespace, q: Array, pairs: Array, keys: int, rows: Rows, dtype: DType) -> Factor:
         """n_i, the number of keys visible to query i: (..., L, 1) in the compute dtype.
 
         Lower-right causality alone needs no (L, S) array: then n_i = max(i + 1 + S - L, 0).
@@ -141,11 +141,11 @@ class Visibility(NamedTuple):
         return xp.sum(xp.astype(pairs, dtype), axis=-1, keepdims=True)
 
 
-def _lengths(n: Array | int | None) -> Any:
+def _lengths(n: Array | int | None) -> Factor:
     return n if n is None or isinstance(n, int) else n[..., None, None]
 
 
-def _like(xp: Namespace, n: Any, like: Array) -> Any:
+def _like(xp: Namespace, n: Any, like: Array) -> Factor:
     return xp.astype(n, like.dtype) if hasattr(n, "ndim") else n
 
 
@@ -187,7 +187,7 @@ def seen_keys(xp: Namespace, pairs: Array, heads: int, shared: int) -> Array:
     return keys[..., None]
 
 
-def row_length(xp: Namespace, length: Length, count: float | Array, keys: int, rows: Rows, dtype: DType) -> Any:
+def row_length(xp: Namespace, length: Length, count: float | Array, keys: int, rows: Rows, dtype: DType) -> Factor:
     """The divisor of semantics A4, a number or (..., L, 1); 1 for rows that see nothing, to avoid 0·inf."""
     if isinstance(length, str):
         n = keys if length == "all" else count
@@ -210,12 +210,12 @@ def row_length(xp: Namespace, length: Length, count: float | Array, keys: int, r
     return xp.where(n > 0, n, 1)
 
 
-def power(length: float | Array, alpha: float) -> Any:
+def power(length: float | Array, alpha: float) -> Factor:
     """length^-alpha, a number if length is one."""
     return 1.0 if alpha == 0 else raise_to(length, -alpha)
 
 
-def raise_to(x: OfLibrary, exponent: Any) -> Any:
+def raise_to(x: OfLibrary, exponent: Any) -> Factor:
     """x^exponent for x > 0; of numbers infinite where Python has no float for it."""
     try:
         return x**exponent
@@ -223,7 +223,7 @@ def raise_to(x: OfLibrary, exponent: Any) -> Any:
         return math.inf
 
 
-def log(xp: Namespace, length: float | Array) -> Any:
+def log(xp: Namespace, length: float | Array) -> Factor:
     """log(length), a number if length is one; a scalar array for a symbol of torch.export."""
     if isinstance(length, (int, float)):
         return math.log(length)

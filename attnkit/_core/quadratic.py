@@ -13,7 +13,7 @@ from attnkit._core.check import broadcast, is_learned
 from attnkit._core.dropout import keep_mask
 from attnkit._core.mask import Rows, Visibility, row_length, seen_keys, tile
 from attnkit._core.special import inverse_root, stop_gradient, transposed
-from attnkit._core.typing import DEFAULTS, A, Array, Bindings, DType, Length, Namespace, OfLibrary
+from attnkit._core.typing import DEFAULTS, A, Array, Bindings, DType, Factor, Length, Namespace, OfLibrary, Option
 
 COMMON = tuple(DEFAULTS)
 
@@ -49,7 +49,7 @@ class Inputs(NamedTuple):
         return self.k.shape[-2]
 
     @property
-    def multiplier(self) -> Any:
+    def multiplier(self) -> Factor:
         """What multiplies the products q kᵀ."""
         return self.scale if isinstance(self.factor, float) and self.factor == 1.0 else self.scale * self.factor
 
@@ -78,7 +78,7 @@ def prepare(
     dropout: Any = None,
     rows: Rows | None = None,
     part: tuple[tuple[int, ...], tuple[Any, ...]] | None = None,
-    **seeing: Any,
+    **seeing: Option,
 ) -> Inputs:
     """Cast, compute visibility, and zero the keys that no query sees and the queries that see no key.
 
@@ -117,7 +117,7 @@ def prepare(
     return Inputs(q, k, v, scale, bias, pairs, live, count, drop, rows, dtype)
 
 
-def number(xp: Namespace, x: OfLibrary, dtype: DType) -> Any:
+def number(xp: Namespace, x: OfLibrary, dtype: DType) -> Factor:
     """A number, or an array of one () or of one per head (H,) in this dtype, as it multiplies (..., H, L, S)."""
     if isinstance(x, (int, float)) or not is_learned(x):
         return float(x)
@@ -169,7 +169,7 @@ def scores(xp: Namespace, a: Inputs) -> Array:
     return s if a.bias is None else s + a.bias
 
 
-def length_of_rows(xp: Namespace, a: Inputs, length: Length) -> Any:
+def length_of_rows(xp: Namespace, a: Inputs, length: Length) -> Factor:
     return row_length(xp, length, a.count, a.keys, a.rows, a.dtype)
 
 

@@ -3,11 +3,12 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import cache, partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from attnkit._core.library import library
-from attnkit._core.typing import AnyFunction, Array, DType, Namespace, OfLibrary
+from attnkit._core.typing import AnyFunction, Array, DType, Factor, Namespace, OfLibrary
 
 Function = Callable[[Namespace, Array], Array]
 P = ParamSpec("P")
@@ -85,7 +86,7 @@ def with_derivative(function: Function, derivative: Function) -> Function:
     """
 
     @cache
-    def in_jax() -> Any:
+    def in_jax() -> AnyFunction:
         import jax
 
         wrapped = jax.custom_jvp(partial(function, jax.numpy))
@@ -104,7 +105,7 @@ def quotient(xp: Namespace, x: Array, y: Array) -> Array:
 
 
 @cache
-def _quotient_in_jax() -> Any:
+def _quotient_in_jax() -> AnyFunction:
     import jax
 
     divide = jax.custom_jvp(lambda x, y: x / y)
@@ -193,7 +194,7 @@ def words_of_key(key: OfLibrary) -> tuple[OfLibrary, OfLibrary]:
     return data[..., 1], data[..., 0]
 
 
-def without_autocast(x: OfLibrary) -> Any:
+def without_autocast(x: OfLibrary) -> AbstractContextManager[object]:
     """A context in which torch's autocast does not round scores to a half type behind the op's back (semantics A7)."""
     if library(x) == "torch":
         import torch
@@ -213,7 +214,7 @@ def is_autocast(device: str) -> bool:
     return available and torch.is_autocast_enabled(device)
 
 
-def profile_entry(op: str, x: OfLibrary) -> Any:
+def profile_entry(op: str, x: OfLibrary) -> AbstractContextManager[object]:
     """A context that is `attnkit::op` in torch's profiler, where that records, and nothing without a name.
     torch.profiler.record_function would be an operation, which graphs and modes see; what torch.compile traces is named
     by the programs it becomes."""
@@ -225,7 +226,7 @@ def profile_entry(op: str, x: OfLibrary) -> Any:
     return contextlib.nullcontext()
 
 
-def promoting(x: Any) -> Any:
+def promoting(x: Any) -> AbstractContextManager[object]:
     """A context in which JAX promotes ranks and dtypes as it does by default: what arguments an op takes is checked by
     its own rules, of which jax_numpy_rank_promotion="raise" and jax_numpy_dtype_promotion="strict" know nothing."""
     if library(x) != "jax":
@@ -262,7 +263,7 @@ def is_symbol(size: Any) -> bool:
     return not isinstance(size, (int, float)) and type(size).__module__.startswith("jax.")
 
 
-def real(xp: Namespace, size: Any, dtype: DType) -> Any:
+def real(xp: Namespace, size: Any, dtype: DType) -> Factor:
     """A size as a real number: a float where it is known, else an array of torch.jit.trace and jax.export, or a symbol
     of torch.export, of which float() would make a constant.
     """
@@ -273,13 +274,13 @@ def real(xp: Namespace, size: Any, dtype: DType) -> Any:
     return size * 1.0
 
 
-def inverse_root(xp: Namespace, size: Any, dtype: DType) -> Any:
+def inverse_root(xp: Namespace, size: Any, dtype: DType) -> Factor:
     """1/√size, a number or the array of a symbol."""
     known = isinstance(size, int) or not is_symbol(size)
     return 1.0 / math.sqrt(size) if known else 1.0 / xp.sqrt(xp.astype(xp.asarray(size), dtype))
 
 
-def refusing_symbols(op: str, arrays: tuple[Array, ...]) -> Any:
+def refusing_symbols(op: str, arrays: tuple[Array, ...]) -> AbstractContextManager[object]:
     """A context in which an op that needs to know a symbolic size says so, where JAX says what it could not decide."""
     if library(arrays[0]) != "jax":
         return contextlib.nullcontext()
@@ -331,7 +332,7 @@ def floats(x: OfLibrary) -> list[float]:
     return [float(x[i]) for i in range(x.shape[0])]
 
 
-def double_precision(x: Array) -> Any:
+def double_precision(x: Array) -> AbstractContextManager[object]:
     """A context with float64 enabled in x's library: JAX needs it to be switched on."""
     if library(x) == "jax":
         import jax

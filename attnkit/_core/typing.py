@@ -62,6 +62,13 @@ class Array(Protocol):
 A = TypeVar("A", bound=Array)
 Namespace = ModuleType  # of functions of the standard, which array_api_compat does not type
 AnyFunction = Callable[..., Any]  # whose arguments only its caller knows
+# Annotations of a function within a function are evaluated each time that the outer one runs, and torch.compile reads
+# them too: there they are names.
+Arrays = tuple[Array, ...]
+OptionalFunction = AnyFunction | None
+Option = Any  # the value of an option, which the public function has checked
+Results = Any  # of a call: an array, or a tuple with what its options ask for beside it, or gradients by name
+Factor = Any  # a number, or an array of one for each row or head
 Keywords = dict[str, Any]  # options of a call by name
 Bindings = Mapping[str, Any]  # arrays and options of a call by name; None is what was not passed
 Causal = Literal["upper_left"] | bool

@@ -14,7 +14,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.family import Family, op, vjp_of, weights_of
 from attnkit._core.mask import positions
 from attnkit._core.special import cumulative_sum, falling, real, relu, stop_gradient
-from attnkit._core.typing import A, Array, Common, Impl, Keywords, Namespace
+from attnkit._core.typing import A, Array, Common, Factor, Impl, Keywords, Namespace
 from attnkit.ops import softmax
 
 SMALLEST_ALPHA = 1.01
@@ -37,7 +37,7 @@ def _check_alpha(c: check.Context, name: str, value: object) -> None:
 OWN = {"alpha": _check_alpha}
 
 
-def _of_rows(xp: Namespace, a: quadratic.Inputs, alpha: Any) -> Any:
+def _of_rows(xp: Namespace, a: quadratic.Inputs, alpha: Any) -> Factor:
     """α for these rows: a number, or an array in the compute dtype."""
     if isinstance(alpha, numbers.Real):
         return float(alpha)

@@ -8,7 +8,7 @@ from attnkit._core.family import Family, recorded, weights_of
 from attnkit._core.library import library
 from attnkit._core.mask import positions
 from attnkit._core.special import cumulative_sum, stop_gradient, sum_before
-from attnkit._core.typing import Array, Bindings, Impl, Keywords, Namespace, WithoutCausal
+from attnkit._core.typing import Array, Bindings, Impl, Keywords, Namespace, Option, WithoutCausal
 from attnkit.ops import softmax
 
 # ---------------------------------------------------------------------------------------------- what fades
@@ -51,7 +51,7 @@ def _differences(xp: Namespace, c: Array, at: Array) -> Array:
 # ---------------------------------------------------------------------------------------------- the family
 
 
-def seeing(*, log_forget: Array, mask: Array | None = None, key_lengths: Any = None, **common: Any) -> Keywords:
+def seeing(*, log_forget: Array, mask: Array | None = None, key_lengths: Any = None, **common: Option) -> Keywords:
     """The keys up to a query's own position, and `kept`, (..., S): the tokens that neither a key mask nor key_lengths
     hides; for all of a call, because a mask of pairs may have one query in a block."""
     kept = None
@@ -75,7 +75,7 @@ def prepare(
     log_forget: Array,
     kept: Array | None = None,
     at: Array | None = None,
-    **common: Any,
+    **common: Option,
 ) -> quadratic.Inputs:
     """`quadratic.prepare`, with c_i - c_j in the bias; `at` are the positions of the queries if `rows` are not."""
     a = quadratic.prepare(xp, q, k, v, **common)

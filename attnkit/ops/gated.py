@@ -10,7 +10,7 @@ from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with
 from attnkit._core.mask import Rows, visibility_of
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.tokens import chosen, cotangent
-from attnkit._core.typing import A, Array, Bindings, Causal, Impl, Keywords, Length, Namespace
+from attnkit._core.typing import A, Array, Bindings, Causal, Impl, Keywords, Length, Namespace, Option
 from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
 
 _SILU = ACTIVATIONS["silu"]
@@ -95,7 +95,7 @@ def _attend(impl: str, x: Array, *arrays: Array, **options: object) -> Array:
     return cast(xp, (p.after["u"] * a) @ p.weights["w_o"], x.dtype)
 
 
-def _pull(impl: str, x: Array, *others: Array, **options: Any) -> dict[str, Array]:
+def _pull(impl: str, x: Array, *others: Array, **options: Option) -> dict[str, Array]:
     """`gated_attention_unit_vjp` with it."""
     *arrays, do = others
     xp, weights = namespace(x), dict(zip(WEIGHTS, arrays, strict=True))
@@ -183,7 +183,7 @@ def gated_attention_unit_vjp(x: Array, *others: Array, **options: object) -> dic
 def kernels(of: Kernel) -> dict[str, Kernel]:
     """The table of a library: the attention by its kernel of point-wise attention."""
 
-    def unsupported(x: Array, *weights: Array, **options: Any) -> str | None:
+    def unsupported(x: Array, *weights: Array, **options: Option) -> str | None:
         return of.unsupported(x, x, x, **{**ATTENTION, **options})
 
     kernel = Kernel(of.name, partial(_attend, of.name), unsupported)

@@ -12,7 +12,7 @@ from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import generator, real, stop_gradient
 from attnkit._core.tokens import both, chosen, cotangent, key_mask, valid_keys, whole, zeros
-from attnkit._core.typing import A, AnyFunction, Array, Causal, Impl, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import A, AnyFunction, Array, Causal, Impl, Keywords, Namespace, OfLibrary, Option
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
 SELF_LOGIT = -1e5
@@ -278,7 +278,7 @@ def _joined(xp: Namespace, a: _Chunks, rounds: _Rounds, n: int) -> Array:
     return chosen(xp, a.valid, xp.sum(rounds.share * rounds.o, axis=-3)[..., :n, :])
 
 
-def _attend(softmax: _Softmax, qk: Array, v: Array, rotations: Array, **options: Any) -> Array:
+def _attend(softmax: _Softmax, qk: Array, v: Array, rotations: Array, **options: Option) -> Array:
     """`lsh_attention` with attention within chunks by an implementation of softmax."""
     xp = namespace(qk)
     a = _chunks(xp, qk, v, rotations, **options)
@@ -286,7 +286,7 @@ def _attend(softmax: _Softmax, qk: Array, v: Array, rotations: Array, **options:
 
 
 def _pull(
-    softmax: _Softmax, qk: Array, v: Array, rotations: Array, do: Array, *, chunk_size: int, **options: Any
+    softmax: _Softmax, qk: Array, v: Array, rotations: Array, do: Array, *, chunk_size: int, **options: Option
 ) -> dict[str, Array]:
     """`lsh_attention_vjp` with them: a round has the cotangents share·do of o_r and share (do·o_r - do·o) of lse_r."""
     xp, n = namespace(qk), qk.shape[-2]
@@ -389,7 +389,7 @@ def lsh_attention_weights(qk: Array, rotations: Array, **options: object) -> Arr
 
 @operation_checked_by(_chunked_context, _OWN)
 @vjp_like(lsh_attention)
-def lsh_attention_vjp(qk: Array, v: Array, rotations: Array, do: Array, **options: Any) -> dict[str, Array]:
+def lsh_attention_vjp(qk: Array, v: Array, rotations: Array, do: Array, **options: Option) -> dict[str, Array]:
     """Gradients {"qk", "v"} of `lsh_attention` for the cotangent do, with the buckets as constants.
 
     dw = do vᵀ, ds = w (dw - do·o), dk̂ = dsᵀ qk, dqk = ds k̂ + (dk̂ - k̂ (k̂·dk̂))/√(‖x‖² + 10⁻⁶ d), dv = wᵀ do, within
@@ -412,10 +412,10 @@ def kernels(of: Kernel, enough: int = 0) -> dict[str, Kernel]:
     softmax attention."""
     softmax = _Softmax.by(of.name)
 
-    def unsupported(qk: Array, v: Array, *rest: Array, **options: Any) -> str | None:
+    def unsupported(qk: Array, v: Array, *rest: Array, **options: Option) -> str | None:
         return of.unsupported(qk, qk, v)
 
-    def is_faster(*arrays: Array, **options: Any) -> bool:
+    def is_faster(*arrays: Array, **options: Option) -> bool:
         return pairs(*arrays, **options) >= enough
 
     kernel = Kernel(of.name, partial(_attend, softmax), unsupported, is_faster)

@@ -9,7 +9,7 @@ from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family
 from attnkit._core.tokens import cotangent, one_of
-from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary, Option
 from attnkit.ops import pointwise, softmax
 
 # how slots are weighed: like keys in the attention op of that name, without its scale and length
@@ -143,7 +143,7 @@ def key_value_memory(
 
 @operation_checked_by(_context, _OWN)
 @vjp_like(key_value_memory)
-def key_value_memory_vjp(x: Array, keys: Array, values: Array, do: Array, **options: Any) -> dict[str, Array]:
+def key_value_memory_vjp(x: Array, keys: Array, values: Array, do: Array, **options: Option) -> dict[str, Array]:
     """Gradients {"x", "keys", "values"}, and of each bias and norm weight passed, for the cotangent do.
 
     With y the normalised H, r = 1/√(variance + eps), g = norm_weight ⊙ do: dH = r·(g - mean(g) - y·mean(g ⊙ y)), or do

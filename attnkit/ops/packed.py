@@ -15,7 +15,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, DROPOUT, POSITIONAL, derived_signature, signature_like
 from attnkit._core.dispatch import explains, namespace, repeated_call_checked_by
 from attnkit._core.mask import positions
-from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace, OfLibrary, Option, Results
 from attnkit.ops.linear.attention import LINEAR, linear_attention, linear_attention_vjp
 from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
@@ -222,10 +222,10 @@ def packed(
     """Make a documented `<op>_packed` run the op on sequence after sequence; its options are those of the op except
     padding, dropout, states, sinks and decays."""
 
-    def attend(q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **options: object) -> Any:
+    def attend(q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **options: object) -> Results:
         return _forward(op, q, k, v, (cu_seqlens_q, cu_seqlens_k), options)
 
-    def decorate(documented: AnyFunction) -> Any:
+    def decorate(documented: AnyFunction) -> AnyFunction:
         signature = signature_like(op, inspect.signature(documented).return_annotation, HAVE_NO_PLACE, EDGES)
         shown = derived_signature(documented, documented.__name__, signature, documented.__doc__ or "")
         return repeated_call_checked_by(_context, checks, attend)(shown)
@@ -241,7 +241,7 @@ def packed_vjp(
     several = len(cotangents) > 1  # a single one must not be None
 
     def pull(
-        q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, *cotangents: Array, **options: Any
+        q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, *cotangents: Array, **options: Option
     ) -> dict[str, Array]:
         return _backward(vjp, q, k, v, (cu_seqlens_q, cu_seqlens_k), cotangents, options)
 

@@ -12,7 +12,7 @@ from attnkit._core.check import is_learned, layernorm_context
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, never, op, vjp_of, weights_of
 from attnkit._core.mask import log, raise_to
-from attnkit._core.typing import A, Array, Common, Impl, Keywords, Length, Namespace, OfLibrary
+from attnkit._core.typing import A, Array, Common, Factor, Impl, Keywords, Length, Namespace, OfLibrary, Option
 
 
 def _shifted(xp: Namespace, s: Array, a: quadratic.Inputs, length: Length, shift: Any) -> Array:
@@ -41,11 +41,11 @@ def weigh(
     return u if function.through_zero else quadratic.masked(xp, a, u), row_factor(xp, a, alpha, gain, length)
 
 
-def row_factor(xp: Namespace, a: quadratic.Inputs, alpha: Any, gain: Any, length: Length) -> Any:
+def row_factor(xp: Namespace, a: quadratic.Inputs, alpha: Any, gain: Any, length: Length) -> Factor:
     return of_length(xp, a, alpha, length) * quadratic.number(xp, gain, a.dtype)
 
 
-def of_length(xp: Namespace, a: quadratic.Inputs, alpha: Any, length: Length) -> Any:
+def of_length(xp: Namespace, a: quadratic.Inputs, alpha: Any, length: Length) -> Factor:
     """n^-alpha."""
     alpha = quadratic.number(xp, alpha, a.dtype)
     if isinstance(alpha, float) and alpha == 0:
@@ -81,7 +81,7 @@ def beside(
     alpha: Any = 1.0,
     gain: Any = 1.0,
     length: Length = "visible",
-    **own: Any,
+    **own: Option,
 ) -> dict[str, Array]:
     """dgain = Σ dw n^-alpha u, dalpha = -Σ dw w log n and dshift = Σ ds, where they are arrays."""
     summands = dict[str, Array]()
@@ -96,7 +96,7 @@ def beside(
     return {name: quadratic.number_gradient(xp, g, like[name]) for name, g in summands.items() if name in like}
 
 
-def has_signed_weights(*, activation: str = "relu", gain: Any = 1.0, **own: Any) -> bool:
+def has_signed_weights(*, activation: str = "relu", gain: Any = 1.0, **own: Option) -> bool:
     """Whether a weight can be negative: a gain that is learned may become so."""
     return ACTIVATIONS[activation].signed or is_learned(gain) or gain < 0
 
@@ -189,7 +189,7 @@ def reluformer_options(gamma: Any = 1.0, length: Length = "visible") -> Keywords
     }
 
 
-def gradient_of_gamma(grads: dict[str, Array], gamma: Any = 1.0, **own: Any) -> dict[str, Array]:
+def gradient_of_gamma(grads: dict[str, Array], gamma: Any = 1.0, **own: Option) -> dict[str, Array]:
     """dgamma = -(√2/gamma²)·dgain, where it is an array."""
     if "gain" not in grads:
         return grads

@@ -9,7 +9,7 @@ from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.family import Apart, Family, always, recorded, weights_of
 from attnkit._core.special import may_have_gradient, stop_gradient
-from attnkit._core.typing import A, AnyFunction, Array, Common, Impl, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import A, AnyFunction, Array, Common, Impl, Keywords, Namespace, OfLibrary, Option, Results
 from attnkit.ops import pointwise
 
 NORM_AXES = ("hidden", "head")
@@ -216,7 +216,9 @@ def rela_attention(
 
 @operation_checked_by(_context, OWN)
 @vjp_like(rela_attention)
-def rela_attention_vjp(q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Any) -> dict[str, Array]:
+def rela_attention_vjp(
+    q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Option
+) -> dict[str, Array]:
     """Gradients {"q", "k", "v", "norm_weight"}, and "gate_weight", "bias" and a learned "scale" if passed, for the
     cotangent do.
 
@@ -264,7 +266,7 @@ def kernels(of: Kernel, pull_of: AnyFunction | None = None, replaces: tuple[str,
     by_name: tuple[AnyFunction, ...] = (pointwise.pointwise_attention, pointwise.pointwise_attention_vjp)
     forward, backward = (partial(x, impl=of.name) for x in by_name) if pull_of is None else (of.call, pull_of)
 
-    def product(q: Array, k: Array, v: Array, *do: Array, **common: object) -> Any:
+    def product(q: Array, k: Array, v: Array, *do: Array, **common: object) -> Results:
         xp = namespace(q)
         wide = (quadratic.cast(xp, x, quadratic.compute_dtype(xp, q)) for x in (q, k, v))
         return (backward if do else forward)(*wide, *do, **RELU, **common)
@@ -274,7 +276,7 @@ def kernels(of: Kernel, pull_of: AnyFunction | None = None, replaces: tuple[str,
         xp = namespace(q)
         return quadratic.cast(xp, normalised(xp, product(q, k, v, **common), norm_weight, **norm), q.dtype)
 
-    def pull(q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Any) -> dict[str, Array]:
+    def pull(q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Option) -> dict[str, Array]:
         norm, common = RELA.split(options)
         xp = namespace(q)
         grads = normalised_vjp(xp, product(q, k, v, **common), norm_weight, do, **norm)

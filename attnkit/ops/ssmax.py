@@ -8,22 +8,35 @@ from attnkit._core.dispatch import Kernel, namespace
 from attnkit._core.family import Family, op, vjp_of, weights_of
 from attnkit._core.learned import finite, scaled, served
 from attnkit._core.mask import Rows, log, row_length, visibility_of
-from attnkit._core.typing import A, Array, Bindings, Common, DType, Impl, Keywords, Length, Namespace
+from attnkit._core.typing import (
+    A,
+    AnyFunction,
+    Array,
+    Bindings,
+    Common,
+    DType,
+    Factor,
+    Impl,
+    Keywords,
+    Length,
+    Namespace,
+    Option,
+)
 from attnkit.ops import softmax
 from attnkit.ops.softmax import SOFTMAX, softmax_attention, softmax_attention_vjp
 
 
-def _factor(xp: Namespace, log_n: Any, dtype: DType, slope: Any, intercept: Any) -> Any:
+def _factor(xp: Namespace, log_n: Any, dtype: DType, slope: Any, intercept: Any) -> Factor:
     return quadratic.number(xp, slope, dtype) * log_n + quadratic.number(xp, intercept, dtype)
 
 
-def _log_length(xp: Namespace, a: quadratic.Inputs, length: Length) -> Any:
+def _log_length(xp: Namespace, a: quadratic.Inputs, length: Length) -> Factor:
     return log(xp, quadratic.length_of_rows(xp, a, length))
 
 
 def row_factor(
     xp: Namespace, a: quadratic.Inputs, slope: float | Array = 1.0, intercept: Any = 0.0, length: Length = "visible"
-) -> Any:
+) -> Factor:
     """slope·log n + intercept, a number or (..., L, 1)."""
     return _factor(xp, _log_length(xp, a, length), a.dtype, slope, intercept)
 
@@ -130,7 +143,7 @@ ssmax_attention_vjp = vjp_of(
 # ---------------------------------------------------------------------------------------------- by kernels of softmax
 
 
-def _log_of_rows(xp: Namespace, q: Array, k: Array, length: Length, common: Bindings) -> Any:
+def _log_of_rows(xp: Namespace, q: Array, k: Array, length: Length, common: Bindings) -> Factor:
     """log n of a call, a number or (..., L, 1), without an array of pairs where visibility can be counted."""
     dtype, queries, keys = quadratic.compute_dtype(xp, q), q.shape[-2], k.shape[-2]
     count = keys
@@ -164,7 +177,7 @@ def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
         o = softmax_attention(scaled(xp, of_q, factor), of_k, of_v, **common, impl=forward.name)
         return quadratic.cast(xp, o, q.dtype)
 
-    def pull(q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
+    def pull(q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
         xp = namespace(q)
         log_n, factor, common = factor_of(xp, q, k, options)
         of_q, of_k, of_v, of_o = wide(xp, q, k, v, do)
@@ -174,7 +187,7 @@ def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
         grads["q"] = quadratic.sum_to(xp, of_product * factor, tuple(q.shape))
         return quadratic.rounded(xp, grads, like)
 
-    def asked(question: Any) -> Any:
+    def asked(question: Any) -> AnyFunction:
         return lambda *arrays, **options: question(*arrays, **SSMAX.split(options)[1])
 
     def kernel(by: Kernel, call: Any) -> Kernel:

@@ -10,7 +10,7 @@ from attnkit._core.family import RECORDS, Family, Record
 from attnkit._core.mask import Rows, positions
 from attnkit._core.special import take_along
 from attnkit._core.tokens import cotangent
-from attnkit._core.typing import A, AnyFunction, Array, Impl, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import A, AnyFunction, Array, Impl, Keywords, Namespace, OfLibrary, Results
 
 _TILE = 2**23  # weights at a time: 32 MiB; smaller blocks stay in the C heap when freed, and torch grew by gigabytes
 
@@ -164,7 +164,7 @@ def _weight_gradient(plan: _Plan, a: quadratic.Inputs, w: Array, d: RowStatistic
     return xp.where(alive, dw, 0.0)
 
 
-def _join(xp: Namespace, parts: list[Any], axis: int) -> Any:
+def _join(xp: Namespace, parts: list[Any], axis: int) -> Results:
     return parts[0] if len(parts) == 1 else xp.concat(parts, axis=axis)
 
 
@@ -184,7 +184,7 @@ def _forward_tile(plan: _Plan, rows: Rows, q: Array, k: Array, v: Array | None) 
     return o, RowStatistics(*(None if x is None else xp.broadcast_to(x, o.shape[:-1]) for x in statistics))
 
 
-def _served(caller: str, impl: Impl, generic: AnyFunction, plan: _Plan, *arrays: Array, **more: object) -> Any:
+def _served(caller: str, impl: Impl, generic: AnyFunction, plan: _Plan, *arrays: Array, **more: object) -> Results:
     """The result of `generic`, the body in this module, or of the kernel that `impl` names."""
     options = {"op": plan.op, "fields": plan.fields, **plan.own, **plan.common, **more}
     body, rows = as_kernel(lambda *_, **__: generic()), kernels_of(caller, arrays[0])

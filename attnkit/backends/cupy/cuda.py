@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
-from attnkit._core.typing import AnyFunction, Array, OfLibrary
+from attnkit._core.typing import AnyFunction, Array, OfLibrary, Option, Results
 from attnkit.backends.cupy import linear, newton, packed, pointwise, rows, soft, statistics
 from attnkit.backends.cupy.pointwise import GAUSSIAN, Device
 from attnkit.kernels import predicted, verdicts
@@ -30,7 +30,7 @@ OLDEST = 80  # compute capability required by the tensor core instructions
 Call = AnyFunction
 
 
-def on_its_device(function: Call, x: Array, *arrays: Array, **options: object) -> Any:
+def on_its_device(function: Call, x: Array, *arrays: Array, **options: object) -> Results:
     """Call a function of (device, arrays) on the device of its first array."""
     from attnkit.backends.cupy.gpu import Gpu  # launches can be described without CuPy
 
@@ -53,7 +53,7 @@ def _dotted(capability: int) -> str:
     return f"{capability // 10}.{capability % 10}"
 
 
-def unsupported(unsupported_options: Call, inputs: int, *arrays: OfLibrary, **options: Any) -> str | None:
+def unsupported(unsupported_options: Call, inputs: int, *arrays: OfLibrary, **options: Option) -> str | None:
     """Why a call is not supported; the inputs are followed by cotangents, the first of which is required."""
     if arrays[inputs:] and arrays[inputs] is None:
         return "no cotangent of the output was given"
@@ -86,12 +86,12 @@ def residuals(a: Any, iterates: list[Any]) -> Any:
     return lowrank_newton.residuals(namespace(a), a, iterates)
 
 
-def statistics_of_rows(device: Device, q: OfLibrary, k: OfLibrary, **options: Any) -> RowStatistics:
+def statistics_of_rows(device: Device, q: OfLibrary, k: OfLibrary, **options: Option) -> RowStatistics:
     """row_statistics."""
     return RowStatistics(**statistics.forward(device, q, k, **options))
 
 
-def both(device: Device, q: OfLibrary, k: OfLibrary, v: OfLibrary, **options: Any) -> tuple[Any, RowStatistics]:
+def both(device: Device, q: OfLibrary, k: OfLibrary, v: OfLibrary, **options: Option) -> tuple[Any, RowStatistics]:
     """attention_with_statistics."""
     outputs = statistics.forward(device, q, k, v, **options)
     return outputs.pop("o"), RowStatistics(**outputs)

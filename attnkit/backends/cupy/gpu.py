@@ -8,7 +8,7 @@ import cupy
 import numpy
 
 from attnkit._core.poison import poisons
-from attnkit._core.typing import DType, OfLibrary
+from attnkit._core.typing import AnyFunction, DType, OfLibrary
 from attnkit.backends.cupy.launch import Launch
 from attnkit.kernels.cuda import SOURCES, program
 
@@ -16,7 +16,7 @@ PLAIN_SHARED = 48 * 1024  # bytes of shared memory available without opting in
 
 
 @cache
-def compiled(source: str, name: str, shared_bytes: int, device: int) -> Any:
+def compiled(source: str, name: str, shared_bytes: int, device: int) -> AnyFunction:
     """A template instance, compiled by NVRTC for the current device; CuPy keeps machine code by the text of a program.
 
     The sources fix the numbers of registers and threads; only shared memory needs an attribute.

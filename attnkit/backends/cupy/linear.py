@@ -14,7 +14,7 @@ from typing import Any
 import array_api_compat
 
 from attnkit._core.activations import lacking
-from attnkit._core.typing import Causal, Keywords
+from attnkit._core.typing import Causal, Keywords, Option
 from attnkit.backends.cupy import pointwise
 from attnkit.backends.cupy.launch import FEATURE_MAPS, NUMBERS, OPEN, Launch, Tiles, View, tiles_of, width_of
 from attnkit.backends.cupy.pointwise import Array, Device, gradients_of, layout_of, reduced_to, zeros
@@ -46,7 +46,7 @@ class Linear(ctypes.Structure):
     )
 
 
-def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, **options: Option) -> str | None:
     """Why a call is not supported on any device."""
     mask = options.get("mask")
     if options.get("log_decay") is not None:
@@ -67,7 +67,7 @@ class Call(Views):
     """One call of `linear_attention` or its gradient: the data shared by all of its launches. With `valid`, keys that
     belong to a state are included even if no query sees them."""
 
-    def __init__(self, device: Device, q: Array, k: Array, v: Array, valid: bool = False, **options: Any) -> None:
+    def __init__(self, device: Device, q: Array, k: Array, v: Array, valid: bool = False, **options: Option) -> None:
         edges = options.get("edges_q")
         sequences = None if edges is None else edges.shape[0] - 1
         self.device, self.keepalive, self.plan = device, [], linear_plan(q, k, v, options, sequences)
@@ -202,7 +202,7 @@ def first_true(x: Array, n: int) -> Array:
 
 def forward(
     device: Device, q: Array, k: Array, v: Array, *, initial_state: State | None = None, return_state: bool = False,
-    **options: Any,
+    **options: Option,
 ) -> Any:  # fmt: skip
     """o (..., L, e), or with `return_state` (o, (S (..., d, e), z (..., d)))."""
     o = device.empty(layout_of(q, k, v, options).shape_of("o"), q.dtype)
@@ -233,7 +233,7 @@ def final_state(device: Device, k: Array, v: Array, initial: State | None, optio
 
 def backward(
     device: Device, q: Array, k: Array, v: Array, do: Array | None,
-    dstate: tuple[Array | None, Array | None] | None = None, *, initial_state: State | None = None, **options: Any,
+    dstate: tuple[Array | None, Array | None] | None = None, *, initial_state: State | None = None, **options: Option,
 ) -> Keywords:  # fmt: skip
     """Gradients {"q", "k", "v"} and, if one was passed, "initial_state"; do, dstate and its parts (dS, dz) may be None:
     0.

@@ -5,7 +5,7 @@ from typing import Any
 
 import array_api_compat
 
-from attnkit._core.typing import AnyFunction, Keywords
+from attnkit._core.typing import AnyFunction, Keywords, Option
 from attnkit.backends.cupy.pointwise import Array, Device
 from attnkit.kernels import predicted
 
@@ -45,7 +45,7 @@ def forward(
 
 def backward(
     op: Call, device: Device, q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges,
-    *cotangents: Array | None, **options: Any,
+    *cotangents: Array | None, **options: Option,
 ) -> dict[str, Array]:  # fmt: skip
     """The gradients, tokens first."""
     arrays = _heads_first(q, k, v, *cotangents)
@@ -53,7 +53,7 @@ def backward(
     return {name: x.swapaxes(0, 1) for name, x in grads.items()}
 
 
-def unsupported_options(of: Call, q: Array, k: Array, v: Array, *edges: Edges, **options: Any) -> str | None:
+def unsupported_options(of: Call, q: Array, k: Array, v: Array, *edges: Edges, **options: Option) -> str | None:
     """Why a call is not supported on any device, for the reason that `of` gives for the op."""
     return of(*_heads_first(q, k, v), **options)
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import array_api_compat
 
 from attnkit._core.activations import lacking
-from attnkit._core.typing import Bindings, DType, Keywords
+from attnkit._core.typing import Bindings, DType, Keywords, Option
 from attnkit.backends.cupy.launch import (
     ACTIVATIONS,
     NUMBERS,
@@ -53,7 +53,7 @@ class Device(Protocol):
         ...
 
 
-def unsupported_options(q: Array, k: Array, v: Array, *, activation: str = "relu", **options: Any) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, *, activation: str = "relu", **options: Option) -> str | None:
     """Why a call is not supported on any device."""
     if q.dtype.name not in NUMBERS:
         return f"no kernel for {q.dtype.name}"
@@ -84,7 +84,7 @@ class Call(Views):
     structure: type[Pointwise] = Pointwise
     family = "pointwise"  # the prefix of its kernels' names
 
-    def __init__(self, device: Device, q: Array, k: Array, v: Array, o: Array, **options: Any) -> None:
+    def __init__(self, device: Device, q: Array, k: Array, v: Array, o: Array, **options: Option) -> None:
         edges = options.get("edges_q")
         sequences = None if edges is None else edges.shape[0] - 1
         self.device, self.plan = device, cached_plan(signature(q, k, v, options, sequences))
@@ -195,7 +195,7 @@ def forward(device: Device, q: Array, k: Array, v: Array, **options: object) -> 
     return o
 
 
-def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
+def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} and, if a bias was passed, "bias"."""
     return gradients(lambda: Call(device, q, k, v, do, **options), q, k, v, do, **options)
 

@@ -7,6 +7,7 @@ stored in arrays of the compute dtype between the launches of a gradient; the fo
 import ctypes
 from typing import Any
 
+from attnkit._core.typing import Option
 from attnkit.backends.cupy import pointwise
 from attnkit.backends.cupy.launch import WIDEST, Launch, Pointwise, Tiles, View, tiles_of, width_of
 from attnkit.backends.cupy.pointwise import Array, Device, layout_of
@@ -102,7 +103,7 @@ class RowsCall(pointwise.Call):
 # ---------------------------------------------------------------------------------------------- what a library calls
 
 
-def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, **options: Option) -> str | None:
     """Why a call is not supported on any device."""
     if is_array(options.get("alpha")):
         return "an array alpha is served by the generic implementation"
@@ -126,7 +127,7 @@ def forward(
 
 def backward(
     device: Device, q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, *, alpha: Any,
-    **options: Any,
+    **options: Option,
 ) -> dict[str, Array]:  # fmt: skip
     """Gradients {"q", "k", "v"} and, if a bias was passed, "bias", for the cotangents do and dlse (None = 0)."""
     if do is None:

@@ -20,7 +20,7 @@ from attnkit._core.dropout import keep_mask_of_counters
 from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.mask import visibility_of
 from attnkit._core.special import varying_alike
-from attnkit._core.typing import Keywords, OfLibrary
+from attnkit._core.typing import Keywords, OfLibrary, Option
 from attnkit.backends.jax import transforms
 from attnkit.ops.entmax import ENTMAX
 
@@ -282,7 +282,7 @@ def attend(op: str, q: Array, k: Array, v: Array, **options: object) -> Array:
     return o
 
 
-def pull(op: str, q: Array, k: Array, v: Array, do: Array, *rest: None, **options: Any) -> Arrays:
+def pull(op: str, q: Array, k: Array, v: Array, do: Array, *rest: None, **options: Option) -> Arrays:
     """The explicit gradients of an op of `OPS`."""
     static, arrays = divided(op, {"q": q, "k": k, "v": v, **options})
     arrays, do = varying_alike((arrays, do))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from attnkit._core.activations import lacking
 from attnkit._core.check import broadcast
 from attnkit._core.dispatch import Kernel
-from attnkit._core.typing import Array, Bindings, Keywords, OfLibrary
+from attnkit._core.typing import Array, Bindings, Keywords, OfLibrary, Option, Results
 from attnkit.backends.native import abi
 from attnkit.backends.native.served import Served
 from attnkit.kernels.plan import is_array
@@ -72,7 +72,7 @@ def call(
     initial_state: Sequence[Any] | None = None,
     return_state: bool = False,
     chunk_size: int = 64,
-    **options: Any,
+    **options: Option,
 ) -> Call:
     """Of the arguments of an op of `OPS`; a projection may come by name. The library has chunks of its own."""
     arguments = dict(zip(ARRAYS[op], arrays, strict=False)) | options
@@ -89,7 +89,7 @@ def is_of_heads(arrays: Sequence[OfLibrary], options: Bindings) -> bool:
     return is_array(x) and x.ndim == 1 and max([len(a.shape) for a in arrays[:3]]) > 2
 
 
-def answer(op: str, options: Bindings, outputs: Sequence[Array]) -> Any:
+def answer(op: str, options: Bindings, outputs: Sequence[Array]) -> Results:
     """What the op returns: o, or o and the state."""
     return outputs[0] if len(outputs) == 1 else (outputs[0], _in_order(op, options, outputs[1:]))
 
@@ -135,7 +135,7 @@ def formula(op: str, arguments: Bindings, outputs: Sequence[str]) -> Keywords:
 
 
 def refused(
-    op: str, backward: bool, arrays: Sequence[OfLibrary], dstate: Any = None, function: str = "", **options: Any
+    op: str, backward: bool, arrays: Sequence[OfLibrary], dstate: Any = None, function: str = "", **options: Option
 ) -> str | None:
     """Why the library does not serve a call, from its plain options and from shapes. States are checked here, where
     their widths are known; `function` is what they are arguments of, where it is not the op."""
@@ -164,7 +164,7 @@ class Step(NamedTuple):
     options: Keywords
 
 
-def sequence(step: str, *arrays: OfLibrary, state: Any = None, **options: Any) -> Step:
+def sequence(step: str, *arrays: OfLibrary, state: Any = None, **options: Option) -> Step:
     """Of the arguments of `<op>_step` or `<op>_step_vjp`."""
     op = step.removesuffix("_vjp").removesuffix("_step")
     decay = options.pop("log_decay_t", None)
@@ -174,7 +174,7 @@ def sequence(step: str, *arrays: OfLibrary, state: Any = None, **options: Any) -
     return Step(op, tokens, options | {"initial_state": state})
 
 
-def of_token(result: Any) -> Any:
+def of_token(result: Any) -> Results:
     """o and the state of a step from those of a sequence, or its gradients."""
     if isinstance(result, dict):
         of_state = {"state": result["initial_state"]} if "initial_state" in result else {}
@@ -245,18 +245,18 @@ def numbers(op: str, options: Bindings) -> Keywords:
 class Linear(Served):
     """The tables of `OPS` and of their steps."""
 
-    def attend(self, op: str, *arrays: OfLibrary, **options: Any) -> Any:
+    def attend(self, op: str, *arrays: OfLibrary, **options: Option) -> Results:
         """An op of `OPS`."""
         arguments, outputs = call(op, arrays, **options)
         return answer(op, options, self.evaluate(op, arguments, outputs))
 
-    def pull(self, op: str, *arrays: OfLibrary, dstate: Any = None, **options: Any) -> Keywords:
+    def pull(self, op: str, *arrays: OfLibrary, dstate: Any = None, **options: Option) -> Keywords:
         """Its explicit gradients."""
         *inputs, do = arrays
         grads = self.pulled(op, call(op, inputs, **options).arguments, cotangents(op, options, do, dstate))
         return gradients(op, options, grads)
 
-    def step(self, op: str, *arrays: Array, **options: object) -> Any:
+    def step(self, op: str, *arrays: Array, **options: object) -> Results:
         """One more token."""
         s = sequence(op, *arrays, **options)
         return of_token(self.attend(s.op, *s.arrays, return_state=True, **s.options))
@@ -273,7 +273,7 @@ class Linear(Served):
         return self.refuse(s.op, backward, *s.arrays, return_state=not backward, function=op, **s.options)
 
     def refuse(
-        self, op: str, backward: bool, *arrays: OfLibrary, dstate: Any = None, function: str = "", **options: Any
+        self, op: str, backward: bool, *arrays: OfLibrary, dstate: Any = None, function: str = "", **options: Option
     ) -> str | None:
         """Why the library does not serve a call."""
         *inputs, do = arrays if backward else (*arrays, None)

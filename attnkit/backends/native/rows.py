@@ -4,7 +4,7 @@ from typing import Any
 
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import base_op, measured
-from attnkit._core.typing import Array, OfLibrary
+from attnkit._core.typing import Array, OfLibrary, Results
 from attnkit.backends.native.served import Arguments, Served
 from attnkit.ops import statistics
 from attnkit.ops.statistics import RowStatistics
@@ -36,7 +36,7 @@ def formula(op: str, options: Arguments, cotangents: Arguments) -> Arguments:
 class Rows(Served):
     """The tables of statistics."""
 
-    def measure(self, *arrays: Array, op: str, fields: tuple[str, ...], **options: object) -> Any:
+    def measure(self, *arrays: Array, op: str, fields: tuple[str, ...], **options: object) -> Results:
         """row_statistics of (q, k), attention_with_statistics of (q, k, v)."""
         outputs = (*(("o",) if len(arrays) == 3 else ()), *fields)
         answers = self.evaluate(*_measured(op, arrays, options), outputs) if outputs else ()

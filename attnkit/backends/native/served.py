@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import RECORDS
-from attnkit._core.typing import Array, Bindings, Keywords, OfLibrary
+from attnkit._core.typing import Array, Bindings, Keywords, OfLibrary, Option, Results
 from attnkit.ops.vjps import VJPS
 
 FURTHER = {"return_lse": "lse", "return_remainder": "r"}
@@ -28,7 +28,7 @@ class Served(NamedTuple):
     pulled: Callable[[str, Arguments, Bindings], Arguments]  # its gradients, from cotangents that may be None
     unsupported: Callable[..., str | None]  # (op, *arrays, **options)
 
-    def attend(self, op: str, q: Array, k: Array, v: Array, **options: object) -> Any:
+    def attend(self, op: str, q: Array, k: Array, v: Array, **options: object) -> Results:
         """An op."""
         asks, name = further(op)
         both = options.pop(asks, False)
@@ -36,7 +36,7 @@ class Served(NamedTuple):
         return tuple(outputs) if both else outputs[0]
 
     def pull(
-        self, op: str, q: OfLibrary, k: OfLibrary, v: OfLibrary, do: OfLibrary, *rest: OfLibrary, **options: Any
+        self, op: str, q: OfLibrary, k: OfLibrary, v: OfLibrary, do: OfLibrary, *rest: OfLibrary, **options: Option
     ) -> Arguments:
         """Its explicit gradients; `rest` is the cotangent of the output beside o, if there is one."""
         name = further(op)[1]

@@ -1,14 +1,13 @@
 """Quadratic attention in blocks of heads and queries (`attnkit._core.blocks`), where the compiled kernels are not."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from attnkit._core import blocks, quadratic
 from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.library import namespace
-from attnkit._core.typing import Keywords
+from attnkit._core.typing import Keywords, Option
 
 Array = np.ndarray
 OPS = score_ops()
@@ -27,7 +26,7 @@ def attend(op: str, q: Array, k: Array, v: Array, **options: object) -> Array:
     return o.astype(q.dtype, copy=False)
 
 
-def pull(op: str, q: Array, k: Array, v: Array, do: Array, *rest: None, **options: Any) -> dict[str, Array]:
+def pull(op: str, q: Array, k: Array, v: Array, do: Array, *rest: None, **options: Option) -> dict[str, Array]:
     """Its explicit gradients."""
     arguments = {"q": q, "k": k, "v": v, **options}
     names = tuple(name for name in blocks.DIFFERENTIABLE if hasattr(arguments.get(name), "ndim"))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from attnkit._core.check import spelt
-from attnkit._core.typing import Keywords, OfLibrary
+from attnkit._core.typing import Keywords, OfLibrary, Option
 from attnkit.backends.native import linear, lower, native_status, packed, rows, served
 from attnkit.backends.native.load import warn_of_absence
 from attnkit.kernels.plan import UNALIGNED, is_array
@@ -76,7 +76,7 @@ def _again(op: str, arguments: Keywords) -> Callable[..., Array]:
     order, of_o = tuple(named), np.dtype(dtype)
     threads = lower.threads_of_environment()
 
-    def again(*arrays: Array, **options: Any) -> Array:
+    def again(*arrays: Array, **options: Option) -> Array:
         o = np.empty(shape, of_o)
         inputs = (*arrays, *[options[name] for name in order[len(arrays) :]])
         lower.run(plan, [address(x) for x in (*inputs, o)], threads)
@@ -95,7 +95,7 @@ def pulled(op: str, arguments: Keywords, cotangents: Mapping[str, Array | None])
     return dict(zip(names, grads, strict=True))
 
 
-def unsupported(op: str, *arrays: OfLibrary, **options: Any) -> str | None:
+def unsupported(op: str, *arrays: OfLibrary, **options: Option) -> str | None:
     """Why the library does not support a call."""
     status = native_status()
     if status.level is None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnkit._core import quadratic
 from attnkit._core.special import without_autocast
-from attnkit._core.typing import AnyFunction, Keywords, OfLibrary
+from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option
 from attnkit.backends.torch import watchers
 from attnkit.backends.torch.alignment import in_aligned_memory
 from attnkit.backends.torch.layout import in_layout_of
@@ -55,7 +55,7 @@ class Custom(NamedTuple):
         """o of `op`."""
         return self.outputs(op, **arguments)[0]
 
-    def pull(self, op: str, do: Tensor | None, **arguments: Any) -> dict[str, Tensor]:
+    def pull(self, op: str, do: Tensor | None, **arguments: Option) -> dict[str, Tensor]:
         """The explicit gradients."""
         names, tensors, text = encoded(arguments)
         inputs = [name for name in names.split(",") if name in self.differentiable]

@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnkit._core.dispatch import Kernel
+from attnkit._core.typing import Option
 from attnkit.backends.torch import watchers
 from attnkit.ops.softmax import SOFTMAX
 
@@ -75,7 +76,7 @@ def _fused(node: Any) -> Any:
     return None
 
 
-def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Option) -> torch.Tensor:
     """torch's function; second derivatives, which its fused kernels lack, raise an error of attnkit's."""
     o = scaled_dot_product_attention(
         q,

@@ -9,7 +9,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, Op, Weights, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, FeatureWeights, never, nothing, recorded
-from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace, OfLibrary, Option, Results
 from attnkit.ops.linear.states import Options, Scaled, State, Tokens, shown_keys, state_context, step_context, stepping
 
 P = ParamSpec("P")
@@ -44,11 +44,13 @@ class Linear(NamedTuple):
     step_context: check.ContextOf = step_context
     signed: Callable[..., bool] = never  # of the options: can a weight be negative
 
-    def attend(self, q: Array, k: Array, v: Array, *arrays: Array, return_state: bool = False, **options: Any) -> Any:
+    def attend(
+        self, q: Array, k: Array, v: Array, *arrays: Array, return_state: bool = False, **options: Option
+    ) -> Results:
         bound = self.rule(self.name, *arrays, **options)
         return self.bodies.attend(namespace(q), bound, q, k, v, _whole(**options), return_state)
 
-    def weights(self, q: Array, k: Array, *arrays: Array, **options: Any) -> Array:
+    def weights(self, q: Array, k: Array, *arrays: Array, **options: Option) -> Array:
         xp, bound = namespace(q), self.rule(f"{self.name}_weights", *arrays, **options)
         a = quadratic.prepare(xp, q, k, **{**_whole(**options).common, "scale": 1.0})
         hiding = {name: options[name] for name in ("mask", "key_lengths") if name in options}
@@ -58,7 +60,9 @@ class Linear(NamedTuple):
         lead = check.broadcast(self.name, "leading axes", tuple(u.shape[:-2]), own_axes)
         return quadratic.cast(xp, xp.broadcast_to(u * r, (*lead, *u.shape[-2:])), q.dtype)
 
-    def vjp(self, q: Array, k: Array, v: Array, *others: OfLibrary, dstate: OfState = None, **options: Any) -> Any:
+    def vjp(
+        self, q: Array, k: Array, v: Array, *others: OfLibrary, dstate: OfState = None, **options: Option
+    ) -> Results:
         *arrays, do = others
         bound = self.rule(f"{self.name}_vjp", *arrays, **options)
         return self.bodies.vjp(namespace(q), bound, q, k, v, do, dstate, _whole(**options))
@@ -207,5 +211,5 @@ def _checked(record: Linear, body: AnyFunction) -> Callable[[Any], Any]:
     return operation_checked_by(record.context, record.checks, body)
 
 
-def _checked_step(record: Linear, body: AnyFunction, documented: AnyFunction) -> Any:
+def _checked_step(record: Linear, body: AnyFunction, documented: AnyFunction) -> AnyFunction:
     return stepping(operation_checked_by(record.step_context, record.checks, body)(documented))

@@ -3,13 +3,12 @@ tile, with gradients through them.
 """
 
 import math
-from typing import Any
 
 from attnkit._core import quadratic
 from attnkit._core.check import is_learned
 from attnkit._core.family import FeatureWeights
 from attnkit._core.tokens import chosen, join_heads, split_heads
-from attnkit._core.typing import Array, Keywords, Namespace
+from attnkit._core.typing import Array, Keywords, Namespace, Results
 from attnkit.ops.linear import decay
 from attnkit.ops.linear.record import Bodies
 from attnkit.ops.linear.scan import finite, largest
@@ -32,7 +31,7 @@ from attnkit.ops.linear.sums import (
 )
 
 
-def attend(xp: Namespace, rule: Rule, q: Array, k: Array, v: Array, options: Options, return_state: bool) -> Any:
+def attend(xp: Namespace, rule: Rule, q: Array, k: Array, v: Array, options: Options, return_state: bool) -> Results:
     """o in the dtype of q, or (o, state)."""
     m = prepared(xp, rule, q, k, v, options.initial_state, return_state, options.chunk_size, options.common)
     o = divided(xp, m, sums(xp, m))

@@ -13,7 +13,7 @@ from attnkit._core import check
 from attnkit._core.mask import Rows, Visibility, positions
 from attnkit._core.quadratic import cast, compute_dtype
 from attnkit._core.tokens import both, chosen, gradient_like, split_heads, valid_keys, whole, zeros
-from attnkit._core.typing import A, Array, Causal, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import A, Array, Causal, Keywords, Namespace, OfLibrary, Option, Results
 
 State = tuple[Array, ...]
 INITIAL = ("initial_S", "initial_z")
@@ -175,7 +175,7 @@ def stepping(op: Function) -> Function:
     """Let a step take its state as the first argument: what is dispatched on are arrays, and a state is a tuple."""
 
     @wraps(op)
-    def call(state: Any, *arrays: OfLibrary, **options: Any) -> Any:
+    def call(state: Any, *arrays: OfLibrary, **options: Option) -> Results:
         return op(*arrays, state=state, **options)
 
     signature = inspect.signature(op)

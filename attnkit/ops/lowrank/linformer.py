@@ -21,7 +21,7 @@ from attnkit._core.tokens import (
     valid_keys,
     zeros,
 )
-from attnkit._core.typing import A, Array, Impl, Keywords, Namespace
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, Option
 from attnkit.ops.lowrank.products import Attention, Softmax, Weigh
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
@@ -113,7 +113,7 @@ def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
 _OWN = {"scale": check.plain_number, "mask": key_mask, "dropout_mask": checked_with_arrays}
 
 
-def attend(weigh: Weigh, q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, **common: Any) -> Array:
+def attend(weigh: Weigh, q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, **common: Option) -> Array:
     """`linformer_attention` with products like those of `Softmax.of`."""
     xp = namespace(q)
     p = _parts(xp, weigh, q, k, v, proj_k, proj_v, common)
@@ -122,7 +122,7 @@ def attend(weigh: Weigh, q: Array, k: Array, v: Array, proj_k: Array, proj_v: Ar
 
 
 def pull(
-    weigh: Weigh, q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, do: Array, **common: Any
+    weigh: Weigh, q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, do: Array, **common: Option
 ) -> dict[str, Array]:
     """`linformer_attention_vjp` with them."""
     xp = namespace(q)
@@ -208,7 +208,9 @@ def kernels(of: Kernel) -> dict[str, Kernel]:
     """The table of a library: attention to the slots by its kernel of softmax attention."""
     weigh = Attention.by(softmax_attention, softmax_attention_vjp, of.name)
 
-    def unsupported(q: Array, k: Array, v: Array, *rest: Array, enable_gqa: bool = False, **options: Any) -> str | None:
+    def unsupported(
+        q: Array, k: Array, v: Array, *rest: Array, enable_gqa: bool = False, **options: Option
+    ) -> str | None:
         drop = {name: x for name, x in options.items() if name == "dropout_mask" and x is not None}
         return of.unsupported(q, k, v, enable_gqa=enable_gqa, **drop)
 

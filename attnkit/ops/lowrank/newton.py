@@ -9,14 +9,14 @@ from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import magnitude, stop_gradient
 from attnkit._core.tokens import cotangent, diagonal, first_maximum, one_of, start, steps
-from attnkit._core.typing import A, Array, DType, Impl, Keywords, Namespace
+from attnkit._core.typing import A, Array, DType, Factor, Impl, Keywords, Namespace
 
 NEAR = 1.01  # ‖I - A X_0‖₁ up to which X_0 is not halved
 _ORDERS = 3  # of derivatives that the implicit inverse has
 _SQUARINGS = 50  # 2^50 steps of the power method leave a relative error of m/(e 2^50), below float64's rounding
 
 
-def start_factor(xp: Namespace, init_scale: Any, dtype: DType) -> Any:
+def start_factor(xp: Namespace, init_scale: Any, dtype: DType) -> Factor:
     """init_scale as a number or (..., 1, 1) in the compute dtype."""
     if isinstance(init_scale, numbers.Real):
         return float(init_scale)

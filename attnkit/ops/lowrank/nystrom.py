@@ -25,7 +25,7 @@ from attnkit._core.tokens import (
     valid_keys,
     whole,
 )
-from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary, Option, Results
 from attnkit.ops.lowrank.products import Attention, Softmax, Weigh
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
@@ -72,7 +72,7 @@ def _prepare(
     num_landmarks: int,
     inverse_steps: int = 6,
     init: str = "exact",
-    **common: Any,
+    **common: Option,
 ) -> _Inputs:
     dtype, n = compute_dtype(xp, q), q.shape[-2]
     shared = k.shape[-3] if common.get("enable_gqa") else None
@@ -195,7 +195,7 @@ _OWN = {
 }
 
 
-def _exact(weigh: Weigh, a: _Inputs) -> Any:
+def _exact(weigh: Weigh, a: _Inputs) -> Results:
     """The weights of exact softmax attention."""
     return weigh(a.q, a.k, a.valid, a.valid, a.scale)
 
@@ -206,7 +206,7 @@ def _middle(xp: Namespace, x: _Landmarks, u: Array, v: Array | None) -> Array:
     return middle if x.exact is None else xp.where(x.exact, x.means if v is None else x.means @ v, middle)
 
 
-def attend(weigh: Weigh, q: Array, k: Array, v: Array, **options: Any) -> Array:
+def attend(weigh: Weigh, q: Array, k: Array, v: Array, **options: Option) -> Array:
     """`nystrom_attention` with products like those of `Softmax.of`."""
     xp = namespace(q)
     a = _prepare(xp, q, k, v, **options)
@@ -218,7 +218,7 @@ def attend(weigh: Weigh, q: Array, k: Array, v: Array, **options: Any) -> Array:
     return cast(xp, join_heads(xp, o, a.shared), q.dtype)
 
 
-def pull(weigh: Weigh, q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
+def pull(weigh: Weigh, q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
     """`nystrom_attention_vjp` with them."""
     xp = namespace(q)
     a = _prepare(xp, q, k, v, **options)
@@ -286,7 +286,7 @@ def nystrom_attention(
 
 @operation_checked_by(_context, _OWN)
 @weights_like(nystrom_attention)
-def nystrom_attention_weights(q: Array, k: Array, **options: Any) -> Array:
+def nystrom_attention_weights(q: Array, k: Array, **options: Option) -> Array:
     """K1 Z K3 (..., n, n), by which `nystrom_attention` multiplies v, in the dtype of q; entries may be negative."""
     xp = namespace(q)
     a = _prepare(xp, q, k, None, **options)
@@ -325,7 +325,7 @@ def kernels(of: Kernel) -> dict[str, Kernel]:
     """The table of a library: products with the three softmaxes by its kernel of softmax attention."""
     weigh = Attention.by(softmax_attention, softmax_attention_vjp, of.name)
 
-    def unsupported(*arrays: Array, enable_gqa: bool = False, **options: Any) -> str | None:
+    def unsupported(*arrays: Array, enable_gqa: bool = False, **options: Option) -> str | None:
         return of.unsupported(*arrays, enable_gqa=enable_gqa)
 
     kernel = Kernel(of.name, partial(attend, weigh), unsupported, is_faster)

@@ -9,7 +9,7 @@ from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.mask import positions
 from attnkit._core.special import magnitude
 from attnkit._core.tokens import Tokens, both, chosen, gradient_like, join_heads, key_mask, split_heads, valid_keys
-from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary, Option
 
 
 class GroupedTokens(Tokens, total=False):
@@ -128,7 +128,7 @@ def sima_attention(q: A, k: A, v: A, *, eps: float = 1e-12, impl: Impl = "auto",
 
 @operation_checked_by(_context, OWN)
 @weights_like(sima_attention)
-def sima_attention_weights(q: Array, k: Array, **options: Any) -> Array:
+def sima_attention_weights(q: Array, k: Array, **options: Option) -> Array:
     """The implied weights q̂ k̂ᵀ (..., L, S) of `sima_attention` in the dtype of q, 0 where query or key is not valid."""
     xp = namespace(q)
     a = _prepare(xp, q, k, None, **options)
@@ -137,7 +137,7 @@ def sima_attention_weights(q: Array, k: Array, **options: Any) -> Array:
 
 @operation_checked_by(_context, OWN)
 @vjp_like(sima_attention)
-def sima_attention_vjp(q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
+def sima_attention_vjp(q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} of `sima_attention` for the cotangent do, in time O(L d e).
 
     dq̂ = do (k̂ᵀ v)ᵀ, dk̂ = v (q̂ᵀ do)ᵀ, dv = k̂ (q̂ᵀ do); dx = (dx̂ - sign(x) Σ_t dx̂ x̂)/Σ_t |x| where that sum exceeds eps,

@@ -11,7 +11,7 @@ from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import stop_gradient
 from attnkit._core.tokens import Tokens, both, checked_with_arrays, chosen, cotangent, diagonal, key_mask, valid_keys
-from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary, Option
 from attnkit.ops.gaussian import gaussian_attention, gaussian_attention_vjp
 from attnkit.ops.lowrank.newton import INVERSE_OPTIONS, inverted
 from attnkit.ops.lowrank.products import Attention, Gaussian, Weigh
@@ -52,7 +52,7 @@ def _kernels(
     *,
     landmark_mask: Array | None = None,
     ridge: float = 0.0,
-    **tokens: Any,
+    **tokens: Option,
 ) -> _Kernels:
     """Zero everything invisible, subtract one vector per (batch, head), and form both kernels."""
     dtype = compute_dtype(xp, q)
@@ -84,7 +84,7 @@ def attend(inverted: Inverted, weigh: Weigh, q: Array, v: Array, landmarks: Arra
 
 
 def pull(
-    inverted: Inverted, weigh: Weigh, q: Array, v: Array, landmarks: Array, do: Array, **options: Any
+    inverted: Inverted, weigh: Weigh, q: Array, v: Array, landmarks: Array, do: Array, **options: Option
 ) -> dict[str, Array]:
     """`soft_attention_vjp` with them."""
     xp = namespace(q)
@@ -219,7 +219,7 @@ def kernels(of: Kernel) -> dict[str, Kernel]:
     """The table of a library: products with P by its kernel of Gaussian attention."""
     weigh = Attention.by(gaussian_attention, gaussian_attention_vjp, of.name)
 
-    def unsupported(*arrays: Array, **options: Any) -> str | None:
+    def unsupported(*arrays: Array, **options: Option) -> str | None:
         return of.unsupported(*arrays)
 
     kernel = Kernel(of.name, partial(attend, inverted, weigh), unsupported, is_faster)

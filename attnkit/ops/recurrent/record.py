@@ -14,7 +14,7 @@ from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import inverse_root
 from attnkit._core.tokens import checked_with_arrays, chosen, cotangent, key_mask, zeros
-from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import AnyFunction, Array, Factor, Keywords, Namespace, OfLibrary, Option, Results
 from attnkit.ops.linear.chunks import chunk_length, cut, joined
 from attnkit.ops.linear.states import STATE_CHECKS, State, check_parts, parts_of, step_context, stepping
 
@@ -66,7 +66,9 @@ class Recurrent(NamedTuple):
         optional = {name: options.pop(name + end, None) for name in self.optional}
         return own | {name: x for name, x in optional.items() if x is not None}
 
-    def attend(self, q: Array, k: Array, v: Array, *arrays: Array, return_state: bool = False, **options: Any) -> Any:
+    def attend(
+        self, q: Array, k: Array, v: Array, *arrays: Array, return_state: bool = False, **options: Option
+    ) -> Results:
         """o in the dtype of q, or (o, state)."""
         p = prepared(self, q, k, v, self.gates_of(arrays, options), **options)
         o, state = self.forward(p.xp, p.call)
@@ -74,11 +76,11 @@ class Recurrent(NamedTuple):
         o = cast(p.xp, p.xp.broadcast_to(o, (*p.leading, q.shape[-2], v.shape[-1])), q.dtype)
         return (o, (state,)) if return_state else o
 
-    def vjp(self, *arrays: OfLibrary, **options: Any) -> Keywords:
+    def vjp(self, *arrays: OfLibrary, **options: Option) -> Keywords:
         return self.gradients(f"{self.name}_vjp", *arrays, **options)
 
     def gradients(
-        self, op: str, q: Array, k: Array, v: Array, *others: OfLibrary, dstate: State | None = None, **options: Any
+        self, op: str, q: Array, k: Array, v: Array, *others: OfLibrary, dstate: State | None = None, **options: Option
     ) -> Keywords:
         """Gradients in the shapes and dtypes of their arguments; `op` is the function that was called."""
         *arrays, do = others
@@ -103,7 +105,7 @@ class Recurrent(NamedTuple):
         return results
 
     def step(
-        self, q_t: Array, k_t: Array, v_t: Array, *arrays: Array, state: State | None = None, **options: Any
+        self, q_t: Array, k_t: Array, v_t: Array, *arrays: Array, state: State | None = None, **options: Option
     ) -> tuple[Array, State]:
         gates = self.gates_of(arrays, options, "_t")
         xp, dtype = namespace(q_t), compute_dtype(namespace(q_t), q_t)
@@ -124,7 +126,7 @@ class Recurrent(NamedTuple):
         *others: OfLibrary,
         state: Any = None,
         dstate: Any = None,
-        **options: Any,
+        **options: Option,
     ) -> Keywords:
         *arrays, do_t = others
         gates = self.gates_of(tuple(arrays), options, "_t")
@@ -156,7 +158,7 @@ class Prepared(NamedTuple):
     numbers: tuple[str, ...]
 
 
-def _scale(xp: Namespace, q: Array, scale: float | None = None) -> Any:
+def _scale(xp: Namespace, q: Array, scale: float | None = None) -> Factor:
     return inverse_root(xp, q.shape[-1], compute_dtype(xp, q)) if scale is None else float(scale)
 
 
@@ -338,5 +340,5 @@ def _of_token(record: Recurrent, forward: Documented, returns: Any, more: list[i
     return signature.replace(parameters=[p.replace(name=f"{p.name}_t") if p.name in names else p for p in parameters])
 
 
-def _checked_step(record: Recurrent, body: AnyFunction, documented: AnyFunction) -> Any:
+def _checked_step(record: Recurrent, body: AnyFunction, documented: AnyFunction) -> AnyFunction:
     return stepping(operation_checked_by(context_of_one(record), checks_of(record), body)(documented))

@@ -20,7 +20,7 @@ from attnkit._core import blocks, quadratic
 from attnkit._core.check import dtype_name
 from attnkit._core.mask import log, power
 from attnkit._core.special import is_key
-from attnkit._core.typing import AnyFunction, Keywords
+from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option, Results
 from attnkit.backends.jax import gpu, transforms
 from attnkit.backends.jax.blocked import SEED, Arrays, Static, arguments_of
 from attnkit.backends.jax.rows import lengths
@@ -143,7 +143,7 @@ class Call(NamedTuple):
         return {"STORED": self.plan.layout.keys, "ITEMS": self.plan.layout.items, "OWN": (self.plan.dbias or ())[:2]}
 
 
-def call_of(static: Static, arrays: Arrays, **fixed: Any) -> Call:
+def call_of(static: Static, arrays: Arrays, **fixed: Option) -> Call:
     """The options of pointwise_attention."""
     arguments = {**arguments_of(static, arrays), **fixed}
     q, k, v = (arguments[name] for name in "qkv")
@@ -271,17 +271,17 @@ def of_every_element(size: int, x: Array, one: Output) -> Array:
     return x.reshape(size, *one.shape)
 
 
-def mapped(function: Any, static: Static, own: tuple[str, ...]) -> Any:
+def mapped(function: Any, static: Static, own: tuple[str, ...]) -> AnyFunction:
     """`function(static, arrays, ...)` with a rule for vmap: one more leading axis, or a loop if there is dropout.
 
     Arrays in `own` get that axis even if they are the same for all elements: results are their gradients.
     """
 
     @custom_vmap
-    def run(arrays: Arrays, *rest: Array | None) -> Any:
+    def run(arrays: Arrays, *rest: OfLibrary) -> Results:
         return function(static, arrays, *rest)
 
-    def rule(size: int, batched: list[Any], arrays: Arrays, *rest: Array | None) -> tuple[Any, Any]:
+    def rule(size: int, batched: list[Any], arrays: Arrays, *rest: OfLibrary) -> tuple[Any, Any]:
         def repeated(x: Array, batched: bool) -> Array:
             return x if batched else jnp.broadcast_to(x, (size, *x.shape))
 
@@ -340,7 +340,7 @@ attended.defvjp(_attended_fwd, _attended_bwd)
 # ---------------------------------------------------------------------------------------------- what is supported
 
 
-def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: Option) -> str | None:
     """Why the kernels do not support a call on any device."""
     if dtype_name(q) == "float64":
         return "float64 is served by the generic implementation"
@@ -354,11 +354,11 @@ def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: A
     return None
 
 
-def unsupported_device(*arrays: Array | None, **options: Any) -> str | None:
+def unsupported_device(*arrays: Array | None, **options: Option) -> str | None:
     """Why the kernels do not run on JAX's device, or not under these transformations."""
     return gpu.unsupported(*arrays, options) or missing()
 
 
-def unsupported(*arrays: Array, **options: Any) -> str | None:
+def unsupported(*arrays: Array, **options: Option) -> str | None:
     """Why a call is not supported."""
     return unsupported_device(*arrays, **options) or unsupported_options(*arrays, **options)

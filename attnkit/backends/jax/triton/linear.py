@@ -12,7 +12,7 @@ from jax import Array
 from attnkit._core import quadratic
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import with_gradients
-from attnkit._core.typing import Keywords
+from attnkit._core.typing import Keywords, Option, Results
 from attnkit.backends.jax import gpu
 from attnkit.backends.jax.blocked import Arrays, Static, arguments_of, divided
 from attnkit.backends.jax.triton import launch
@@ -264,12 +264,12 @@ def sum_to(name: str, grad: Array, shape: tuple[int, ...]) -> Array:
 EXPLICIT = launch.Explicit(forward, backward)
 
 
-def attend(q: Array, k: Array, v: Array, **options: object) -> Any:
+def attend(q: Array, k: Array, v: Array, **options: object) -> Results:
     """linear_attention."""
     return launch.attended(EXPLICIT, *divided(OP, states.with_parts(OP, q, k, v, **options)))[0]
 
 
-def pull(q: Array, k: Array, v: Array, do: Array, dstate: Any = None, **options: Any) -> Keywords:
+def pull(q: Array, k: Array, v: Array, do: Array, dstate: Any = None, **options: Option) -> Keywords:
     """linear_attention_vjp."""
     op = f"{OP}_vjp"
     arguments = states.with_parts(op, q, k, v, **options)
@@ -287,12 +287,12 @@ def pull(q: Array, k: Array, v: Array, do: Array, dstate: Any = None, **options:
     return grads
 
 
-def unsupported_options(*arrays: Array, **options: Any) -> str | None:
+def unsupported_options(*arrays: Array, **options: Option) -> str | None:
     """Why the kernels do not support a call on any device."""
     return launch.unsupported_options(*arrays, **options) or linear_calls.unsupported_options(*arrays, **options)
 
 
-def unsupported(*arrays: Array, **options: Any) -> str | None:
+def unsupported(*arrays: Array, **options: Option) -> str | None:
     """Why a call is not supported."""
     return launch.unsupported_device(*arrays, **options) or unsupported_options(*arrays, **options)
 

@@ -5,7 +5,6 @@ Queries and keys of Gaussian attention are centred by JAX (`attnkit.kernels.trit
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from jax import Array
 
 from attnkit._core.activations import is_in_pieces, lacking
 from attnkit._core.dispatch import Kernel, with_gradients
-from attnkit._core.typing import DType, Keywords
+from attnkit._core.typing import DType, Keywords, Option
 from attnkit.backends.jax import gpu
 from attnkit.backends.jax.blocked import Arrays, Static, divided
 from attnkit.backends.jax.rows import bounds
@@ -165,19 +164,19 @@ def attend(op: str, q: Array, k: Array, v: Array, **options: object) -> Array:
     return o
 
 
-def pull(op: str, q: Array, k: Array, v: Array, do: Array, **options: Any) -> Arrays:
+def pull(op: str, q: Array, k: Array, v: Array, do: Array, **options: Option) -> Arrays:
     """The explicit gradients of pointwise_attention or gaussian_attention."""
     return EXPLICIT.pull(*divided(op, {"q": q, "k": k, "v": v, **options}), do, None)
 
 
-def unsupported_options(*arrays: Array, activation: str = "relu", **options: Any) -> str | None:
+def unsupported_options(*arrays: Array, activation: str = "relu", **options: Option) -> str | None:
     """Why the kernels do not support a call on any device."""
     from attnkit.kernels.triton.activations import ACTIVATIONS  # needs triton
 
     return lacking("triton", ACTIVATIONS, activation) or launch.unsupported_options(*arrays, **options)
 
 
-def unsupported(*arrays: Array, **options: Any) -> str | None:
+def unsupported(*arrays: Array, **options: Option) -> str | None:
     """Why a call is not supported."""
     return launch.unsupported_device(*arrays, **options) or unsupported_options(*arrays, **options)
 

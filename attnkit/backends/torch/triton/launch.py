@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attnkit._core.activations import ACTIVATIONS, is_in_pieces
-from attnkit._core.typing import Keywords
+from attnkit._core.typing import Keywords, Option
 from attnkit.backends.torch import layout
 from attnkit.kernels.plan import Layout, Plan, blocks_of, cached_plan, signature, summed_axes
 
@@ -61,7 +61,7 @@ class Call(NamedTuple):
 
 
 def call_of(
-    q: Tensor, k: Tensor, v: Tensor | None, *, activation: str = "relu", atomic: bool = False, **options: Any
+    q: Tensor, k: Tensor, v: Tensor | None, *, activation: str = "relu", atomic: bool = False, **options: Option
 ) -> Call:
     """A call with the options of pointwise_attention.
 

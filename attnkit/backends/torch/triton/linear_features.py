@@ -19,7 +19,7 @@ from torch import Tensor
 from attnkit._core import quadratic
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
 from attnkit._core.tokens import softmax, softmax_gradient
-from attnkit._core.typing import Array, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import Array, Keywords, Namespace, OfLibrary, Option, Results
 from attnkit.backends.torch.triton import linear, pointwise
 from attnkit.kernels import linear_calls, predicted
 from attnkit.ops.linear import states
@@ -71,7 +71,7 @@ def _softmaxes(xp: Namespace, q: Array, k: Array, seen: Array | None) -> tuple[F
     )
 
 
-def call_of(record: Linear, q: Tensor, k: Tensor, *arrays: Tensor, keeps: bool = False, **options: Any) -> Call:
+def call_of(record: Linear, q: Tensor, k: Tensor, *arrays: Tensor, keeps: bool = False, **options: Option) -> Call:
     """`arrays` are those of the op beside q, k and v. `keeps`: keys without a query stay, for a state."""
     xp, common = namespace(q), {name: options[name] for name in WHOLE if name in options}
     initial = common.pop("initial_state", None)
@@ -93,7 +93,7 @@ def call_of(record: Linear, q: Tensor, k: Tensor, *arrays: Tensor, keeps: bool =
 # ---------------------------------------------------------------------------------------------- what the library calls
 
 
-def attend(record: Linear, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor, **options: object) -> Any:
+def attend(record: Linear, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor, **options: object) -> Results:
     """The op, with gradients by autograd."""
     keeps = bool(options.get("return_state"))
     call = call_of(record, q, k, *arrays, keeps=keeps, **options)
@@ -102,8 +102,8 @@ def attend(record: Linear, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor, **o
 
 
 def pull(
-    record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, dstate: Any = None, **options: Any
-) -> Any:
+    record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, dstate: Any = None, **options: Option
+) -> Results:
     """Its explicit gradients."""
     *arrays, do = others
     call, xp = call_of(record, q, k, *arrays, keeps=dstate is not None, **options), namespace(q)
@@ -126,7 +126,9 @@ def exponential(record: Linear, kernel: str = "softmax", **options: object) -> b
     return record is EFFICIENT or (record is PERFORMER and kernel == "softmax")
 
 
-def unsupported_options(record: Linear, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor, **options: Any) -> str | None:
+def unsupported_options(
+    record: Linear, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor, **options: Option
+) -> str | None:
     """Why the kernels do not support a call on any device."""
     if width(record, q, *arrays) > pointwise.WIDEST:
         return f"more than {pointwise.WIDEST} features are served by the generic implementation"
@@ -148,7 +150,7 @@ def _per_query_head(heads: int, options: Keywords) -> bool:
     return any(len(shape) > 0 and shape[-1] not in (1, heads) for shape in shapes)
 
 
-def unsupported(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: Any) -> str | None:
+def unsupported(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: Option) -> str | None:
     """Why Triton does not support a call."""
     if pointwise.unsupported_device(q):
         return pointwise.unsupported_device(q)
@@ -159,7 +161,7 @@ def unsupported(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibr
     return unsupported_options(record, q, k, v, *others, **options)
 
 
-def is_faster(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: Any) -> bool:
+def is_faster(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: Option) -> bool:
     """Whether a causal call is predicted not to be slower, in float32: the features are the same on both sides.
 
     Without causality the sums of the generic body are two products, which no kernel is predicted to beat.

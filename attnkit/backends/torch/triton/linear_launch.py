@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import namespace
-from attnkit._core.typing import Keywords, OfLibrary
+from attnkit._core.typing import Keywords, OfLibrary, Option
 from attnkit.backends.torch.triton import launch
 from attnkit.backends.torch.triton.launch import Launch, View
 from attnkit.kernels import linear_calls
@@ -29,7 +29,7 @@ State = tuple[Tensor, Tensor]
 
 
 def setting(
-    q: Tensor, k: Tensor, v: Tensor, *, edges_q: Tensor | None = None, edges_k: Tensor | None = None, **options: Any
+    q: Tensor, k: Tensor, v: Tensor, *, edges_q: Tensor | None = None, edges_k: Tensor | None = None, **options: Option
 ) -> Setting:
     """The options of `attnkit.kernels.linear_calls.setting`; with edges sequences are packed."""
     packed = None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, with_gradients
-from attnkit._core.typing import AnyFunction, Keywords
+from attnkit._core.typing import AnyFunction, Keywords, Option, Results
 from attnkit.backends.torch.triton import linear, pointwise, rows
 from attnkit.kernels import linear_calls, predicted
 from attnkit.ops.packed import linear_attention_packed, pointwise_attention_packed, softmax_attention_packed
@@ -30,7 +30,7 @@ def _heads_first(*arrays: Tensor | None) -> list[Tensor | None]:
     return [None if x is None else x.transpose(0, 1) for x in arrays]
 
 
-def attend(op: Attend, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, **options: object) -> Any:
+def attend(op: Attend, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, **options: object) -> Results:
     """The outputs of `op` on arrays (heads, tokens, features) with edges, tokens first."""
     answer = op(*_heads_first(q, k, v), edges_q=_edges(q, cu_q), edges_k=_edges(q, cu_k), **options)
     if isinstance(answer, tuple):
@@ -39,7 +39,7 @@ def attend(op: Attend, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges
 
 
 def pull(
-    op: Pull, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: Any
+    op: Pull, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: Option
 ) -> dict[str, Tensor]:
     """The gradients, tokens first."""
     arrays = _heads_first(q, k, v, *cotangents)
@@ -47,7 +47,7 @@ def pull(
     return {name: x.transpose(0, 1) for name, x in grads.items()}
 
 
-def prepared(op: Prepare, arrays: tuple[Tensor, ...], options: Keywords) -> Any:
+def prepared(op: Prepare, arrays: tuple[Tensor, ...], options: Keywords) -> AnyFunction | None:
     """The answers to calls with the same signature whose edges are on the device."""
     *of_heads, cu_q, cu_k = arrays
     edges = {"edges_q": cu_q, "edges_k": cu_k}
@@ -55,19 +55,19 @@ def prepared(op: Prepare, arrays: tuple[Tensor, ...], options: Keywords) -> Any:
         return None
     of_sequences = op(tuple(_heads_first(*of_heads)), edges | options)
 
-    def call(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **options: Any) -> Any:
+    def call(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **options: Option) -> Results:
         return attend(of_sequences, q, k, v, cu_q, cu_k, **options)
 
     return call
 
 
-def unsupported_options(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> str | None:
+def unsupported_options(q: Tensor, k: Tensor, v: Tensor, **options: Option) -> str | None:
     """Why the kernels do not support a call on any device: its score function, or an option of linear attention."""
     return pointwise.unsupported_options(**options) or linear_calls.unsupported_options(q, k, v, **options)
 
 
 def unsupported(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: Any
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: Option
 ) -> str | None:
     """Why Triton does not support a call."""
     return pointwise.unsupported(q, k, v, *cotangents[:1]) or unsupported_options(q, k, v, **options)

@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnkit._core.activations import lacking
 from attnkit._core.dispatch import Kernel, with_gradients
-from attnkit._core.typing import AnyFunction, Keywords
+from attnkit._core.typing import AnyFunction, Keywords, Option
 from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments
 from attnkit.backends.torch.triton import decoding, launch, recorded
@@ -67,7 +66,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
     return CUSTOM.attend(OP, q=q, k=k, v=v, **options)
 
 
-def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: Any) -> dict[str, Tensor]:
+def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: Option) -> dict[str, Tensor]:
     """pointwise_attention_vjp."""
     return CUSTOM.pull(OP, do, q=q, k=k, v=v, **options)
 
@@ -114,12 +113,12 @@ def _refused(activation: str) -> str | None:
 _refused._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def unsupported_options(*, activation: str = "relu", **options: Any) -> str | None:
+def unsupported_options(*, activation: str = "relu", **options: Option) -> str | None:
     """Why the kernels do not support a call on any device."""
     return _refused(activation)
 
 
-def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
+def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Option) -> str | None:
     """Why Triton does not support a call."""
     if (reason := unsupported_device(q)) is not None:
         return reason
@@ -161,7 +160,7 @@ def kernel(kind: str | None, call: AnyFunction, unsupported: Callable[..., str |
     return Kernel("triton", call, unsupported, partial(is_faster, kind), taken=taken, misplaced=misplaced)
 
 
-def prepared(own: Arguments, arrays: tuple[Tensor, ...], options: Keywords) -> Any:
+def prepared(own: Arguments, arrays: tuple[Tensor, ...], options: Keywords) -> AnyFunction | None:
     """o of calls with the same signature, with the parameters `own` of an op."""
     return recorded.prepared(CUSTOM, OP, dict(zip("qkv", arrays, strict=True)) | own | options)
 
@@ -171,7 +170,7 @@ def only_by_name(*arrays: Tensor, **options: object) -> bool:
     return False
 
 
-def unsupported_atomic(*arrays: Tensor, **options: Any) -> str | None:
+def unsupported_atomic(*arrays: Tensor, **options: Option) -> str | None:
     """Why kernels that add gradients in any order do not support a call."""
     if torch.are_deterministic_algorithms_enabled():
         return "adds gradients of q in no fixed order, and torch is asked for deterministic algorithms"

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnkit._core.special import without_autocast
-from attnkit._core.typing import AnyFunction, Keywords, OfLibrary
+from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option
 from attnkit.backends.torch import custom
 from attnkit.backends.torch.alignment import are_aligned
 from attnkit.backends.torch.custom import RATE, SEED, Arguments, Custom, encoded
@@ -331,7 +331,7 @@ class Repeated:
         self.forward: list[Recording | None] = []  # once it is known
         self.backward: dict[Any, Recording | None] = {}
 
-    def __call__(self, *arrays: Tensor, **options: Any) -> Any:
+    def __call__(self, *arrays: Tensor, **options: Option) -> Any:
         """The answer, for arrays by position or by name."""
         tensors = list(arrays)
         for name, index in self.given[len(arrays) :]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnkit._core.typing import Keywords, OfLibrary
+from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option, Results
 from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.softmax import sdpa_unsupported
@@ -272,20 +272,20 @@ CUSTOM = recorded.register("triton_rows", _forward, _backward, DIFFERENTIABLE, _
 # ---------------------------------------------------------------------------------------------- what the library calls
 
 
-def attend(op: str, q: Tensor, k: Tensor, v: Tensor, **options: object) -> Any:
+def attend(op: str, q: Tensor, k: Tensor, v: Tensor, **options: object) -> Results:
     """softmax_attention or entmax_attention."""
     outputs = CUSTOM.outputs(op, q=q, k=k, v=v, **options)
     return (outputs[0], outputs[1]) if options.get("return_lse") else outputs[0]
 
 
 def pull(
-    op: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, dlse: Tensor | None = None, **options: Any
+    op: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, dlse: Tensor | None = None, **options: Option
 ) -> dict[str, Tensor]:
     """Explicit gradients of softmax_attention or entmax_attention."""
     return CUSTOM.pull(op, do, q=q, k=k, v=v, dlse=dlse, **options)
 
 
-def prepared(op: str, arrays: tuple[Tensor, ...], options: Keywords) -> Any:
+def prepared(op: str, arrays: tuple[Tensor, ...], options: Keywords) -> AnyFunction | None:
     """o, and lse if requested, of calls with the same signature."""
     arguments = dict(zip("qkv", arrays, strict=True)) | options
     if not options.get("return_lse"):
@@ -293,7 +293,7 @@ def prepared(op: str, arrays: tuple[Tensor, ...], options: Keywords) -> Any:
     return recorded.prepared(CUSTOM, op, arguments, ("lse",), lambda outputs: (outputs[0], outputs[1]))
 
 
-def unsupported_options(*arrays: Tensor | None, **options: Any) -> str | None:
+def unsupported_options(*arrays: Tensor | None, **options: Option) -> str | None:
     """Why the kernels do not support a call on any device."""
     if isinstance(options.get("alpha"), Tensor):
         return "an array alpha is served by the generic implementation"
@@ -301,7 +301,14 @@ def unsupported_options(*arrays: Tensor | None, **options: Any) -> str | None:
 
 
 def unsupported(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor | None = None, dlse: Tensor | None = None, *, vjp: bool, **options: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    do: Tensor | None = None,
+    dlse: Tensor | None = None,
+    *,
+    vjp: bool,
+    **options: Option,
 ) -> str | None:
     """Why Triton does not support a call."""
     rest = (do,) if vjp else ()
