@@ -2,9 +2,9 @@
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from attnkit._core.typing import A, AnyFunction, Array, Results
+from attnkit._core.typing import A, AnyFunction, Array, Option, Results
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,6 +28,40 @@ class Vjp(Protocol[P]):
     __name__: str
 
     def __call__(self, q: A, k: A, v: A, do: A | None, *args: P.args, **options: P.kwargs) -> dict[str, A]: ...
+
+
+class WithRows(Protocol[P]):
+    """The type of an op that returns (o, numbers of the rows) where it is asked for them."""
+
+    __name__: str
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # the keyword decides
+        self, q: A, k: A, v: A, *arrays: A, return_lse: Literal[True], **options: Option) -> tuple[A, A]: ...
+    @overload
+    def __call__(self, q: A, k: A, v: A, *args: P.args, **options: P.kwargs) -> A: ...
+
+
+class WithState(Protocol[P]):
+    """The type of an op that returns (o, state) where it is asked for the state."""
+
+    __name__: str
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # the keyword decides
+        self, q: A, k: A, v: A, *arrays: A, return_state: Literal[True], **options: Option
+    ) -> tuple[A, tuple[A, ...]]: ...
+    @overload
+    def __call__(self, q: A, k: A, v: A, *args: P.args, **options: P.kwargs) -> A: ...
+
+
+Documented = Callable[Concatenate[Array, Array, Array, P], Any] | WithRows[P] | WithState[P]
+"""An op as what is derived from it takes it."""
+
+
+def with_rows(op: Callable[Concatenate[Array, Array, Array, P], Any]) -> WithRows[P]:
+    """The op itself: for mypy alone, which sees how many outputs `return_lse` means."""
+    return op  # type: ignore[return-value]
 
 
 def signature_like(

@@ -7,10 +7,10 @@ the gradient of the weights to that of the scores. `prepare` may normalise queri
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Self
+from typing import Any, NamedTuple, ParamSpec, Self
 
 from attnkit._core import check, quadratic
-from attnkit._core.derived import DO, DROPOUT, Op, Vjp, Weights, derived_signature, signature_like
+from attnkit._core.derived import DO, DROPOUT, Documented, Op, Vjp, Weights, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by, special_case
 from attnkit._core.typing import LEARNED, AnyFunction, Array, Bindings, Keywords, Namespace, OfLibrary, Option, Results
 
@@ -258,7 +258,7 @@ def op(family: Family, runs: AnyFunction | None = None, *, calls: AnyFunction | 
 
 
 def weights_of(
-    forward: Callable[Concatenate[Array, Array, Array, P], Any],
+    forward: Documented[P],
     family: Family,
     calls: AnyFunction | None = None,
 ) -> Weights[P]:
@@ -270,7 +270,7 @@ def weights_of(
 
 
 def vjp_of(
-    forward: Callable[Concatenate[Array, Array, Array, P], Any],
+    forward: Documented[P],
     family: Family,
     formula: str,
     calls: AnyFunction | None = None,

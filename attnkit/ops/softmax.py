@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple, Unpack
 
 from attnkit._core import check, quadratic
+from attnkit._core.derived import with_rows
 from attnkit._core.dispatch import namespace, operation
 from attnkit._core.family import Family, recorded, weights_of
 from attnkit._core.special import stop_gradient
@@ -123,6 +124,7 @@ SOFTMAX = Family(
 )
 
 
+@with_rows
 @recorded(SOFTMAX)
 @operation
 def softmax_attention(

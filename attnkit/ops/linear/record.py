@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, overload
 
 from attnkit._core import check, quadratic
-from attnkit._core.derived import DO, Op, Weights, derived_signature, signature_like
+from attnkit._core.derived import DO, Documented, Weights, WithState, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, FeatureWeights, never, nothing, recorded
 from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace, OfLibrary, Option, Results
@@ -159,7 +159,6 @@ class StepVjp(Protocol[P]):
     def __call__(self, state: State | None, *arrays: Array, dstate: OfState, **options: object) -> Keywords: ...
 
 
-Documented = Callable[Concatenate[Array, Array, Array, P], Any]
 WHOLE_DO = DO.replace(annotation=Array | None)
 
 
@@ -167,7 +166,9 @@ def _state(name: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=State | None)
 
 
-def op(record: Linear, runs: AnyFunction) -> Callable[[Op], Op]:
+def op(
+    record: Linear, runs: AnyFunction
+) -> Callable[[Callable[Concatenate[Array, Array, Array, P], Any]], WithState[P]]:
     """Make a documented signature (q, k, v, *arrays, own..., **common) the op of a record; it `runs` its `attend`."""
     return lambda documented: recorded(family_of(record))(_checked(record, runs)(documented))
 
