@@ -37,7 +37,8 @@ class WithRows(Protocol[P]):
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # the keyword decides
-        self, q: A, k: A, v: A, *arrays: A, return_lse: Literal[True], **options: Option) -> tuple[A, A]: ...
+        self, q: A, k: A, v: A, *arrays: A, return_lse: Literal[True], **options: Option
+    ) -> tuple[A, A]: ...
     @overload
     def __call__(self, q: A, k: A, v: A, *args: P.args, **options: P.kwargs) -> A: ...
 
@@ -53,10 +54,6 @@ class WithState(Protocol[P]):
     ) -> tuple[A, tuple[A, ...]]: ...
     @overload
     def __call__(self, q: A, k: A, v: A, *args: P.args, **options: P.kwargs) -> A: ...
-
-
-Documented = Callable[Concatenate[Array, Array, Array, P], Any] | WithRows[P] | WithState[P]
-"""An op as what is derived from it takes it."""
 
 
 def with_rows(op: Callable[Concatenate[Array, Array, Array, P], Any]) -> WithRows[P]:

@@ -7,10 +7,10 @@ the gradient of the weights to that of the scores. `prepare` may normalise queri
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, ParamSpec, Self
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, overload
 
 from attnkit._core import check, quadratic
-from attnkit._core.derived import DO, DROPOUT, Documented, Op, Vjp, Weights, derived_signature, signature_like
+from attnkit._core.derived import DO, DROPOUT, Op, Vjp, Weights, WithRows, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by, special_case
 from attnkit._core.typing import LEARNED, AnyFunction, Array, Bindings, Keywords, Namespace, OfLibrary, Option, Results
 
@@ -257,8 +257,14 @@ def op(family: Family, runs: AnyFunction | None = None, *, calls: AnyFunction | 
     return lambda documented: recorded(family)(_checked(family, body)(documented))
 
 
+@overload
+def weights_of(forward: WithRows[P], family: Family, calls: AnyFunction | None = None) -> Weights[P]: ...
+@overload
 def weights_of(
-    forward: Documented[P],
+    forward: Callable[Concatenate[Array, Array, Array, P], Any], family: Family, calls: AnyFunction | None = None
+) -> Weights[P]: ...
+def weights_of(  # type: ignore[misc]
+    forward: Callable[Concatenate[Array, Array, Array, P], Any],
     family: Family,
     calls: AnyFunction | None = None,
 ) -> Weights[P]:
@@ -270,7 +276,7 @@ def weights_of(
 
 
 def vjp_of(
-    forward: Documented[P],
+    forward: Callable[Concatenate[Array, Array, Array, P], Any],
     family: Family,
     formula: str,
     calls: AnyFunction | None = None,

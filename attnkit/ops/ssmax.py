@@ -20,6 +20,7 @@ from attnkit._core.typing import (
     Keywords,
     Length,
     Namespace,
+    OfLibrary,
     Option,
 )
 from attnkit.ops import softmax
@@ -174,7 +175,7 @@ def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
         xp = namespace(q)
         _, factor, common = factor_of(xp, q, k, options)
         of_q, of_k, of_v = wide(xp, q, k, v)
-        o = softmax_attention(scaled(xp, of_q, factor), of_k, of_v, **common, impl=forward.name)
+        o: OfLibrary = softmax_attention(scaled(xp, of_q, factor), of_k, of_v, **common, impl=forward.name)
         return quadratic.cast(xp, o, q.dtype)
 
     def pull(q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:

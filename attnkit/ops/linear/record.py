@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, overload
 
 from attnkit._core import check, quadratic
-from attnkit._core.derived import DO, Documented, Weights, WithState, derived_signature, signature_like
+from attnkit._core.derived import DO, Weights, WithState, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, FeatureWeights, never, nothing, recorded
-from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace, OfLibrary, Option, Results
+from attnkit._core.typing import A, AnyFunction, Array, Keywords, Namespace, OfLibrary, Option, Results
 from attnkit.ops.linear.states import Options, Scaled, State, Tokens, shown_keys, state_context, step_context, stepping
 
 P = ParamSpec("P")
@@ -131,7 +131,7 @@ class Vjp(Protocol[P]):
     __name__: str
 
     @overload
-    def __call__(self, q: Array, k: Array, v: Array, do: Array, *args: P.args, **options: P.kwargs) -> Keywords: ...
+    def __call__(self, q: A, k: A, v: A, do: A | None, *args: P.args, **options: P.kwargs) -> Keywords: ...
     @overload
     def __call__(self, *arrays: Array, dstate: OfState, **options: object) -> Keywords: ...
 
@@ -142,8 +142,8 @@ class Step(Protocol[P]):
     __name__: str
 
     def __call__(
-        self, state: State | None, q_t: Array, k_t: Array, v_t: Array, *args: P.args, **options: P.kwargs
-    ) -> tuple[Array, State]: ...
+        self, state: State | None, q_t: A, k_t: A, v_t: A, *args: P.args, **options: P.kwargs
+    ) -> tuple[A, tuple[A, ...]]: ...
 
 
 class StepVjp(Protocol[P]):
@@ -173,27 +173,27 @@ def op(
     return lambda documented: recorded(family_of(record))(_checked(record, runs)(documented))
 
 
-def weights_of(forward: Documented[P], record: Linear, doc: str = "") -> Weights[P]:
+def weights_of(forward: WithState[P], record: Linear, doc: str = "") -> Weights[P]:
     """`<op>_weights`, with the signature of the op but for v and states."""
     doc = doc or f"The weights w (..., L, S) of `{record.name}` without a state, in the dtype of q."
     signature = signature_like(forward, Array, ("v", *STATEFUL))
     return _checked(record, record.weights)(derived_signature(forward, f"{record.name}_weights", signature, doc))
 
 
-def vjp_of(forward: Documented[P], record: Linear, doc: str) -> Vjp[P]:
+def vjp_of(forward: WithState[P], record: Linear, doc: str) -> Vjp[P]:
     """`<op>_vjp`, with the signature of the op and the cotangents do, behind its arrays, and dstate."""
     more = [WHOLE_DO, _state("dstate")]
     signature = signature_like(forward, dict[str, Any], ("return_state",), more)
     return _checked(record, record.vjp)(derived_signature(forward, f"{record.name}_vjp", signature, doc))
 
 
-def step_of(forward: Documented[P], record: Linear, doc: str) -> Step[P]:
+def step_of(forward: WithState[P], record: Linear, doc: str) -> Step[P]:
     """`<op>_step`, which takes a state and one token; a mask, lengths and chunks are options of sequences."""
     signature = _of_token(forward, tuple[Array, State], [_state("state")])
     return _checked_step(record, record.step, derived_signature(forward, f"{record.name}_step", signature, doc))
 
 
-def step_vjp_of(forward: Documented[P], record: Linear) -> StepVjp[P]:
+def step_vjp_of(forward: WithState[P], record: Linear) -> StepVjp[P]:
     doc = """Gradients {"q_t", "k_t", "v_t"} and, where there was one, "state", for do_t and dstate (None = 0)."""
     more = [WHOLE_DO.replace(name="do_t"), _state("state"), _state("dstate")]
     signature = _of_token(forward, dict[str, Any], more)
