@@ -115,6 +115,9 @@ def with_gradients(op: AnyFunction, kernel: Kernel, pull: AnyFunction) -> dict[s
     return {op.__name__: kernel, f"{op.__name__}_vjp": kernel._replace(call=pull)}
 
 
+Wanted = Any  # `Impl`, or what only this module passes in its place: `_Explain`, `_OnBehalf`
+
+
 class _Explain:
     """Passed as `impl` by `explain`: the call returns the reasons instead of a result."""
 
@@ -123,7 +126,7 @@ class _OnBehalf(NamedTuple):
     """Passed as `impl` by a special case, so that errors name the op that was called."""
 
     op: str
-    impl: Impl
+    impl: Wanted
 
 
 class _Ahead(_OnBehalf):
@@ -209,7 +212,7 @@ def name_calls_in(profiler: Any) -> None:
     _profiler = profiler
 
 
-def _profile_entry(op: str, impl: Impl, arrays: Arrays) -> AbstractContextManager[object]:
+def _profile_entry(op: str, impl: Wanted, arrays: Arrays) -> AbstractContextManager[object]:
     """A context that names a call in a profile; what runs on behalf of one has its name already."""
     return profile_entry("" if isinstance(impl, _OnBehalf) else op, arrays[0])
 
@@ -318,7 +321,7 @@ def _note(op: str, kernel: Kernel, arrays: Arrays) -> None:
             ran.setdefault(op, set()).add(kernel.name)
 
 
-def _signature(op: str, impl: Impl, arrays: Arrays, options: Keywords) -> Any:
+def _signature(op: str, impl: Wanted, arrays: Arrays, options: Keywords) -> Any:
     """The cache key of a choice; None if it is not cached, as in a call that torch.compile traces.
 
     Tracing may be what loads torch's kernels, and the compiler fails on a table that changes while it is guarded.
@@ -376,7 +379,7 @@ def _passing_on(function: AnyFunction) -> Kernel:
     return as_kernel(function, "")
 
 
-def _named(op: str, impl: Impl) -> Any:
+def _named(op: str, impl: Wanted) -> Any:
     """`impl` as a name or a tuple of names; what only this module passes stays as it is."""
     if impl is _Explain or isinstance(impl, (str, _OnBehalf)):
         return impl
@@ -404,7 +407,7 @@ def choose(
     return _chosen(rows, op, impl, generic, arrays, options)
 
 
-def run(op: str, impl: Impl, kernel: Kernel, arrays: Arrays, options: Keywords) -> Results:
+def run(op: str, impl: Wanted, kernel: Kernel, arrays: Arrays, options: Keywords) -> Results:
     """The results of the implementation that was chosen for a call: what surrounds the call does not change them."""
     _note(impl.op if isinstance(impl, _OnBehalf) else op, kernel, arrays)
     with _profile_entry(op, impl, arrays), without_autocast(arrays[0]), promoting(arrays[0]):
@@ -416,7 +419,7 @@ def run(op: str, impl: Impl, kernel: Kernel, arrays: Arrays, options: Keywords) 
 def _chosen(
     rows: tuple[Kernel, ...],
     op: str,
-    impl: Impl,
+    impl: Wanted,
     generic: Kernel,
     arrays: Arrays,
     options: Keywords,
@@ -461,7 +464,7 @@ def _explained(rows: tuple[Kernel, ...], arrays: Arrays, options: Keywords) -> d
     return {**before, "generic": None, **dict.fromkeys(behind)}
 
 
-def _kernel_at_once(rows: tuple[Kernel, ...], impl: Impl, arrays: Arrays, options: Keywords) -> Kernel | None:
+def _kernel_at_once(rows: tuple[Kernel, ...], impl: Wanted, arrays: Arrays, options: Keywords) -> Kernel | None:
     """The kernel for a repeated call under `impl`; None if the op that it calls decides."""
     if impl is _Explain:
         return None
@@ -483,7 +486,7 @@ def _joint_explanation(
     return {name: own[name] for name in before} | others | {name: own[name] for name in behind}
 
 
-def explains(impl: Impl) -> bool:
+def explains(impl: Wanted) -> bool:
     """Whether `impl` asks a special case which implementations support it."""
     return isinstance(impl, _OnBehalf) and impl.impl is _Explain
 
@@ -572,7 +575,7 @@ def _wrap(
                 return first(None, impl, arrays, options)
         return first(key, impl, arrays, options)
 
-    def first(key: Any, impl: Impl, arrays: Arrays, options: Keywords) -> Results:
+    def first(key: Any, impl: Wanted, arrays: Arrays, options: Keywords) -> Results:
         """A call for which no choice is remembered."""
         checked = check.call(op, left, arrays, options, accepted, context_of, own, optional).options
         home = library(arrays[0])
@@ -622,7 +625,7 @@ def special_case(body: AnyFunction) -> Callable[[Callable[P, R]], Callable[P, R]
     """Decorate the documented signature of an op whose body calls another op with fixed parameters: checked under its
     own name, `impl` passed on."""
 
-    def resolve(op: str, impl: Impl, *call: Array) -> Kernel:
+    def resolve(op: str, impl: Wanted, *call: Array) -> Kernel:
         def prepared(arrays: Arrays, options: Keywords) -> OptionalFunction:
             return body(*arrays, **options, impl=_Ahead(op, impl))
 
@@ -642,7 +645,7 @@ def repeated_call_checked_by(
     they come before the kernels of the op that it calls.
     """
 
-    def resolve(op: str, impl: Impl, rows: tuple[Kernel, ...], arrays: Arrays, options: Keywords) -> Kernel:
+    def resolve(op: str, impl: Wanted, rows: tuple[Kernel, ...], arrays: Arrays, options: Keywords) -> Kernel:
         row = _kernel_at_once(rows, impl, arrays, options)
         if row is not None:
             return row

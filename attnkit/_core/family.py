@@ -263,7 +263,7 @@ def weights_of(forward: WithRows[P], family: Family, calls: AnyFunction | None =
 def weights_of(
     forward: Callable[Concatenate[Array, Array, Array, P], Any], family: Family, calls: AnyFunction | None = None
 ) -> Weights[P]: ...
-def weights_of(  # type: ignore[misc]
+def weights_of(
     forward: Callable[Concatenate[Array, Array, Array, P], Any],
     family: Family,
     calls: AnyFunction | None = None,
