@@ -321,8 +321,8 @@ def concentration_picture(defaults: list[Drawn]) -> Figure:
     items = [x for x in defaults if x.weights is x.pixels and not (x.weights < 0).any()]
     curves: dict[tuple[float, ...], list[str]] = {}
     for x in items:
-        curve = attnkit.analysis.concentration_curve(x.weights, percents, fractional=True)
-        curves.setdefault(tuple(np.round(100 * curve, 3)), []).append(short(x.op))
+        shares = attnkit.analysis.concentration_curve(x.weights, percents, fractional=True)
+        curves.setdefault(tuple(np.round(100 * shares, 3)), []).append(short(x.op))
     for n, curve in enumerate(sorted(curves, key=lambda curve: -curve[19])):
         dashes = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))[n // len(LINES) % 3]
         style: dict[str, Any] = {"color": LINES[n % len(LINES)], "linestyle": dashes, "linewidth": 1.6}

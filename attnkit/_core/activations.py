@@ -6,11 +6,11 @@ smallest normal number. The same holds for automatic derivatives.
 
 import math
 from collections.abc import Container
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnkit._core.gelu import d_gelu, gelu
 from attnkit._core.special import Function, logistic, relu, relu6, sigmoid, softplus, step, with_derivative
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import Array, Namespace, Option
 
 _TANH_SCALE, _TANH_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
 
@@ -51,7 +51,7 @@ class Activation(NamedTuple):
     growth: int = 0  # with which power of |s| the exponent of its tail grows; 0: no exponential is taken
 
 
-def _activation(name: str, h: Function, slope: Function, **facts: Any) -> Activation:
+def _activation(name: str, h: Function, slope: Function, **facts: Option) -> Activation:
     return Activation(name, with_derivative(h, slope), slope, **facts)
 
 

@@ -1,11 +1,12 @@
 """Graphs that torch's autograd records of a call."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from attnkit._core.library import library
 from attnkit._core.special import is_autocast
+from attnkit._core.typing import AnyFunction, Array, Keywords, OfLibrary, Option, Results
 
 PRODUCTS = frozenset(f"{name}Backward0" for name in ("Mm", "Bmm", "Addmm", "Baddbmm"))
 """Nodes whose gradients are products, which autocast rounds."""
@@ -13,9 +14,7 @@ _MARK, _ENDS = "attnkit: without autocast", "attnkit: ends"
 """What nodes keep in their metadata: that a product has its hooks, and where the graph behind a result ends."""
 
 
-def with_exact_gradients(
-    call: Callable[..., Any], arrays: tuple[Any, ...], options: dict[str, Any]
-) -> Callable[..., Any] | None:
+def with_exact_gradients(call: AnyFunction, arrays: tuple[OfLibrary, ...], options: Keywords) -> AnyFunction | None:
     """`call` for tensors with the same signature, with `keep_autocast_out` if any of them needs gradients; None under
     autocast.
 
@@ -34,7 +33,7 @@ def with_exact_gradients(
     hooked = torch.empty(0)
     hooked._backward_hooks = {0: partial(_enter, device)}
 
-    def recorded(*arrays: Any, **options: Any) -> Any:
+    def recorded(*arrays: OfLibrary, **options: Option) -> Results:
         results = call(*arrays, **options)
         ends = [x.grad_fn for x in arrays]
         if names:
@@ -50,7 +49,7 @@ def with_exact_gradients(
     return recorded
 
 
-def keep_autocast_out(results: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> None:
+def keep_autocast_out(results: Any, arrays: tuple[Array, ...], options: Keywords) -> None:
     """Let autocast not round the gradients of a call in torch where `backward()` runs inside it (semantics A7).
 
     torch computes each node of a graph under the autocast of the caller of `backward()`, and sets that anew for the
@@ -82,7 +81,7 @@ def _allow_hooks() -> None:
 _allow_hooks._dynamo_marked_constant = True  # type: ignore[attr-defined]  # runs while torch.compile traces
 
 
-def _tensors(x: Any) -> Iterator[Any]:
+def _tensors(x: OfLibrary) -> Iterator[Any]:
     """The tensors of torch in nested tuples, lists and dicts."""
     if hasattr(x, "grad_fn"):
         yield x
@@ -93,7 +92,7 @@ def _tensors(x: Any) -> Iterator[Any]:
         yield from _tensors(tuple(x.values()))
 
 
-def _with_wrapped(tensors: Iterable[Any]) -> Iterator[Any]:
+def _with_wrapped(tensors: Iterable[OfLibrary]) -> Iterator[Any]:
     """Tensors, and those that torch.func wrapped in them, which have graphs of their own."""
     from torch._C import _functorch
 
@@ -104,7 +103,7 @@ def _with_wrapped(tensors: Iterable[Any]) -> Iterator[Any]:
             yield x
 
 
-def _hook_results(results: list[Any], arguments: list[Any], before: Iterable[Any] = ()) -> list[Any]:
+def _hook_results(results: list[Array], arguments: list[Any], before: Iterable[Any] = ()) -> list[Any]:
     """Hook the nodes of results. Their graph ends at those of the arguments and at the nodes `before`.
 
     Nothing on a node refers to itself or a later one: graphs are freed by counting references. Returns the results, as
@@ -149,7 +148,7 @@ def _enter(device: str, cotangents: Any) -> None:
             nodes += _hook_product(node, device)
 
 
-def _disable_autocast(device: str, cotangents: tuple[Any, ...]) -> None:
+def _disable_autocast(device: str, cotangents: tuple[Array, ...]) -> None:
     """A hook: as long as its node runs."""
     if is_autocast(device):
         import torch
@@ -157,6 +156,6 @@ def _disable_autocast(device: str, cotangents: tuple[Any, ...]) -> None:
         torch.set_autocast_enabled(device, False)
 
 
-def _hook_gradients(factors: list[Any], grads: tuple[Any, ...], cotangents: tuple[Any, ...]) -> None:
+def _hook_gradients(factors: list[Any], grads: tuple[Any, ...], cotangents: tuple[OfLibrary, ...]) -> None:
     """The hook of a product after it ran: does the same to its gradients, whose graph ends at the product's factors."""
     _hook_results(list(_tensors(grads)), list(_tensors(cotangents)), factors)

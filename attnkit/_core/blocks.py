@@ -13,7 +13,7 @@ from attnkit._core.dispatch import Kernel
 from attnkit._core.family import Family
 from attnkit._core.library import beside
 from attnkit._core.mask import Rows
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import AnyFunction, Array, Bindings, Keywords, Namespace, OfLibrary, Option
 
 LEARNED = tuple(name for name in typing.LEARNED if name not in ("alpha", "gamma"))
 """Numbers that blocks take as arrays; alpha of entmax is one per query, and ReLUFormer translates gamma."""
@@ -54,9 +54,9 @@ class Call(NamedTuple):
     """A call: `arrays` holds its arrays, `common` and `own` its other options."""
 
     family: Family
-    arrays: Mapping[str, Array]
-    common: Mapping[str, Any]
-    own: Mapping[str, Any]
+    arrays: Mapping[str, OfLibrary]
+    common: Bindings
+    own: Bindings
     size: int = SCORES
 
     @property
@@ -74,7 +74,7 @@ class Call(NamedTuple):
         return self.arrays["q"].shape[-2], self.arrays["k"].shape[-2]
 
 
-def call(family: Family, q: Array, k: Array, v: Array, options: Mapping[str, Any], size: int = SCORES) -> Call:
+def call(family: Family, q: Array, k: Array, v: Array, options: Bindings, size: int = SCORES) -> Call:
     """The call of an op, without options that are None and outputs that blocks do not compute."""
     options = {name: x for name, x in options.items() if x is not None and name not in FURTHER}
     arguments = {"q": q, "k": k, "v": v, **options}
@@ -108,7 +108,7 @@ def blocks(c: Call) -> Iterator[Block]:
                 yield Block(leading, Rows(start, stop, total), visible)
 
 
-def _two_alignments(common: Mapping[str, Any]) -> bool:
+def _two_alignments(common: Bindings) -> bool:
     """Whether causality is aligned with the first tokens and the window with the last: no slice of keys fits both."""
     return common.get("causal") == "upper_left" and "window" in common
 
@@ -175,25 +175,25 @@ def prepared(xp: Namespace, c: Call, rows: Rows) -> Prepared:
     return c.family.scored(xp, c.family.prepare(xp, q, k, v, rows=rows, **options), options_of(c))
 
 
-def options_of(c: Call) -> dict[str, Any]:
+def options_of(c: Call) -> Keywords:
     """The family's own options of a part, arrays among them."""
     common = {*c.family.common, "q", "k", "v", "do"}
     return {**c.own, **{name: x for name, x in c.arrays.items() if name not in common}}
 
 
-def output_of(xp: Namespace, c: Call, prepared: Prepared) -> Array:
+def output_of(xp: Namespace, c: Call, prepared: Prepared) -> OfLibrary:
     """o of a part from its inputs and scores, in the compute dtype."""
     a, s = prepared
     return quadratic.output(xp, a, *c.family.weigh(xp, s, a, **options_of(c)))
 
 
-def gradients_of(xp: Namespace, c: Call, prepared: Prepared, do: Array) -> dict[str, Array]:
+def gradients_of(xp: Namespace, c: Call, prepared: Prepared, do: Array) -> dict[str, OfLibrary]:
     """Gradients of a part, in the compute dtype."""
     a, s = prepared
     return c.family.gradients(xp, a, s, {"bias": None, **c.arrays}, do, options_of(c))
 
 
-def forward(xp: Namespace, c: Call) -> Array:
+def forward(xp: Namespace, c: Call) -> OfLibrary:
     """o (..., L, e) in the dtype of q."""
     q, v = c.arrays["q"], c.arrays["v"]
     o = xp.zeros((*c.leading, q.shape[-2], v.shape[-1]), dtype=q.dtype, **beside(q))
@@ -203,7 +203,7 @@ def forward(xp: Namespace, c: Call) -> Array:
     return o
 
 
-def backward(xp: Namespace, c: Call, do: Array, names: tuple[str, ...]) -> dict[str, Array]:
+def backward(xp: Namespace, c: Call, do: Array, names: tuple[str, ...]) -> dict[str, OfLibrary]:
     """Gradients of the arguments `names` in their dtypes, added up over the blocks in the compute dtype."""
     dtype = quadratic.compute_dtype(xp, c.arrays["q"])
     place = beside(c.arrays["q"])
@@ -227,7 +227,7 @@ ENOUGH = 1 << 22
 """Scores of a call from which blocks come before the generic body: about where both take the same time."""
 
 
-def unsupported(q: Array, k: Array, v: Array, *cotangents: Array, **options: Any) -> str | None:
+def unsupported(q: Array, k: Array, v: Array, *cotangents: Array, **options: Option) -> str | None:
     """Why a call, or the gradient of one, is not served in blocks."""
     for name, output in FURTHER.items():
         if options.get(name):
@@ -239,13 +239,13 @@ def unsupported(q: Array, k: Array, v: Array, *cotangents: Array, **options: Any
     return None
 
 
-def is_faster(q: Array, k: Array, *rest: Array, **options: Any) -> bool:
+def is_faster(q: Array, k: Array, *rest: Array, **options: object) -> bool:
     """Whether there are enough scores."""
     return max(math.prod(q.shape[:-1]) * k.shape[-2], math.prod(k.shape[:-1]) * q.shape[-2]) >= ENOUGH
 
 
 def kernel(
-    call: Callable[..., Any],
+    call: AnyFunction,
     unsupported: Callable[..., str | None] = unsupported,
     is_faster: Callable[..., bool] = is_faster,
 ) -> Kernel:

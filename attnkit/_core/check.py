@@ -17,7 +17,7 @@ from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.integers import in_library, in_range
 from attnkit._core.library import PLACELESS, beside, library, peculiar
 from attnkit._core.special import is_key
-from attnkit._core.typing import LEARNED, Array
+from attnkit._core.typing import LEARNED, Array, DType, Keywords, OfLibrary
 
 # A7: these may have a different dtype
 FREE_DTYPE = frozenset(
@@ -43,7 +43,7 @@ class Context(NamedTuple):
     leading: Shape
     queries: int
     keys: int
-    options: dict[str, Any]
+    options: Keywords
     first_name: str = "q"
 
 
@@ -54,13 +54,13 @@ def dtype_name(x: Array) -> str:
 
 
 @cache
-def spelt(dtype: Any) -> str:
+def spelt(dtype: DType) -> str:
     """The same, of a dtype of NumPy or JAX: NumPy spells it anew each time, for which it takes as long as a plan. Not
     for torch.compile, which warns about caches."""
     return str(dtype).rpartition(".")[2]
 
 
-def is_array(x: Any) -> bool:
+def is_array(x: object) -> bool:
     # numbers first: torch.compile(dynamic=True) turns them into symbols without attributes
     return not isinstance(x, (int, float)) and hasattr(x, "shape") and hasattr(x, "dtype")
 
@@ -73,12 +73,12 @@ def device_of(x: Array) -> Any:
 # ---------------------------------------------------------------------------------------------- error texts
 
 
-def _hint(value: Any, names: Iterable[str]) -> str:
+def _hint(value: object, names: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def refuse_name(op: str, argument: str, value: Any, known: Iterable[str], where: str = "") -> NoReturn:
+def refuse_name(op: str, argument: str, value: object, known: Iterable[str], where: str = "") -> NoReturn:
     """Raise ValueError for an unknown name and suggest the closest known one."""
     known = tuple(known)
     where = f" {where}" if where else ""
@@ -97,7 +97,7 @@ def known_options(op: str, options: Iterable[str], accepted: tuple[str, ...]) ->
             _refuse_option(op, name, accepted)
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """The value as a message shows it; Python does not print an integer of thousands of digits."""
     try:
         text = repr(value)
@@ -119,7 +119,7 @@ def wrong_dtype(op: str, name: str, x: Array, expected: str) -> NoReturn:
 # ---------------------------------------------------------------------------------------------- the arrays
 
 
-def array(op: str, name: str, x: Any) -> None:
+def array(op: str, name: str, x: object) -> None:
     """x must be an array of a supported library, with a number at every place and nothing besides."""
     _plain(op, _home(op, name, x), [(name, x)])
 
@@ -177,7 +177,7 @@ def boolean_array(op: str, name: str, x: Any, like_name: str, like: Array, shape
         wrong_shape(op, name, x, f"a shape that broadcasts to {axes} = {shape}")
 
 
-def one_home(op: str, names: Iterable[str], arrays: Iterable[Any], optional: Collection[str] = ()) -> None:
+def one_home(op: str, names: Iterable[str], arrays: Iterable[Array], optional: Collection[str] = ()) -> None:
     """All are float arrays of one library and device, and of one dtype, except those in `FREE_DTYPE`.
 
     Arrays in `optional` may be None, except the first.
@@ -238,7 +238,7 @@ def _leading(op: str, q: Array, k: Array, v: Array | None, enable_gqa: bool) -> 
     return (*broadcast(op, "the leading axes of q, k and v", *(shape[:-3] for shape in whole)), heads)
 
 
-def attention_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> Context:
+def attention_context(op: str, arrays: Keywords, options: Keywords) -> Context:
     """Check the shapes of q, k, v and the cotangents; the result is what options are checked against."""
     q, k, v = arrays["q"], arrays["k"], arrays.get("v")
     if not isinstance(options.get("enable_gqa", False), bool):
@@ -277,23 +277,23 @@ def option_array(c: Context, name: str, x: Any, dtypes: tuple[str, ...], hint: s
         wrong_shape(c.op, name, x, f"a shape that broadcasts to {axes} = {shape}")
 
 
-def _mask(c: Context, name: str, x: Any) -> None:
+def _mask(c: Context, name: str, x: object) -> None:
     hint = "bool (True = may attend); pass additive scores as bias"
     option_array(c, name, x, ("bool",), hint, (*c.leading, c.queries, c.keys), "(..., L, S)")
 
 
-def _pairs_float(c: Context, name: str, x: Any) -> None:
+def _pairs_float(c: Context, name: str, x: object) -> None:
     if name == "dropout_mask" and c.options.get("dropout") is not None:
         raise ValueError(f"{c.op}: pass dropout_mask or dropout, not both")
     hint = f"one of {', '.join(FLOATS)}" + ("; a mask of pairs goes to mask" if name == "bias" else "")
     option_array(c, name, x, FLOATS, hint, (*c.leading, c.queries, c.keys), "(..., L, S)")
 
 
-def _query_mask(c: Context, name: str, x: Any) -> None:
+def _query_mask(c: Context, name: str, x: object) -> None:
     option_array(c, name, x, ("bool",), "bool (True = a token)", (*c.leading, c.queries), "(..., L)")
 
 
-def _key_lengths(c: Context, name: str, x: Any) -> None:
+def _key_lengths(c: Context, name: str, x: object) -> None:
     if isinstance(x, numbers.Integral) and not isinstance(x, bool):
         if int(x) < 0:
             raise ValueError(f"{c.op}: key_lengths must not be negative; got {shown(x)}")
@@ -301,7 +301,7 @@ def _key_lengths(c: Context, name: str, x: Any) -> None:
     option_array(c, name, x, INTEGERS, "an integer dtype", c.leading, "the leading axes (...)")
 
 
-def _causal(c: Context, name: str, value: Any) -> None:
+def _causal(c: Context, name: str, value: object) -> None:
     if not (isinstance(value, bool) or value == "upper_left"):
         raise ValueError(f"{c.op}: causal must be False, True (lower right) or 'upper_left'; got {value!r}")
 
@@ -331,7 +331,7 @@ def number(op: str, name: str, value: Any) -> float:
     return own
 
 
-def is_learned(x: Any) -> bool:
+def is_learned(x: object) -> bool:
     """Whether a number is an array, which has a gradient (semantics A15); NumPy's scalars are plain numbers."""
     return is_array(x) and not isinstance(x, numbers.Real)
 
@@ -350,18 +350,18 @@ def learned(c: Context, name: str, value: Any) -> None:
         wrong_shape(c.op, name, value, shapes)
 
 
-def _sink(c: Context, name: str, value: Any) -> None:
+def _sink(c: Context, name: str, value: object) -> None:
     lowest = isinstance(value, numbers.Real) and not isinstance(value, bool) and value == -math.inf
     if not lowest:
         learned(c, name, value)
 
 
-def positive(c: Context, name: str, value: Any) -> None:
+def positive(c: Context, name: str, value: object) -> None:
     if not number(c.op, name, value) > 0:
         raise ValueError(f"{c.op}: {name} must be greater than 0; got {shown(value)}")
 
 
-def _gamma(c: Context, name: str, value: Any) -> None:
+def _gamma(c: Context, name: str, value: object) -> None:
     (learned if is_learned(value) else positive)(c, name, value)
 
 
@@ -375,7 +375,7 @@ def _length(c: Context, name: str, value: Any) -> None:
         positive(c, name, value)
 
 
-def _shift(c: Context, name: str, value: Any) -> None:
+def _shift(c: Context, name: str, value: object) -> None:
     if isinstance(value, str):
         if value != "-log_length":
             raise ValueError(f"{c.op}: shift must be a number or '-log_length'; got {value!r}")
@@ -383,12 +383,12 @@ def _shift(c: Context, name: str, value: Any) -> None:
         learned(c, name, value)
 
 
-def _activation(c: Context, name: str, value: Any) -> None:
+def _activation(c: Context, name: str, value: object) -> None:
     if value not in ACTIVATIONS:
         refuse_name(c.op, "activation", value, ACTIVATIONS)
 
 
-def _dropout(c: Context, name: str, value: Any) -> None:
+def _dropout(c: Context, name: str, value: object) -> None:
     if not (isinstance(value, tuple) and len(value) == 2):
         raise ValueError(f"{c.op}: dropout must be (p, seed); got {shown(value)}")
     p, seed = value
@@ -404,7 +404,7 @@ def _dropout(c: Context, name: str, value: Any) -> None:
         raise ValueError(f"{c.op}: dropout seed must be an integer in [0, 2**64); got {shown(seed)}")
 
 
-def flag(c: Context, name: str, value: Any) -> None:
+def flag(c: Context, name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{c.op}: {name} must be True or False; got {value!r}")
 
@@ -446,7 +446,7 @@ OPTIONAL = frozenset(
 )
 
 
-def layernorm_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> Context:
+def layernorm_context(op: str, arrays: Keywords, options: Keywords) -> Context:
     """Shapes of `qk_layernorm`: weights of one head, cotangents like q and k."""
     for name in ("q", "k"):
         x, weight = arrays[name], arrays[f"{name}_weight"]
@@ -459,7 +459,7 @@ def layernorm_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) 
     return Context(op, arrays["q"], (), 0, 0, options)
 
 
-def plain_number(c: Context, name: str, value: Any) -> None:
+def plain_number(c: Context, name: str, value: object) -> None:
     """A number of an op that has no gradient of it."""
     if is_learned(value):
         number(c.op, name, value)
@@ -468,7 +468,7 @@ def plain_number(c: Context, name: str, value: Any) -> None:
 
 PLAIN_NUMBERS: Mapping[str, "OptionCheck"] = dict.fromkeys(LEARNED, plain_number)
 
-ContextOf = Callable[[str, dict[str, Any], dict[str, Any]], Context]
+ContextOf = Callable[[str, Keywords, Keywords], Context]
 OptionCheck = Callable[[Context, str, Any], None]
 # a plain dict: two read-only dict views break the graph of torch.compile
 NO_CHECKS: Mapping[str, OptionCheck] = {}
@@ -477,8 +477,8 @@ NO_CHECKS: Mapping[str, OptionCheck] = {}
 def call(
     op: str,
     names: tuple[str, ...],
-    arrays: tuple[Any, ...],
-    options: dict[str, Any],
+    arrays: tuple[OfLibrary, ...],
+    options: Keywords,
     accepted: tuple[str, ...],
     context_of: ContextOf = attention_context,
     own: Mapping[str, OptionCheck] = NO_CHECKS,

@@ -2,9 +2,9 @@
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from attnkit._core.typing import Array
+from attnkit._core.typing import A, AnyFunction, Array, Option, Results
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,7 +19,7 @@ class Weights(Protocol[P]):
 
     __name__: str
 
-    def __call__(self, q: Array, k: Array, *args: P.args, **options: P.kwargs) -> Array: ...
+    def __call__(self, q: A, k: A, *args: P.args, **options: P.kwargs) -> A: ...
 
 
 class Vjp(Protocol[P]):
@@ -27,11 +27,42 @@ class Vjp(Protocol[P]):
 
     __name__: str
 
-    def __call__(self, q: Array, k: Array, v: Array, do: Array, *args: P.args, **options: P.kwargs) -> Any: ...
+    def __call__(self, q: A, k: A, v: A, do: A | None, *args: P.args, **options: P.kwargs) -> dict[str, A]: ...
+
+
+class WithRows(Protocol[P]):
+    """The type of an op that returns (o, numbers of the rows) where it is asked for them."""
+
+    __name__: str
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # the keyword decides
+        self, q: A, k: A, v: A, *arrays: A, return_lse: Literal[True], **options: Option
+    ) -> tuple[A, A]: ...
+    @overload
+    def __call__(self, q: A, k: A, v: A, *args: P.args, **options: P.kwargs) -> A: ...
+
+
+class WithState(Protocol[P]):
+    """The type of an op that returns (o, state) where it is asked for the state."""
+
+    __name__: str
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # the keyword decides
+        self, q: A, k: A, v: A, *arrays: A, return_state: Literal[True], **options: Option
+    ) -> tuple[A, tuple[A, ...]]: ...
+    @overload
+    def __call__(self, q: A, k: A, v: A, *args: P.args, **options: P.kwargs) -> A: ...
+
+
+def with_rows(op: Callable[Concatenate[Array, Array, Array, P], Any]) -> WithRows[P]:
+    """The op itself: for mypy alone, which sees how many outputs `return_lse` means."""
+    return op  # type: ignore[return-value]
 
 
 def signature_like(
-    op: Callable[..., Any], returns: Any, without: Collection[str] = (), more: Sequence[inspect.Parameter] = ()
+    op: AnyFunction, returns: Any, without: Collection[str] = (), more: Sequence[inspect.Parameter] = ()
 ) -> inspect.Signature:
     """The signature of an op without some parameters, with others inserted after its arrays."""
     parameters = [p for p in inspect.signature(op).parameters.values() if p.name not in without]
@@ -45,10 +76,10 @@ def _with_signature(body: Op, signature: inspect.Signature) -> Op:
     return body
 
 
-def derived_signature(op: Callable[..., Any], name: str, signature: inspect.Signature, doc: str) -> Callable[..., Any]:
+def derived_signature(op: AnyFunction, name: str, signature: inspect.Signature, doc: str) -> AnyFunction:
     """The documented signature of the public function of that name, in the module of the op it is derived from."""
 
-    def documented(*arrays: Array, **options: Any) -> Any: ...
+    def documented(*arrays: Array, **options: object) -> Results: ...
 
     documented.__name__ = documented.__qualname__ = name
     documented.__doc__, documented.__module__ = doc, op.__module__
@@ -57,15 +88,13 @@ def derived_signature(op: Callable[..., Any], name: str, signature: inspect.Sign
 
 def weights_like(
     op: Callable[Concatenate[Array, Array, Array, P], Any], *without: str
-) -> Callable[[Callable[..., R]], Callable[Concatenate[Array, Array, P], R]]:
+) -> Callable[[AnyFunction], Weights[P]]:
     """Decorate the weights of an op, which have its signature without v, dropout and options that do not apply."""
     signature = signature_like(op, Array, ("v", *DROPOUT, *without))
     return lambda body: _with_signature(body, signature)
 
 
-def vjp_like(
-    op: Callable[Concatenate[Array, Array, Array, P], Any], *without: str
-) -> Callable[[Callable[..., R]], Callable[Concatenate[Array, Array, Array, Array, P], R]]:
+def vjp_like(op: Callable[Concatenate[Array, Array, Array, P], Any], *without: str) -> Callable[[AnyFunction], Vjp[P]]:
     """Decorate the gradients of an op: their signature is that of the op, with the cotangent do after its arrays."""
     signature = signature_like(op, dict[str, Array], without, [DO])
     return lambda body: _with_signature(body, signature)

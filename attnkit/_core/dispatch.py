@@ -9,7 +9,7 @@ import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
 from types import NoneType
@@ -20,17 +20,28 @@ from attnkit._core.autograd import keep_autocast_out, with_exact_gradients
 from attnkit._core.library import call_outside_graphs, is_in_graph, is_traced, library
 from attnkit._core.library import namespace as namespace
 from attnkit._core.special import profile_entry, promoting, refusing_symbols, without_autocast
-from attnkit._core.typing import DEFAULTS, Array
+from attnkit._core.typing import (
+    DEFAULTS,
+    AnyFunction,
+    Array,
+    Arrays,
+    Impl,
+    Keywords,
+    OfLibrary,
+    Option,
+    OptionalFunction,
+    Results,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def always(*arrays: Any, **options: Any) -> bool:
+def always(*arrays: Array, **options: object) -> bool:
     return True
 
 
-def _never_prepared(arrays: tuple[Any, ...], options: dict[str, Any]) -> None:
+def _never_prepared(arrays: Arrays, options: Keywords) -> None:
     return None
 
 
@@ -38,7 +49,7 @@ def _untold(array: Any) -> None:
     return None
 
 
-def _no_regret(*arrays: Any, **options: Any) -> None:
+def _no_regret(*arrays: Array, **options: object) -> None:
     return None
 
 
@@ -59,10 +70,10 @@ class Kernel(NamedTuple):
     """
 
     name: str
-    call: Callable[..., Any]
+    call: AnyFunction
     unsupported: Refusal
     is_faster: Callable[..., bool] = always
-    prepared: Callable[[tuple[Any, ...], dict[str, Any]], Callable[..., Any] | None] = _never_prepared
+    prepared: Callable[[tuple[Any, ...], Keywords], AnyFunction | None] = _never_prepared
     replaces: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
     taken: Callable[[Any], None] = _untold
@@ -71,7 +82,7 @@ class Kernel(NamedTuple):
 
 
 def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
-    def unsupported(*arrays: Any, **options: Any) -> str | None:
+    def unsupported(*arrays: OfLibrary, **options: Option) -> str | None:
         return refusal(*arrays, **options) or kernel.unsupported(*arrays, **options)
 
     return kernel._replace(unsupported=unsupported)
@@ -99,9 +110,12 @@ def kernels_by_op(
     return kernels | {op: kernels[base] for op, base in cases.items() if base in kernels}
 
 
-def with_gradients(op: Callable[..., Any], kernel: Kernel, pull: Callable[..., Any]) -> dict[str, Kernel]:
+def with_gradients(op: AnyFunction, kernel: Kernel, pull: AnyFunction) -> dict[str, Kernel]:
     """The table of a public function and of its explicit gradients, which `pull` serves wherever the kernel does."""
     return {op.__name__: kernel, f"{op.__name__}_vjp": kernel._replace(call=pull)}
+
+
+Wanted = Any  # `Impl`, or what only this module passes in its place: `_Explain`, `_OnBehalf`
 
 
 class _Explain:
@@ -112,7 +126,7 @@ class _OnBehalf(NamedTuple):
     """Passed as `impl` by a special case, so that errors name the op that was called."""
 
     op: str
-    impl: Any
+    impl: Wanted
 
 
 class _Ahead(_OnBehalf):
@@ -168,7 +182,7 @@ class Explanation(dict[str, str | None]):
         return super().__repr__() + (f"  # {said}" if said else "")
 
 
-Signature = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+Signature = Callable[[tuple[Any, ...], Keywords], Any]
 _signatures: dict[type, Signature] = {}
 
 
@@ -186,7 +200,7 @@ class _Choice(NamedTuple):
 
     table: Table
     rows: tuple[Kernel, ...] | None
-    call: Callable[..., Any]
+    call: AnyFunction
 
 
 _profiler: Any = None
@@ -198,7 +212,7 @@ def name_calls_in(profiler: Any) -> None:
     _profiler = profiler
 
 
-def _profile_entry(op: str, impl: Any, arrays: tuple[Any, ...]) -> Any:
+def _profile_entry(op: str, impl: Wanted, arrays: Arrays) -> AbstractContextManager[object]:
     """A context that names a call in a profile; what runs on behalf of one has its name already."""
     return profile_entry("" if isinstance(impl, _OnBehalf) else op, arrays[0])
 
@@ -236,7 +250,7 @@ def implementations() -> Iterator[dict[str, set[str]]]:
 class _Block:
     """A block of `using`. A task that was created in it holds on to it after it has ended."""
 
-    def __init__(self, impl: Any) -> None:
+    def __init__(self, impl: Impl) -> None:
         self.impl, self.lasts = impl, True
 
 
@@ -247,7 +261,7 @@ _is_using = False  # in any context: what a call looks at, and torch.compile gua
 
 
 @contextmanager
-def using(impl: Any) -> Iterator[None]:
+def using(impl: Impl) -> Iterator[None]:
     """Calls made inside run `impl` where they name no implementation: `with using(impl="generic"):`.
 
     A call names none if its impl is "auto", the default of ops and modules, so that a model that is already built is
@@ -301,13 +315,13 @@ def _used() -> Any:
     return next((block.impl for block in reversed(_blocks.get()) if block.lasts), "auto")
 
 
-def _note(op: str, kernel: Kernel, arrays: tuple[Any, ...]) -> None:
+def _note(op: str, kernel: Kernel, arrays: Arrays) -> None:
     if kernel.name and not is_traced(arrays):
         for ran in _ran.get():
             ran.setdefault(op, set()).add(kernel.name)
 
 
-def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def _signature(op: str, impl: Wanted, arrays: Arrays, options: Keywords) -> Any:
     """The cache key of a choice; None if it is not cached, as in a call that torch.compile traces.
 
     Tracing may be what loads torch's kernels, and the compiler fails on a table that changes while it is guarded.
@@ -322,8 +336,8 @@ def _signature(op: str, impl: Any, arrays: tuple[Any, ...], options: dict[str, A
 
 
 def _remember(
-    key: Any, kernel: Kernel, home: str | None, table: Table, arrays: tuple[Any, ...], options: dict[str, Any]
-) -> Callable[..., Any] | None:
+    key: Any, kernel: Kernel, home: str | None, table: Table, arrays: Arrays, options: Keywords
+) -> OptionalFunction:
     """What serves calls with this signature, the current one included: a cache of keys that grows by a token meets a
     new one in every call. Under autocast only what a kernel prepared does, which knows of none."""
     if len(_choices) >= MOST_CHOICES:
@@ -346,7 +360,7 @@ def _table(home: str | None) -> Table:
     return {} if home is None else _tables(home)
 
 
-_operations: dict[str, Callable[..., Any]] = {}
+_operations: dict[str, AnyFunction] = {}
 
 
 def known_by_name(operation: Callable[P, R]) -> Callable[P, R]:
@@ -355,17 +369,17 @@ def known_by_name(operation: Callable[P, R]) -> Callable[P, R]:
     return operation
 
 
-def as_kernel(function: Callable[..., Any], name: str = "generic") -> Kernel:
+def as_kernel(function: AnyFunction, name: str = "generic") -> Kernel:
     """The generic body as a kernel that supports every call."""
     return Kernel(name, function, lambda *arrays, **options: None)
 
 
-def _passing_on(function: Callable[..., Any]) -> Kernel:
+def _passing_on(function: AnyFunction) -> Kernel:
     """What leaves the choice to another op, or explains it: an implementation without a name."""
     return as_kernel(function, "")
 
 
-def _named(op: str, impl: Any) -> Any:
+def _named(op: str, impl: Wanted) -> Any:
     """`impl` as a name or a tuple of names; what only this module passes stays as it is."""
     if impl is _Explain or isinstance(impl, (str, _OnBehalf)):
         return impl
@@ -381,8 +395,8 @@ def choose(
     impl: Any,
     rows: tuple[Kernel, ...],
     generic: Kernel,
-    arrays: tuple[Array, ...],
-    options: dict[str, Any],
+    arrays: Arrays,
+    options: Keywords,
 ) -> Kernel:
     """The implementation for this call under `impl`; NotImplementedError if a named kernel does not support it."""
     impl = _named(op, impl)
@@ -393,7 +407,7 @@ def choose(
     return _chosen(rows, op, impl, generic, arrays, options)
 
 
-def run(op: str, impl: Any, kernel: Kernel, arrays: tuple[Array, ...], options: dict[str, Any]) -> Any:
+def run(op: str, impl: Wanted, kernel: Kernel, arrays: Arrays, options: Keywords) -> Results:
     """The results of the implementation that was chosen for a call: what surrounds the call does not change them."""
     _note(impl.op if isinstance(impl, _OnBehalf) else op, kernel, arrays)
     with _profile_entry(op, impl, arrays), without_autocast(arrays[0]), promoting(arrays[0]):
@@ -405,10 +419,10 @@ def run(op: str, impl: Any, kernel: Kernel, arrays: tuple[Array, ...], options: 
 def _chosen(
     rows: tuple[Kernel, ...],
     op: str,
-    impl: Any,
+    impl: Wanted,
     generic: Kernel,
-    arrays: tuple[Array, ...],
-    options: dict[str, Any],
+    arrays: Arrays,
+    options: Keywords,
 ) -> Kernel:
     reasons = []
     for name in (impl,) if isinstance(impl, str) else impl:
@@ -431,7 +445,7 @@ def _chosen(
     raise NotImplementedError(f"{op}: no implementation of impl={impl!r} can serve this call ({'; '.join(reasons)})")
 
 
-def _automatic(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any]) -> Kernel | None:
+def _automatic(rows: tuple[Kernel, ...], arrays: Arrays, options: Keywords) -> Kernel | None:
     """The first kernel that supports the call and is faster."""
     for row in rows:
         misplaced = row.misplaced(arrays[0]) is not None
@@ -442,7 +456,7 @@ def _automatic(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dic
     return None
 
 
-def _explained(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any]) -> dict[str, str | None]:
+def _explained(rows: tuple[Kernel, ...], arrays: Arrays, options: Keywords) -> dict[str, str | None]:
     """{name: reason or None} in the order of `impl="auto"`: slower kernels are listed after the generic body."""
     reasons = {row.name: row.unsupported(*arrays, **options) for row in rows}
     behind = [row.name for row in rows if reasons[row.name] is None and not row.is_faster(*arrays, **options)]
@@ -450,9 +464,7 @@ def _explained(rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dic
     return {**before, "generic": None, **dict.fromkeys(behind)}
 
 
-def _kernel_at_once(
-    rows: tuple[Kernel, ...], impl: Any, arrays: tuple[Array, ...], options: dict[str, Any]
-) -> Kernel | None:
+def _kernel_at_once(rows: tuple[Kernel, ...], impl: Wanted, arrays: Arrays, options: Keywords) -> Kernel | None:
     """The kernel for a repeated call under `impl`; None if the op that it calls decides."""
     if impl is _Explain:
         return None
@@ -464,7 +476,7 @@ def _kernel_at_once(
 
 
 def _joint_explanation(
-    rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any], reasons: dict[str, str | None]
+    rows: tuple[Kernel, ...], arrays: Arrays, options: Keywords, reasons: dict[str, str | None]
 ) -> dict[str, str | None]:
     """The answer of `explain` for a repeated call: its own kernels, then those of the op that it calls."""
     own = _explained(rows, arrays, options)
@@ -474,12 +486,12 @@ def _joint_explanation(
     return {name: own[name] for name in before} | others | {name: own[name] for name in behind}
 
 
-def explains(impl: Any) -> bool:
+def explains(impl: Wanted) -> bool:
     """Whether `impl` asks a special case which implementations support it."""
     return isinstance(impl, _OnBehalf) and impl.impl is _Explain
 
 
-def _full_signature(function: Callable[..., Any]) -> inspect.Signature:
+def _full_signature(function: AnyFunction) -> inspect.Signature:
     """The signature with `**common` written out and `impl` last, so that help() shows what is accepted."""
     signature = inspect.signature(function)
     parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -491,7 +503,7 @@ def _full_signature(function: Callable[..., Any]) -> inspect.Signature:
     return signature.replace(parameters=[p for p in parameters if p.name != "impl"] + expanded + impl)
 
 
-def _bind(op: str, names: tuple[str, ...], arrays: tuple[Array, ...], options: dict[str, Any]) -> tuple[Array, ...]:
+def _bind(op: str, names: tuple[str, ...], arrays: Arrays, options: Keywords) -> tuple[Array, ...]:
     """The positional arguments, with those passed by name moved into place."""
     if len(arrays) > len(names):
         raise TypeError(f"{op}: takes {len(names)} positional arguments ({', '.join(names)}), got {len(arrays)}")
@@ -502,9 +514,7 @@ def _bind(op: str, names: tuple[str, ...], arrays: tuple[Array, ...], options: d
     return arrays
 
 
-def _named_option(
-    op: str, names: tuple[str, ...], at: int, arrays: tuple[Array, ...], options: dict[str, Any]
-) -> tuple[Array, ...]:
+def _named_option(op: str, names: tuple[str, ...], at: int, arrays: Arrays, options: Keywords) -> tuple[Array, ...]:
     """The arrays without the one at this place, which bodies and kernels take as an option."""
     if len(arrays) <= at:
         raise TypeError(f"{op}: missing argument {names[len(arrays)]!r}")
@@ -537,7 +547,7 @@ def _wrap(
         accepted, required = (OPTION, *accepted), required - 1
 
     @wraps(documented)
-    def call(*arrays: Any, impl: Any = "auto", **options: Any) -> Any:
+    def call(*arrays: OfLibrary, impl: Any = "auto", **options: Option) -> Results:
         if type(impl) is not str:
             if type(impl) is _Ahead:  # the special case that asks has checked what it passes on
                 return resolve(op, impl, kernels_of(op, arrays[0]), arrays, options).prepared(arrays, options)
@@ -565,7 +575,7 @@ def _wrap(
                 return first(None, impl, arrays, options)
         return first(key, impl, arrays, options)
 
-    def first(key: Any, impl: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def first(key: Any, impl: Wanted, arrays: Arrays, options: Keywords) -> Results:
         """A call for which no choice is remembered."""
         checked = check.call(op, left, arrays, options, accepted, context_of, own, optional).options
         home = library(arrays[0])
@@ -585,7 +595,7 @@ def _wrap(
 def operation_checked_by(
     context_of: check.ContextOf = check.attention_context,
     own: Mapping[str, check.OptionCheck] = check.NO_CHECKS,
-    runs: Callable[..., Any] | None = None,
+    runs: AnyFunction | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """`operation` for an op with arrays other than q, k, v, or with options of its own; `runs` is its body where the
     decorated function is a documented signature alone."""
@@ -593,7 +603,7 @@ def operation_checked_by(
     def decorate(documented: Callable[P, R]) -> Callable[P, R]:
         generic = as_kernel(runs or documented)
 
-        def resolve(op: str, impl: Any, rows: tuple[Kernel, ...], *call: Any) -> Kernel:
+        def resolve(op: str, impl: Any, rows: tuple[Kernel, ...], *call: OfLibrary) -> Kernel:
             return choose(op, impl, rows, generic, *call)
 
         return _wrap(documented, resolve, context_of, own)
@@ -611,12 +621,12 @@ def operation(generic: Callable[P, R]) -> Callable[P, R]:
     return operation_checked_by()(generic)
 
 
-def special_case(body: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def special_case(body: AnyFunction) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate the documented signature of an op whose body calls another op with fixed parameters: checked under its
     own name, `impl` passed on."""
 
-    def resolve(op: str, impl: Any, *call: Any) -> Kernel:
-        def prepared(arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def resolve(op: str, impl: Wanted, *call: Array) -> Kernel:
+        def prepared(arrays: Arrays, options: Keywords) -> OptionalFunction:
             return body(*arrays, **options, impl=_Ahead(op, impl))
 
         kernel = _passing_on(partial(body, impl=_OnBehalf(op, impl)))
@@ -626,7 +636,7 @@ def special_case(body: Callable[..., Any]) -> Callable[[Callable[P, R]], Callabl
 
 
 def repeated_call_checked_by(
-    context_of: check.ContextOf, own: Mapping[str, check.OptionCheck], body: Callable[..., Any]
+    context_of: check.ContextOf, own: Mapping[str, check.OptionCheck], body: AnyFunction
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate the documented signature of an op whose body calls another one several times: checked under its own
     name, `impl` passed on.
@@ -635,9 +645,7 @@ def repeated_call_checked_by(
     they come before the kernels of the op that it calls.
     """
 
-    def resolve(
-        op: str, impl: Any, rows: tuple[Kernel, ...], arrays: tuple[Array, ...], options: dict[str, Any]
-    ) -> Kernel:
+    def resolve(op: str, impl: Wanted, rows: tuple[Kernel, ...], arrays: Arrays, options: Keywords) -> Kernel:
         row = _kernel_at_once(rows, impl, arrays, options)
         if row is not None:
             return row
@@ -649,7 +657,7 @@ def repeated_call_checked_by(
     return lambda documented: _wrap(documented, resolve, context_of, own)
 
 
-def explain(op: str | Callable[..., Any], *arrays: Array, **options: Any) -> dict[str, str | None]:
+def explain(op: str | AnyFunction, *arrays: Array, **options: object) -> dict[str, str | None]:
     """Which implementations support `op(*arrays, **options)`, op or its name: {name: reason against it, or None}.
 
     Names are in the order in which `impl="auto"` tries them, so it takes the first one without a reason. `"generic"`

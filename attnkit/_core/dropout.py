@@ -10,7 +10,7 @@ from typing import Any
 from attnkit._core.library import library
 from attnkit._core.mask import Rows, positions
 from attnkit._core.special import is_key, traced_once, unsigned, words_of_key
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import Array, Namespace, OfLibrary, Seed
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -18,7 +18,7 @@ _ROUNDS = 10
 _LOW, _WORD = 0xFFFF, 0xFFFFFFFF
 
 
-def _wrap(x: Any) -> Any:
+def _wrap(x: Array) -> Any:
     """A sum of words modulo 2^32: uint32 wraps by itself, torch counts in int64, Python without end."""
     return x & _WORD if library(x) in ("torch", None) else x
 
@@ -64,7 +64,7 @@ def _key(xp: Namespace, seed: Any, like: Array) -> tuple[Any, Any]:
     return xp.astype(low, like.dtype), xp.astype(high, like.dtype)
 
 
-def keep_mask_of_counters(xp: Namespace, counter: tuple[Array, ...], p: float, seed: Any) -> Array:
+def keep_mask_of_counters(xp: Namespace, counter: tuple[Array, ...], p: float, seed: Seed) -> OfLibrary:
     """True where the pair of a counter (j, i, head, item), unsigned words, is kept."""
     first = counter[0]
     word = traced_once(_philox_word, first)(counter, _key(xp, seed, first))
@@ -80,7 +80,7 @@ def keep_mask(
     xp: Namespace,
     like: Array,
     p: float,
-    seed: Any,
+    seed: Seed,
     leading: tuple[int, ...],
     keys: int,
     rows: Rows,

@@ -7,33 +7,33 @@ the gradient of the weights to that of the scores. `prepare` may normalise queri
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Self
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, overload
 
 from attnkit._core import check, quadratic
-from attnkit._core.derived import DO, DROPOUT, Op, Vjp, Weights, derived_signature, signature_like
+from attnkit._core.derived import DO, DROPOUT, Op, Vjp, Weights, WithRows, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by, special_case
-from attnkit._core.typing import LEARNED, Array, Namespace
+from attnkit._core.typing import LEARNED, AnyFunction, Array, Bindings, Keywords, Namespace, OfLibrary, Option, Results
 
 P = ParamSpec("P")
 
 
-def never(**own: Any) -> bool:
+def never(**own: object) -> bool:
     return False
 
 
-def always(**own: Any) -> bool:
+def always(**own: object) -> bool:
     return True
 
 
-def nothing(*args: Any, **own: Any) -> dict[str, Array]:
+def nothing(*args: Array, **own: object) -> dict[str, Array]:
     return {}
 
 
-def same(**own: Any) -> dict[str, Any]:
+def same(**own: object) -> Keywords:
     return own
 
 
-def passed_on(grads: dict[str, Array], **own: Any) -> dict[str, Array]:
+def passed_on(grads: dict[str, Array], **own: object) -> dict[str, Array]:
     return grads
 
 
@@ -55,9 +55,9 @@ class Family(NamedTuple):
 
     name: str
     weigh: quadratic.Weigh
-    score_gradient: Callable[..., Array]
+    score_gradient: Callable[..., OfLibrary]
     prepare: Callable[..., quadratic.Inputs] = quadratic.prepare
-    scores: Callable[..., Array] = quadratic.scores
+    scores: Callable[..., OfLibrary] = quadratic.scores
     beside: Callable[..., dict[str, Array]] = nothing  # gradients added to those through the scores
     constant_factor: bool = False  # r does not depend on the scores: `score_gradient` takes u and its gradient
     signed: Callable[..., bool] = never  # of the options of `weigh`: can weights be negative
@@ -67,7 +67,7 @@ class Family(NamedTuple):
     numbers: tuple[str, ...] = ()  # options of `weigh` that may be arrays of one number or of one per head
     output_only: tuple[str, ...] = ()  # arguments that do not affect the weights, apart from v and dropout
     of: str = ""  # the op that a special case calls
-    translate: Callable[..., dict[str, Any]] = same  # options of the op -> those of `weigh`
+    translate: Callable[..., Keywords] = same  # options of the op -> those of `weigh`
     pull: Callable[..., dict[str, Array]] = passed_on  # (grads, **own): gradients of the latter -> of the former
     apart: Apart | None = None
     common: frozenset[str] = frozenset(quadratic.COMMON)  # options that are not the op's own
@@ -76,27 +76,27 @@ class Family(NamedTuple):
     not_of_kernels: tuple[
         str, ...
     ] = ()  # numbers that are None unless a call has them, and then need kernels that know
-    row_factor: Callable[..., Any] | None = None  # (xp, a, **own): what multiplies the products q kᵀ of a row
-    seeing: Callable[..., dict[str, Any]] | None = None  # (**common) -> those of `prepare`, of ops that hide pairs
+    row_factor: AnyFunction | None = None  # (xp, a, **own): what multiplies the products q kᵀ of a row
+    seeing: Callable[..., Keywords] | None = None  # (**common) -> those of `prepare`, of ops that hide pairs
 
     def special(
-        self, name: str, translate: Callable[..., dict[str, Any]], pull: Callable[..., dict[str, Array]] = passed_on
+        self, name: str, translate: Callable[..., Keywords], pull: Callable[..., dict[str, Array]] = passed_on
     ) -> Self:
         """The record of an op that calls this one with options of its own."""
         return self._replace(name=name, of=self.name, translate=translate, pull=pull, checks=check.NO_CHECKS, arrays=())
 
-    def split(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def split(self, options: Bindings) -> tuple[Keywords, Keywords]:
         """Own options, and the common ones as `prepare` takes them."""
         if not options and self.seeing is None:
             return {}, {}
         common = {name: x for name, x in options.items() if name in self.common}
         return self.own(options), common if self.seeing is None else self.seeing(**common)
 
-    def own(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def own(self, options: Bindings) -> Keywords:
         """Own options alone."""
         return {name: x for name, x in options.items() if name not in self.common}
 
-    def translated(self, q: Array, own: Mapping[str, Any]) -> dict[str, Any]:
+    def translated(self, q: Array, own: Bindings) -> Keywords:
         """The options of `weigh` for those of the op, learned numbers in the compute dtype if they change."""
         if not self.of:
             return self.translate(**own)
@@ -107,26 +107,26 @@ class Family(NamedTuple):
             own = {**own, **{name: quadratic.cast(xp, own[name], dtype) for name in learned}}
         return self.translate(**own)
 
-    def learned(self, own: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Array]:
+    def learned(self, own: Bindings, common: Bindings) -> dict[str, Array]:
         """The options that have a gradient because they are arrays, beside bias."""
         names = ("scale", *self.arrays, *self.numbers)
         options = {name: own.get(name, common.get(name)) for name in names}
         return {name: x for name, x in options.items() if check.is_learned(x)}
 
-    def scored(self, xp: Namespace, a: quadratic.Inputs, own: Mapping[str, Any]) -> tuple[quadratic.Inputs, Any]:
+    def scored(self, xp: Namespace, a: quadratic.Inputs, own: Bindings) -> tuple[quadratic.Inputs, Any]:
         """The inputs that `prepare` gave, with the factor of their rows, and their scores."""
         if self.row_factor is not None:
             a = a._replace(factor=self.row_factor(xp, a, **own))
         return a, self.scores(xp, a)
 
-    def attend(self, q: Array, k: Array, v: Array, **options: Any) -> Array:
+    def attend(self, q: Array, k: Array, v: Array, **options: object) -> Array:
         """o in the dtype of q."""
         own, common = self.split(options)
         xp = namespace(q)
         a, s = self.scored(xp, self.prepare(xp, q, k, v, **common), own)
         return quadratic.cast(xp, quadratic.output(xp, a, *self.weigh(xp, s, a, **own)), q.dtype)
 
-    def weights(self, q: Array, k: Array, **options: Any) -> Array:
+    def weights(self, q: Array, k: Array, **options: object) -> Array:
         """w (..., L, S) in the dtype of q."""
         own, common = self.split(options)
         xp = namespace(q)
@@ -136,7 +136,7 @@ class Family(NamedTuple):
         leading = check.broadcast("attention", "leading axes", tuple(u.shape[:-2]), leading)
         return quadratic.cast(xp, xp.broadcast_to(u * r, (*leading, *u.shape[-2:])), q.dtype)
 
-    def vjp(self, q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
+    def vjp(self, q: Array, k: Array, v: Array, do: Array, **options: object) -> dict[str, Array]:
         """Gradients in the dtypes of their arguments."""
         own, common = self.split(options)
         xp = namespace(q)
@@ -148,10 +148,10 @@ class Family(NamedTuple):
         self,
         xp: Namespace,
         a: quadratic.Inputs,
-        s: Any,
-        like: dict[str, Array],
+        s: OfLibrary,
+        like: Bindings,
         do: Array | None,
-        own: Mapping[str, Any],
+        own: Bindings,
         of_weights: Callable[[Array], Any] | None = None,
         of_scores: Callable[[Array], Any] | None = None,
     ) -> dict[str, Array]:
@@ -170,7 +170,7 @@ class Family(NamedTuple):
             do = quadratic.cast(xp, do, a.dtype) * r  # L·e multiplications instead of L·S
         beside = dict[str, Array]()
 
-        def ds_of(dw: Any) -> Array:
+        def ds_of(dw: Array) -> Array:
             if of_weights is not None:
                 dw = dw + (of_weights(u * r) * r if early else of_weights(w))
             late = self.constant_factor and not early
@@ -190,7 +190,7 @@ class Family(NamedTuple):
 class Record(NamedTuple):
     """A public op and its definition."""
 
-    op: Callable[..., Any]
+    op: AnyFunction
     family: Family
     options: tuple[str, ...]  # its arguments beside q, k and v
 
@@ -220,7 +220,7 @@ def base_op(op: str) -> str:
     return RECORDS[op].family.of or op
 
 
-def measured(op: str, options: Mapping[str, Any]) -> tuple[str, bool]:
+def measured(op: str, options: Bindings) -> tuple[str, bool]:
     """For statistics: the op that `op` is or calls, its options, and whether its weights of 0 are exact."""
     family = RECORDS[op].family
     return base_op(op), family.exact_zeros(**family.own(options))
@@ -232,13 +232,13 @@ def score_ops() -> tuple[str, ...]:
     return tuple(name for name, f in families.items() if not (f.of or f.apart or f.stateful))
 
 
-def joins_heads(op: Callable[..., Any]) -> bool:
+def joins_heads(op: AnyFunction) -> bool:
     """Whether an op gives (..., L, H·e) for heads (..., H, L, e)."""
     record = RECORDS.get(op.__name__)
     return record is not None and record.family.apart is not None and record.family.apart.joins_heads
 
 
-def scales_scores(op: Callable[..., Any]) -> bool:
+def scales_scores(op: AnyFunction) -> bool:
     """Whether an op takes a scale of q·k, 1/√d by default; a scale of features is an option of the op itself."""
     record = RECORDS.get(op.__name__)
     return "scale" in inspect.signature(op).parameters and (record is None or "scale" in record.family.common)
@@ -247,9 +247,7 @@ def scales_scores(op: Callable[..., Any]) -> bool:
 # ---------------------------------------------------------------------------------------------- public functions
 
 
-def op(
-    family: Family, runs: Callable[..., Any] | None = None, *, calls: Callable[..., Any] | None = None
-) -> Callable[[Op], Op]:
+def op(family: Family, runs: AnyFunction | None = None, *, calls: AnyFunction | None = None) -> Callable[[Op], Op]:
     """Make a documented signature (q, k, v, *, own..., impl, **common) the op of a record.
 
     Its generic body is what it `runs`, `family.attend`. A special case `calls` another op instead, with its own options
@@ -259,10 +257,16 @@ def op(
     return lambda documented: recorded(family)(_checked(family, body)(documented))
 
 
+@overload
+def weights_of(forward: WithRows[P], family: Family, calls: AnyFunction | None = None) -> Weights[P]: ...
+@overload
+def weights_of(
+    forward: Callable[Concatenate[Array, Array, Array, P], Any], family: Family, calls: AnyFunction | None = None
+) -> Weights[P]: ...
 def weights_of(
     forward: Callable[Concatenate[Array, Array, Array, P], Any],
     family: Family,
-    calls: Callable[..., Any] | None = None,
+    calls: AnyFunction | None = None,
 ) -> Weights[P]:
     """`<op>_weights`, with the signature of the op without v, dropout and what affects only the output."""
     doc = f"The weights w (..., L, S) of `{family.name}`, before dropout, in the dtype of q; 0 where invisible."
@@ -275,7 +279,7 @@ def vjp_of(
     forward: Callable[Concatenate[Array, Array, Array, P], Any],
     family: Family,
     formula: str,
-    calls: Callable[..., Any] | None = None,
+    calls: AnyFunction | None = None,
 ) -> Vjp[P]:
     """`<op>_vjp`, with the signature of the op with the cotangent do after v; `formula` says what the gradients are."""
     options = inspect.signature(forward).parameters
@@ -290,24 +294,24 @@ def vjp_of(
     signature = signature_like(forward, dict[str, Array], more=[DO])
     body = _body(family, family.vjp, calls)
 
-    def pulled(*arrays: Array, **options: Any) -> Any:
+    def pulled(*arrays: Array, **options: Option) -> Results:
         grads = body(*arrays, **options)
         return family.pull(grads, **family.own(options)) if type(grads) is dict else grads
 
     return _checked(family, pulled)(derived_signature(forward, f"{family.name}_vjp", signature, doc))
 
 
-def _body(family: Family, body: Callable[..., Any], calls: Callable[..., Any] | None) -> Callable[..., Any]:
+def _body(family: Family, body: AnyFunction, calls: AnyFunction | None) -> AnyFunction:
     """The generic body, or for a special case a call of the general op."""
     if calls is None:
         return body
 
-    def call(*arrays: Array, impl: Any, **options: Any) -> Any:
+    def call(*arrays: Array, impl: Any, **options: Option) -> Results:
         own, common = family.split(options)
         return calls(*arrays, **family.translated(arrays[0], own), impl=impl, **common)
 
     return call
 
 
-def _checked(family: Family, body: Callable[..., Any]) -> Callable[[Any], Any]:
+def _checked(family: Family, body: AnyFunction) -> Callable[[Any], Any]:
     return special_case(body) if family.of else operation_checked_by(own=family.checks, runs=body)

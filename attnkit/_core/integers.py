@@ -6,10 +6,9 @@ integers that it can, no greater than the number of keys.
 """
 
 import numbers
-from typing import Any
 
 from attnkit._core.library import library, namespace
-from attnkit._core.typing import LEARNED, Array
+from attnkit._core.typing import LEARNED, Array, Keywords, OfLibrary
 
 LARGE = 1 << 30
 """Sums of two smaller integers are integers of 32 bits."""
@@ -26,7 +25,7 @@ CONSTANTS = ("mask", "query_mask", "key_lengths")
 """Options that may be NumPy arrays beside JAX's."""
 
 
-def in_library(first: Array, options: dict[str, Any], keys: int) -> dict[str, Any]:
+def in_library(first: Array, options: Keywords, keys: int) -> Keywords:
     """The options, with NumPy's masks and lengths as arrays of JAX where `first` is one: lengths within the number of
     keys, for JAX cuts integers to 32 bits."""
     given = [name for name in CONSTANTS if name in options and library(options[name]) == "numpy"]
@@ -44,9 +43,9 @@ def in_library(first: Array, options: dict[str, Any], keys: int) -> dict[str, An
     return {**options, **changed}
 
 
-def in_range(options: dict[str, Any], queries: int, keys: int) -> dict[str, Any]:
+def in_range(options: Keywords, queries: int, keys: int) -> Keywords:
     """The options of a checked call with so many queries and keys: the same dictionary if all are in range."""
-    changed: dict[str, Any] = {name: float(x) for name, x in options.items() if name in NUMBERS and _is_awkward(x)}
+    changed: Keywords = {name: float(x) for name, x in options.items() if name in NUMBERS and _is_awkward(x)}
     window, lengths = options.get("window"), options.get("key_lengths")
     if window is not None and any(_is_awkward(x) for x in window):
         changed["window"] = tuple([None if x is None else _bound(x, queries + keys) for x in window])
@@ -57,14 +56,14 @@ def in_range(options: dict[str, Any], queries: int, keys: int) -> dict[str, Any]
     return {**options, **changed} if changed else options
 
 
-def _is_awkward(x: Any) -> bool:
+def _is_awkward(x: OfLibrary) -> bool:
     """Whether x is a large integer, or a number that is not Python's: of NumPy, a fraction."""
     if isinstance(x, int):
         return not -LARGE < x < LARGE
     return isinstance(x, numbers.Real) and not isinstance(x, float)
 
 
-def _bound(x: Any, most: int) -> int | None:
+def _bound(x: OfLibrary, most: int) -> int | None:
     """x as an integer; None in place of one that excludes nothing. A symbol of a traced program is not compared where
     that would bound it for good: then positions have 64 bits.
     """
@@ -76,7 +75,7 @@ def _bound(x: Any, most: int) -> int | None:
     return None if own >= most else own
 
 
-def _comparable(lengths: Array, keys: int) -> Array:
+def _comparable(lengths: OfLibrary, keys: int) -> Array:
     """Integers that compare with positions as these lengths do."""
     xp = namespace(lengths)
     if library(lengths) == "torch":

@@ -6,36 +6,44 @@ in float32 and float64, where that is what the generic body does. All else the g
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from attnkit._core import check, quadratic
 from attnkit._core.dispatch import Kernel, always, namespace
 from attnkit._core.family import RECORDS
 from attnkit._core.special import stop_gradient
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import (
+    Array,
+    Arrays,
+    Bindings,
+    Keywords,
+    Namespace,
+    OfLibrary,
+    Option,
+    OptionalFunction,
+    Results,
+)
 
 
 def served(op: str, kernel: Kernel) -> Kernel:
     """A kernel of an op or its gradients that also serves a learned scale, or says why it does not."""
     backward = op.endswith("_vjp")
 
-    def left(options: Mapping[str, Any]) -> tuple[str, ...]:
+    def left(options: Bindings) -> tuple[str, ...]:
         names = numbers(op, options)
         return tuple([name for name in names if name not in kernel.learned]) if names else ()
 
-    def unsupported(*arrays: Any, **options: Any) -> str | None:
+    def unsupported(*arrays: OfLibrary, **options: Option) -> str | None:
         names = left(options)
         reason = _refusal(op, names, arrays[0], options) if names else None
         return reason or kernel.unsupported(*arrays, **_without(names, options))
 
-    def is_faster(*arrays: Any, **options: Any) -> bool:
+    def is_faster(*arrays: Array, **options: object) -> bool:
         return kernel.is_faster(*arrays, **_without(left(options), options))
 
-    def prepared(arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def prepared(arrays: Arrays, options: Keywords) -> OptionalFunction:
         return None if left(options) else kernel.prepared(arrays, options)
 
-    def call(q: Array, *arrays: Array, **options: Any) -> Any:
+    def call(q: Array, *arrays: Array, **options: Option) -> Results:
         names = left(options)
         if not names:
             return kernel.call(q, *arrays, **options)
@@ -48,7 +56,7 @@ def served(op: str, kernel: Kernel) -> Kernel:
     return asked._replace(call=call, unsupported=unsupported, prepared=prepared)
 
 
-def numbers(op: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+def numbers(op: str, options: Bindings) -> tuple[str, ...]:
     """The numbers of a call of an op, its gradients or its statistics that are arrays, or that few kernels know."""
     if not options:
         return ()
@@ -61,7 +69,7 @@ def numbers(op: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _refusal(op: str, names: tuple[str, ...], q: Array, options: Mapping[str, Any]) -> str | None:
+def _refusal(op: str, names: tuple[str, ...], q: Array, options: Bindings) -> str | None:
     """Why a scale in q is not what a call with these arrays means."""
     family = RECORDS[options.get("op", op.removesuffix("_vjp"))].family
     products = family.prepare is quadratic.prepare and family.scores is quadratic.scores
@@ -74,7 +82,7 @@ def _refusal(op: str, names: tuple[str, ...], q: Array, options: Mapping[str, An
     return None
 
 
-def _without(names: tuple[str, ...], options: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without(names: tuple[str, ...], options: Bindings) -> Bindings:
     """The options with scale 1 in the place of an array."""
     return {**options, "scale": 1.0} if names else options
 
@@ -84,7 +92,7 @@ def finite(xp: Namespace, q: Array) -> Array:
     return xp.where(xp.isfinite(q), q, 0.0)
 
 
-def scaled(xp: Namespace, q: Array, scale: Any) -> Array:
+def scaled(xp: Namespace, q: Array, scale: float | Array) -> Array:
     """q·scale, where a NaN or an infinity of q does not reach the gradient of the scale.
 
     Padding may hold infinities; of their product with 0 NumPy would warn.

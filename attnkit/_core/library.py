@@ -6,10 +6,9 @@ method before `sys.modules` is asked, which the compiler would go through as a w
 """
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace, OfLibrary, Results
 
 PLACELESS = ("numpy", "jax")
 """Libraries whose arrays are created without a device: JAX places them itself."""
@@ -53,7 +52,7 @@ def peculiar(arrays: list[tuple[str, Any]], home: str) -> tuple[str, str] | None
     return next(((name, why) for name, why in reasons if why is not None), None)
 
 
-def _peculiar_tensor(x: Any, traced: bool) -> str | None:
+def _peculiar_tensor(x: OfLibrary, traced: bool) -> str | None:
     import torch
 
     if x.is_nested:
@@ -74,7 +73,7 @@ def _peculiar_in_numpy(kind: type) -> str | None:
     return None
 
 
-def freed(x: Any) -> str | None:
+def freed(x: OfLibrary) -> str | None:
     """What a tensor lacks whose storage was made smaller after it; None where all its elements are there, and for what
     has no storage of its own."""
     import torch
@@ -94,7 +93,7 @@ def freed(x: Any) -> str | None:
     )
 
 
-def is_traced(arrays: tuple[Any, ...]) -> bool:
+def is_traced(arrays: tuple[Array, ...]) -> bool:
     """Whether torch.compile traces a call on these arrays."""
     if not arrays or not (hasattr(arrays[0], "__torch_function__") or hasattr(type(arrays[0]), "__torch_function__")):
         return False
@@ -103,7 +102,7 @@ def is_traced(arrays: tuple[Any, ...]) -> bool:
     return torch.compiler.is_compiling()
 
 
-def is_in_graph(arrays: tuple[Any, ...]) -> bool:
+def is_in_graph(arrays: tuple[Array, ...]) -> bool:
     """Whether torch.compile, or torch.export with strict=True, traces the Python of a call on these arrays."""
     if not is_traced(arrays):
         return False
@@ -112,7 +111,7 @@ def is_in_graph(arrays: tuple[Any, ...]) -> bool:
     return torch.compiler.is_dynamo_compiling()
 
 
-def _call(function: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
+def _call(function: AnyFunction, *arrays: Array, **options: object) -> Results:
     return function(*arrays, **options)
 
 
@@ -129,13 +128,13 @@ def _load_compiler() -> None:
 _load_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined]  # runs while torch.compile traces
 
 
-def call_outside_graphs(function: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
+def call_outside_graphs(function: AnyFunction, *arrays: Array, **options: object) -> Results:
     """function(*arrays, **options), called when a compiled program runs."""
     _load_compiler()
     return _call(function, *arrays, **options)
 
 
-def namespace(x: Array) -> Namespace:
+def namespace(x: OfLibrary) -> Namespace:
     """The array-API namespace of x's library."""
     name = library(x)
     if name == "numpy":
@@ -153,6 +152,6 @@ def namespace(x: Array) -> Namespace:
     return x.__array_namespace__()
 
 
-def beside(x: Array) -> dict[str, Any]:
+def beside(x: Array) -> Keywords:
     """The keyword that creates an array on the device of x: none in NumPy and in JAX, which places arrays itself."""
     return {} if library(x) in PLACELESS else {"device": x.device}

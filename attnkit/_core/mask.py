@@ -4,13 +4,14 @@ Everything is None (or a Python number) where nothing is masked, so a call witho
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from attnkit._core.check import broadcast
 from attnkit._core.library import beside
 from attnkit._core.special import as_index, cumulative_sum, is_symbol, stop_gradient, take_along
-from attnkit._core.typing import Array, Causal, Length, Namespace
+from attnkit._core.typing import Array, Bindings, Causal, DType, Factor, Length, Namespace, OfLibrary
+
+T = TypeVar("T", bound=Array | None)
 
 
 class Rows(NamedTuple):
@@ -52,15 +53,15 @@ class Visibility(NamedTuple):
         causal=True aligns the last query with the last key: j <= i + S - L; causal="upper_left" means j <= i. Without
         queries or keys there are no pairs: no token sees or is seen by another (A6).
         """
-        i: Any = None
-        j: Any = None
+        i: OfLibrary = None
+        j: OfLibrary = None
         visibility = self if self.causal or (keys > 0 and rows.total > 0) else self._replace(causal=True)
         if visibility.causal or self.window is not None or self.key_lengths is not None:
             j = positions(xp, q, 0, keys)
             i = positions(xp, q, rows.start, rows.stop)[:, None]
         return visibility.between(xp, i, j, keys, keys - rows.total)
 
-    def between(self, xp: Namespace, i: Any, j: Any, keys: int, shift: int) -> Array | None:
+    def between(self, xp: Namespace, i: Array, j: Array, keys: int, shift: int) -> OfLibrary | None:
         """`pairs` of the queries at i (L, 1) and the first keys, at j (S,); always an array.
 
         shift is S - L of the whole call.
@@ -98,7 +99,7 @@ class Visibility(NamedTuple):
         whole = rows.stop == rows.total
         return (not self.causal or rows.total <= keys), (not self.causal or whole)
 
-    def counted(self, xp: Namespace, q: Array, keys: int, dtype: Any) -> Any:
+    def counted(self, xp: Namespace, q: Array, keys: int, dtype: DType) -> Factor:
         """n_i of all queries, a number or (..., L, 1), without an array of pairs unless a mask has an axis of queries.
 
         A query sees the keys from `low` to `high`, of which a key mask leaves what its running sum says.
@@ -129,7 +130,7 @@ class Visibility(NamedTuple):
                 high = xp.where(high < bound, high, _like(xp, bound, high))
         return low, xp.where(high > low, high, low)
 
-    def counts(self, xp: Namespace, q: Array, pairs: Array, keys: int, rows: Rows, dtype: Any) -> Any:
+    def counts(self, xp: Namespace, q: Array, pairs: Array, keys: int, rows: Rows, dtype: DType) -> Factor:
         """n_i, the number of keys visible to query i: (..., L, 1) in the compute dtype.
 
         Lower-right causality alone needs no (L, S) array: then n_i = max(i + 1 + S - L, 0).
@@ -140,11 +141,11 @@ class Visibility(NamedTuple):
         return xp.sum(xp.astype(pairs, dtype), axis=-1, keepdims=True)
 
 
-def _lengths(n: Array | int | None) -> Any:
+def _lengths(n: Array | int | None) -> Factor:
     return n if n is None or isinstance(n, int) else n[..., None, None]
 
 
-def _like(xp: Namespace, n: Any, like: Array) -> Any:
+def _like(xp: Namespace, n: Any, like: Array) -> Factor:
     return xp.astype(n, like.dtype) if hasattr(n, "ndim") else n
 
 
@@ -165,16 +166,17 @@ def _allowed(xp: Namespace, mask: Array, low: Array, high: Array, keys: int) -> 
     return (last - first)[..., None]
 
 
-def visibility_of(options: Mapping[str, Any]) -> Visibility:
+def visibility_of(options: Bindings) -> Visibility:
     """The visibility in the options of a call."""
     return Visibility(**{name: options[name] for name in Visibility._fields if name in options})
 
 
-def tile(x: Array | None, axis: int, rows: Rows) -> Array | None:
+def tile(x: T, axis: int, rows: Rows) -> T:
     """The part of an option for these rows; an absent axis or one of size 1 serves all of them."""
     if x is None or rows.stop - rows.start == rows.total or x.ndim < -axis or x.shape[axis] == 1:
         return x
-    return x[..., rows.start : rows.stop] if axis == -1 else x[..., rows.start : rows.stop, :]
+    part: OfLibrary = x[..., rows.start : rows.stop] if axis == -1 else x[..., rows.start : rows.stop, :]
+    return part
 
 
 def seen_keys(xp: Namespace, pairs: Array, heads: int, shared: int) -> Array:
@@ -185,17 +187,17 @@ def seen_keys(xp: Namespace, pairs: Array, heads: int, shared: int) -> Array:
     return keys[..., None]
 
 
-def row_length(xp: Namespace, length: Length, count: Any, keys: int, rows: Rows, dtype: Any) -> Any:
+def row_length(xp: Namespace, length: Length, count: float | Array, keys: int, rows: Rows, dtype: DType) -> Factor:
     """The divisor of semantics A4, a number or (..., L, 1); 1 for rows that see nothing, to avoid 0·inf."""
     if isinstance(length, str):
         n = keys if length == "all" else count
     elif hasattr(length, "ndim"):
-        length = stop_gradient(length)
-        if length.ndim == 0:
-            return xp.astype(length, dtype)
-        if length.shape[-1] == rows.total and rows.total > 1:
-            length = length[..., rows.start : rows.stop]
-        return xp.astype(length, dtype)[..., None]
+        own = stop_gradient(length)
+        if own.ndim == 0:
+            return xp.astype(own, dtype)
+        if own.shape[-1] == rows.total and rows.total > 1:
+            own = own[..., rows.start : rows.stop]
+        return xp.astype(own, dtype)[..., None]
     else:
         n = length
     if isinstance(n, (int, float)):
@@ -208,12 +210,12 @@ def row_length(xp: Namespace, length: Length, count: Any, keys: int, rows: Rows,
     return xp.where(n > 0, n, 1)
 
 
-def power(length: Any, alpha: float) -> Any:
+def power(length: float | Array, alpha: float) -> Factor:
     """length^-alpha, a number if length is one."""
     return 1.0 if alpha == 0 else raise_to(length, -alpha)
 
 
-def raise_to(x: Any, exponent: Any) -> Any:
+def raise_to(x: OfLibrary, exponent: Any) -> Factor:
     """x^exponent for x > 0; of numbers infinite where Python has no float for it."""
     try:
         return x**exponent
@@ -221,7 +223,7 @@ def raise_to(x: Any, exponent: Any) -> Any:
         return math.inf
 
 
-def log(xp: Namespace, length: Any) -> Any:
+def log(xp: Namespace, length: float | Array) -> Factor:
     """log(length), a number if length is one; a scalar array for a symbol of torch.export."""
     if isinstance(length, (int, float)):
         return math.log(length)

@@ -6,14 +6,14 @@ r a factor per row (a number or (..., L, 1)). The factor commutes with the produ
 numbers instead of L·S, and u may stay unnormalised.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attnkit._core.check import broadcast, is_learned
 from attnkit._core.dropout import keep_mask
 from attnkit._core.mask import Rows, Visibility, row_length, seen_keys, tile
 from attnkit._core.special import inverse_root, stop_gradient, transposed
-from attnkit._core.typing import DEFAULTS, Array, Length, Namespace
+from attnkit._core.typing import DEFAULTS, A, Array, Bindings, DType, Factor, Length, Namespace, OfLibrary, Option
 
 COMMON = tuple(DEFAULTS)
 
@@ -32,16 +32,16 @@ class Inputs(NamedTuple):
     q: Array
     k: Array
     v: Array | None
-    scale: Any  # a number, or an array that broadcasts to (..., L, S)
+    scale: float | Array  # a number, or an array that broadcasts to (..., L, S)
     bias: Array | None
     pairs: Array | None  # visible(i, j), None = all
     live: Array | None  # (..., L, 1) queries that see a key, None = all
     count: Any  # n_i, a number or (..., L, 1)
     drop: Array | None  # multiplies the weights just before the product with v
     rows: Rows
-    dtype: Any  # the compute dtype
+    dtype: DType  # the compute dtype
     normalised: Normalised | None = None  # the normalisation that gradients of q and k pass through
-    factor: Any = 1.0  # of the products of a row: a number or (..., L, 1)
+    factor: float | Array = 1.0  # of the products of a row: a number or (..., L, 1)
     passed: Array | None = None  # (..., L, S) tokens up to the query whose gates count, of ops that have gates
 
     @property
@@ -49,7 +49,7 @@ class Inputs(NamedTuple):
         return self.k.shape[-2]
 
     @property
-    def multiplier(self) -> Any:
+    def multiplier(self) -> Factor:
         """What multiplies the products q kᵀ."""
         return self.scale if isinstance(self.factor, float) and self.factor == 1.0 else self.scale * self.factor
 
@@ -57,11 +57,11 @@ class Inputs(NamedTuple):
 Weigh = Callable[..., tuple[Array, Any]]
 
 
-def compute_dtype(xp: Namespace, x: Array) -> Any:
+def compute_dtype(xp: Namespace, x: Array) -> DType:
     return xp.float64 if x.dtype == xp.float64 else xp.float32
 
 
-def cast(xp: Namespace, x: Array, dtype: Any) -> Array:
+def cast(xp: Namespace, x: A, dtype: DType) -> A:
     return x if x.dtype == dtype else xp.astype(x, dtype)
 
 
@@ -78,7 +78,7 @@ def prepare(
     dropout: Any = None,
     rows: Rows | None = None,
     part: tuple[tuple[int, ...], tuple[Any, ...]] | None = None,
-    **seeing: Any,
+    **seeing: Option,
 ) -> Inputs:
     """Cast, compute visibility, and zero the keys that no query sees and the queries that see no key.
 
@@ -117,7 +117,7 @@ def prepare(
     return Inputs(q, k, v, scale, bias, pairs, live, count, drop, rows, dtype)
 
 
-def number(xp: Namespace, x: Any, dtype: Any) -> Any:
+def number(xp: Namespace, x: OfLibrary, dtype: DType) -> Factor:
     """A number, or an array of one () or of one per head (H,) in this dtype, as it multiplies (..., H, L, S)."""
     if isinstance(x, (int, float)) or not is_learned(x):
         return float(x)
@@ -169,12 +169,13 @@ def scores(xp: Namespace, a: Inputs) -> Array:
     return s if a.bias is None else s + a.bias
 
 
-def length_of_rows(xp: Namespace, a: Inputs, length: Length) -> Any:
+def length_of_rows(xp: Namespace, a: Inputs, length: Length) -> Factor:
     return row_length(xp, length, a.count, a.keys, a.rows, a.dtype)
 
 
 def output(xp: Namespace, a: Inputs, u: Array, r: Any) -> Array:
     """o = r·((u ⊙ dropout) v) in the compute dtype, 0 on rows that see nothing."""
+    assert a.v is not None
     o = contract(xp, u if a.drop is None else u * a.drop, a.v)
     o = o if isinstance(r, float) and r == 1.0 else o * r
     return masked_rows(xp, a, o)
@@ -185,7 +186,7 @@ def masked(xp: Namespace, a: Inputs, w: Array) -> Array:
     return w if a.pairs is None else xp.where(a.pairs, w, 0.0)
 
 
-def sum_to(xp: Namespace, g: Array, shape: tuple[int, ...]) -> Array:
+def sum_to(xp: Namespace, g: A, shape: tuple[int, ...]) -> A:
     """A gradient summed over the axes along which its input was broadcast; a head axis that is a multiple of the
     input's (GQA) is summed over each group."""
     extra = g.ndim - len(shape)
@@ -206,7 +207,7 @@ def _shape_intile(x: Array, a: Inputs) -> tuple[int, ...]:
     return (*shape[:-2], a.rows.stop - a.rows.start, shape[-1])
 
 
-def score_gradients(xp: Namespace, a: Inputs, ds: Array, like: Mapping[str, Any]) -> dict[str, Array]:
+def score_gradients(xp: Namespace, a: Inputs, ds: Array, like: Bindings) -> dict[str, Array]:
     """Gradients of the arguments q, k, bias and scale (in the compute dtype) from ds, the gradient of the scores."""
     q, k, bias, scale = like["q"], like["k"], like["bias"], like.get("scale")
     towards_q = contract(xp, ds, a.k)
@@ -228,8 +229,8 @@ def backward(
     a: Inputs,
     w: Array,
     do: Array | None,
-    ds_of: Callable[[Array | float], Array],
-    like: Mapping[str, Any],
+    ds_of: Callable[[OfLibrary], Array],
+    like: Bindings,
 ) -> dict[str, Array]:
     """Gradients of q, k, v, bias and scale for o = (w ⊙ dropout) v in the compute dtype; `like` holds the arguments.
 
@@ -259,6 +260,6 @@ def masked_rows(xp: Namespace, a: Inputs, x: Array) -> Array:
     return x if a.live is None else xp.where(a.live, x, 0.0)
 
 
-def rounded(xp: Namespace, grads: dict[str, Array], like: dict[str, Array]) -> dict[str, Array]:
+def rounded(xp: Namespace, grads: dict[str, Array], like: Bindings) -> dict[str, OfLibrary]:
     """Gradients in the dtypes of their arguments, rounded once."""
     return {name: cast(xp, g, like[name].dtype) for name, g in grads.items()}

@@ -3,18 +3,19 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import cache, partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from attnkit._core.library import library
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import AnyFunction, Array, DType, Factor, Namespace, OfLibrary
 
 Function = Callable[[Namespace, Array], Array]
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def relu(xp: Namespace, x: Array) -> Array:
+def relu(xp: Namespace, x: OfLibrary) -> Array:
     """max(x, 0). torch's own, which others lack, has derivative 0 at 0 (semantics A8), and takes a tenth of where()."""
     if hasattr(x, "relu"):
         return x.relu()
@@ -28,7 +29,7 @@ def step(xp: Namespace, x: Array) -> Array:
     return xp.astype(~(x <= 0), x.dtype)
 
 
-def relu6(xp: Namespace, x: Array) -> Array:
+def relu6(xp: Namespace, x: OfLibrary) -> Array:
     """min(max(x, 0), 6). Torch's own has derivative 0 at both kinks (semantics A8)."""
     name = library(x)
     if name == "torch":
@@ -38,7 +39,7 @@ def relu6(xp: Namespace, x: Array) -> Array:
     return xp.where(x <= 0, 0.0, xp.where(x >= 6, 6.0, x))
 
 
-def logistic(xp: Namespace, x: Array) -> Array:
+def logistic(xp: Namespace, x: OfLibrary) -> Array:
     """σ(x) = 1/(1 + exp(-x)) accurate in its tail; automatic derivatives are σ(1 - σ), inaccurate far above 0."""
     name = library(x)
     if name == "torch":
@@ -50,7 +51,7 @@ def logistic(xp: Namespace, x: Array) -> Array:
     return xp.exp(xp.minimum(x, 0)) / (1.0 + xp.exp(-xp.abs(x)))
 
 
-def sigmoid(xp: Namespace, x: Array) -> Array:
+def sigmoid(xp: Namespace, x: OfLibrary) -> Array:
     """σ(x); in torch as 1 - σ(-x) above 0, so that the automatic derivative is accurate in both tails. At 0 the first
     term has all of it: by `where`, for the derivative of torch's clamp at its bound is 1 until torch 2.13, and then 0.
     """
@@ -59,14 +60,14 @@ def sigmoid(xp: Namespace, x: Array) -> Array:
     return xp.sigmoid(xp.where(x > 0, 0.0, x)) + (0.5 - xp.sigmoid(-xp.relu(x)))
 
 
-def softplus(xp: Namespace, x: Array) -> Array:
+def softplus(xp: Namespace, x: OfLibrary) -> Array:
     """log(1 + exp(x)). Torch's own returns x above a threshold: at 40 that is x to rounding in float64."""
     if library(x) == "torch":
         return xp.nn.functional.softplus(x, threshold=40.0)
     return relu(xp, x) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
-def erfc(x: Array) -> Array:
+def erfc(x: OfLibrary) -> Array:
     """2/√π ∫ₓ^∞ exp(-t²) dt, in torch and CuPy."""
     if library(x) == "torch":
         import torch
@@ -85,7 +86,7 @@ def with_derivative(function: Function, derivative: Function) -> Function:
     """
 
     @cache
-    def in_jax() -> Any:
+    def in_jax() -> AnyFunction:
         import jax
 
         wrapped = jax.custom_jvp(partial(function, jax.numpy))
@@ -104,7 +105,7 @@ def quotient(xp: Namespace, x: Array, y: Array) -> Array:
 
 
 @cache
-def _quotient_in_jax() -> Any:
+def _quotient_in_jax() -> AnyFunction:
     import jax
 
     divide = jax.custom_jvp(lambda x, y: x / y)
@@ -118,13 +119,13 @@ def _quotient_in_jax() -> Any:
     return jax.jit(divide)
 
 
-def traced_once(function: Callable[..., Any], like: Array) -> Callable[..., Any]:
+def traced_once(function: AnyFunction, like: Array) -> AnyFunction:
     """`function`, which JAX would trace anew in every call; so it does for new shapes alone."""
     return _jitted(function) if library(like) == "jax" else function
 
 
 @cache
-def _jitted(function: Callable[..., Any]) -> Callable[..., Any]:
+def _jitted(function: AnyFunction) -> AnyFunction:
     """A function under jax.jit."""
     import jax
 
@@ -140,7 +141,7 @@ def unsigned(x: int, like: Array) -> Any:
     return numpy.uint32(x)
 
 
-def stop_gradient(x: Array) -> Array:
+def stop_gradient(x: OfLibrary) -> OfLibrary:
     """x as a constant to automatic differentiation, for maxima that cancel from the result."""
     if library(x) == "torch":
         return x.detach()
@@ -151,7 +152,7 @@ def stop_gradient(x: Array) -> Array:
     return x
 
 
-def may_have_gradient(x: Array) -> bool:
+def may_have_gradient(x: OfLibrary) -> bool:
     """Whether automatic differentiation may follow x; JAX does not say, and what torch.jit.trace records may be given
     other tensors."""
     name = library(x)
@@ -185,7 +186,7 @@ def is_key(seed: Any) -> bool:
     return str(getattr(seed, "dtype", "")) == KEY
 
 
-def words_of_key(key: Array) -> tuple[Array, Array]:
+def words_of_key(key: OfLibrary) -> tuple[OfLibrary, OfLibrary]:
     """The low and the high word of a key of jax.random.key, those of its seed."""
     import jax
 
@@ -193,7 +194,7 @@ def words_of_key(key: Array) -> tuple[Array, Array]:
     return data[..., 1], data[..., 0]
 
 
-def without_autocast(x: Array) -> Any:
+def without_autocast(x: OfLibrary) -> AbstractContextManager[object]:
     """A context in which torch's autocast does not round scores to a half type behind the op's back (semantics A7)."""
     if library(x) == "torch":
         import torch
@@ -213,7 +214,7 @@ def is_autocast(device: str) -> bool:
     return available and torch.is_autocast_enabled(device)
 
 
-def profile_entry(op: str, x: Array) -> Any:
+def profile_entry(op: str, x: OfLibrary) -> AbstractContextManager[object]:
     """A context that is `attnkit::op` in torch's profiler, where that records, and nothing without a name.
     torch.profiler.record_function would be an operation, which graphs and modes see; what torch.compile traces is named
     by the programs it becomes."""
@@ -225,7 +226,7 @@ def profile_entry(op: str, x: Array) -> Any:
     return contextlib.nullcontext()
 
 
-def promoting(x: Any) -> Any:
+def promoting(x: Any) -> AbstractContextManager[object]:
     """A context in which JAX promotes ranks and dtypes as it does by default: what arguments an op takes is checked by
     its own rules, of which jax_numpy_rank_promotion="raise" and jax_numpy_dtype_promotion="strict" know nothing."""
     if library(x) != "jax":
@@ -262,7 +263,7 @@ def is_symbol(size: Any) -> bool:
     return not isinstance(size, (int, float)) and type(size).__module__.startswith("jax.")
 
 
-def real(xp: Namespace, size: Any, dtype: Any) -> Any:
+def real(xp: Namespace, size: Any, dtype: DType) -> Factor:
     """A size as a real number: a float where it is known, else an array of torch.jit.trace and jax.export, or a symbol
     of torch.export, of which float() would make a constant.
     """
@@ -273,13 +274,13 @@ def real(xp: Namespace, size: Any, dtype: Any) -> Any:
     return size * 1.0
 
 
-def inverse_root(xp: Namespace, size: Any, dtype: Any) -> Any:
+def inverse_root(xp: Namespace, size: Any, dtype: DType) -> Factor:
     """1/√size, a number or the array of a symbol."""
     known = isinstance(size, int) or not is_symbol(size)
     return 1.0 / math.sqrt(size) if known else 1.0 / xp.sqrt(xp.astype(xp.asarray(size), dtype))
 
 
-def refusing_symbols(op: str, arrays: tuple[Any, ...]) -> Any:
+def refusing_symbols(op: str, arrays: tuple[Array, ...]) -> AbstractContextManager[object]:
     """A context in which an op that needs to know a symbolic size says so, where JAX says what it could not decide."""
     if library(arrays[0]) != "jax":
         return contextlib.nullcontext()
@@ -301,7 +302,7 @@ def _refusing(op: str) -> Iterator[None]:
         raise NotImplementedError(text) from error
 
 
-def readable(x: Array) -> bool:
+def readable(x: OfLibrary) -> bool:
     """Whether the values of x can be read: not while JAX or torch trace a program, and not for meta tensors."""
     if library(x) == "jax":
         import jax
@@ -317,21 +318,21 @@ def readable(x: Array) -> bool:
     return True
 
 
-def needs_values(op: str, x: Array) -> None:
+def needs_values(op: str, x: OfLibrary) -> None:
     """Raise TypeError for arrays that cannot be read; for functions that return Python numbers."""
     if not readable(x):
         kind = f"{type(x).__name__} on {x.device}" if library(x) == "torch" else type(x).__name__
         raise TypeError(f"{op}: adds up Python numbers and needs an array whose values can be read; got a {kind}")
 
 
-def floats(x: Array) -> list[float]:
+def floats(x: OfLibrary) -> list[float]:
     """The entries of a vector as Python floats."""
     if hasattr(x, "tolist"):
         return [float(value) for value in x.tolist()]
     return [float(x[i]) for i in range(x.shape[0])]
 
 
-def double_precision(x: Array) -> Any:
+def double_precision(x: Array) -> AbstractContextManager[object]:
     """A context with float64 enabled in x's library: JAX needs it to be switched on."""
     if library(x) == "jax":
         import jax
@@ -354,7 +355,7 @@ def quadrature(points: int) -> tuple[Any, Array, Array]:
     return numpy, *numpy.polynomial.legendre.leggauss(points)
 
 
-def cumulative_sum(xp: Namespace, x: Array, axis: int, dtype: Any = None) -> Array:
+def cumulative_sum(xp: Namespace, x: OfLibrary, axis: int, dtype: DType = None) -> Array:
     """xp.cumulative_sum; torch's own, because array_api_compat's uses a cache that torch.compile warns about.
 
     Of floats under torch.use_deterministic_algorithms by doubling, because torch's throws on a GPU then; where the size
@@ -370,7 +371,7 @@ def cumulative_sum(xp: Namespace, x: Array, axis: int, dtype: Any = None) -> Arr
     return _doubled_sum(torch, x.to(kind), axis)
 
 
-def _doubled_sum(torch: Any, x: Any, axis: int) -> Any:
+def _doubled_sum(torch: Any, x: OfLibrary, axis: int) -> Any:
     """Every entry plus the one 1, 2, 4, … before it: a sum of entries up to it in an order that its place decides."""
     step = 1
     while step < x.shape[axis]:
@@ -394,7 +395,7 @@ def sum_before(xp: Namespace, x: Array, reverse: bool = False) -> Array:
     return xp.flip(before, axis=-1) if reverse else before
 
 
-def cumulative_maximum(x: Array, axis: int) -> Array:
+def cumulative_maximum(x: OfLibrary, axis: int) -> Array:
     """The cumulative maximum along an axis, for torch and JAX; the standard lacks it."""
     if library(x) == "torch":
         return x.cummax(dim=axis).values
@@ -403,26 +404,26 @@ def cumulative_maximum(x: Array, axis: int) -> Array:
     return jax.lax.cummax(x, axis=axis % x.ndim)
 
 
-def transposed(x: Array) -> Array:
+def transposed(x: OfLibrary) -> Array:
     """x.mT by a method that the exporter to ONNX knows. It costs 1 µs in torch, where xp.matrix_transpose costs 3."""
     return x.swapaxes(-1, -2) if hasattr(x, "swapaxes") else x.mT
 
 
-def falling(xp: Namespace, x: Array) -> Array:
+def falling(xp: Namespace, x: OfLibrary) -> Array:
     """x sorted from large to small along its last axis; by torch's own sort, whose other form has no export to ONNX."""
     if library(x) == "torch":
         return x.sort(dim=-1, descending=True).values
     return xp.sort(x, axis=-1, descending=True, stable=False)
 
 
-def take_along(xp: Namespace, x: Array, index: Array, axis: int) -> Array:
+def take_along(xp: Namespace, x: OfLibrary, index: Array, axis: int) -> Array:
     """xp.take_along_axis for an index with the other axes of x; torch's own refuses symbolic sizes (torch.export)."""
     if library(x) == "torch":
         return x.gather(axis, index)
     return xp.take_along_axis(x, index, axis=axis)
 
 
-def as_index(x: Array) -> Array:
+def as_index(x: OfLibrary) -> Array:
     """Integers of any dtype as an index that torch accepts."""
     return x.long() if library(x) == "torch" else x
 
@@ -432,7 +433,7 @@ def unstack(xp: Namespace, x: Array, axis: int) -> tuple[Array, ...]:
     return tuple(xp.unbind(x, dim=axis)) if library(x) == "torch" else tuple(xp.unstack(x, axis=axis))
 
 
-def varying(x: Any) -> frozenset[Any]:
+def varying(x: Array) -> frozenset[Any]:
     """The axes of a mesh along which an array of JAX, or one of this type, varies within shard_map."""
     import jax
 
@@ -448,7 +449,7 @@ def varying_alike(arrays: Any) -> Any:
 
     axes = frozenset[Any]().union(*map(varying, jax.tree.leaves(arrays)))
 
-    def cast(x: Any) -> Any:
+    def cast(x: Array) -> Any:
         missing = tuple(sorted(axes - varying(x)))
         return jax.lax.pcast(x, missing, to="varying") if missing else x
 
@@ -456,7 +457,7 @@ def varying_alike(arrays: Any) -> Any:
 
 
 def folded(
-    xp: Namespace, step: Callable[..., Any], first: Array, parts: tuple[Array, ...], backwards: bool = False
+    xp: Namespace, step: AnyFunction, first: Array, parts: tuple[Array, ...], backwards: bool = False
 ) -> tuple[Array, tuple[Array, ...]]:
     """Parts (..., n, a, b) one after another: (state, outputs) = step(state, *parts[n]); the last state, and the
     outputs (..., n, ·, ·) in their places. JAX compiles one step instead of n, which would take a second for four.

@@ -13,7 +13,7 @@ from attnkit._core.library import beside
 from attnkit._core.mask import positions
 from attnkit._core.quadratic import sum_to
 from attnkit._core.special import stop_gradient
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import A, Array, Namespace
 
 
 class Tokens(TypedDict, total=False):
@@ -34,13 +34,13 @@ class ScaledTokens(Tokens, total=False):
 # ---------------------------------------------------------------------------------------------- checks
 
 
-def key_mask(c: check.Context, name: str, x: Any) -> None:
+def key_mask(c: check.Context, name: str, x: object) -> None:
     """A mask without an axis of queries: a low-rank op cannot hide a key from only some queries."""
     hint = "bool (True = a valid token)"
     check.option_array(c, name, x, ("bool",), hint, (*c.leading, 1, c.keys), "(..., 1, S), a key mask,")
 
 
-def whole(op: str, name: str, value: Any, least: int) -> None:
+def whole(op: str, name: str, value: object, least: int) -> None:
     """An integer that is at least `least`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{op}: {name} must be an integer; got {value!r}")
@@ -48,11 +48,11 @@ def whole(op: str, name: str, value: Any, least: int) -> None:
         raise ValueError(f"{op}: {name} must be at least {least}; got {check.shown(value)}")
 
 
-def steps(c: check.Context, name: str, value: Any) -> None:
+def steps(c: check.Context, name: str, value: object) -> None:
     whole(c.op, name, value, 0)
 
 
-def start(c: check.Context, name: str, value: Any) -> None:
+def start(c: check.Context, name: str, value: object) -> None:
     """init_scale: a number > 0 or an array over the leading axes."""
     if check.is_array(value) and not isinstance(value, numbers.Real):
         check.option_array(c, name, value, check.FLOATS, "a real float dtype", c.leading, "the leading axes (...)")
@@ -61,14 +61,14 @@ def start(c: check.Context, name: str, value: Any) -> None:
 
 
 def one_of(*names: str) -> check.OptionCheck:
-    def known_name(c: check.Context, name: str, value: Any) -> None:
+    def known_name(c: check.Context, name: str, value: object) -> None:
         if value not in names:
             check.refuse_name(c.op, name, value, names)
 
     return known_name
 
 
-def checked_with_arrays(c: check.Context, name: str, value: Any) -> None:
+def checked_with_arrays(c: check.Context, name: str, value: object) -> None:
     """An option whose shape depends on an array other than q: it is validated together with that array."""
 
 
@@ -94,13 +94,15 @@ def valid_keys(xp: Namespace, x: Array, n: int, mask: Array | None, key_lengths:
 def both(*terms: Array | None) -> Array | None:
     """The conjunction of the masks; None if all are None."""
     masks = [term for term in terms if term is not None]
-    conjunction = masks[0] if masks else None
+    if not masks:
+        return None
+    conjunction = masks[0]
     for term in masks[1:]:
         conjunction = conjunction & term
     return conjunction
 
 
-def chosen(xp: Namespace, valid: Array | None, x: Array) -> Array:
+def chosen(xp: Namespace, valid: Array | None, x: A) -> A:
     """x (..., n, c) with zeros at invalid tokens."""
     return x if valid is None else xp.where(valid[..., None], x, 0.0)
 

@@ -83,7 +83,7 @@ def activation_moments(activation: str, *, mean: float = 0.0, var: float = 1.0) 
     record = ACTIVATIONS[activation]
     h = record.h
     if std == 0:
-        (value,) = h(xp, xp.asarray([mean])).tolist()
+        value = float(h(xp, xp.asarray([mean]))[0])
         return ActivationMoments(*(value**p for p in (1, 2, 3, 4)))
     sums = [0.0] * 4
     for low, high in _pieces(record, mean, std):

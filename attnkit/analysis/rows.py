@@ -1,7 +1,7 @@
 """How attention weights are spread over keys: concentration, ranks, exact zeros; at once or in blocks of queries."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from attnkit._core import check, quadratic
@@ -10,7 +10,7 @@ from attnkit._core.library import beside
 from attnkit._core.mask import positions
 from attnkit._core.special import floats, needs_values, promoted, promoting, readable, without_autocast
 from attnkit._core.tokens import whole
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import A, Array, Bindings, DType, Keywords, Namespace, OfLibrary
 from attnkit.ops import statistics
 
 _BLOCK = 2**20  # weights in a block: 4 MiB in float32, a few times that while they are sorted
@@ -71,7 +71,7 @@ def _count(rows: _Rows, rows_that: Array) -> Array:
     return rows.xp.sum(rows.xp.astype(rows_that, rows.w.dtype))
 
 
-def _mean(rows: _Rows, x: Array) -> Array:
+def _mean(rows: _Rows, x: Array) -> OfLibrary:
     """Mean over the valid rows of an x that is 0 on others; 0 without one; nan if there are negative weights."""
     count = _count(rows, rows.valid)
     mean = rows.xp.sum(x) / rows.xp.where(count > 0, count, 1.0)
@@ -89,7 +89,7 @@ def _largest(n: int, percent: float, fractional: bool) -> tuple[int, float]:
     return max(1, math.ceil(t - _SLACK * n)), 0.0
 
 
-def _table(rows: _Rows, dtype: Any, percent: float, fractional: bool, cache: dict[Any, tuple[Array, Array]]) -> Any:
+def _table(rows: _Rows, dtype: DType, percent: float, fractional: bool, cache: dict[Any, tuple[Array, Array]]) -> Any:
     """`_largest` for 0 .. S visible keys, as (k, part); float32 is too inexact to round percent·n/100 up.
 
     `cache` holds the tables of earlier calls, which would otherwise be sent to the device for each block.
@@ -105,7 +105,7 @@ def _table(rows: _Rows, dtype: Any, percent: float, fractional: bool, cache: dic
     return cache[name]
 
 
-def _looked_up(xp: Namespace, table: Array, n: Array) -> Array:
+def _looked_up(xp: Namespace, table: Array, n: Array) -> OfLibrary:
     """table[n], (..., 1)."""
     return xp.reshape(xp.take(table, xp.reshape(n, (-1,)), axis=0), (*n.shape, 1))
 
@@ -139,7 +139,7 @@ def _shares(
 
 
 @promoted
-def concentration(weights: Array, percent: float, visible: Array | None = None, *, fractional: bool = False) -> Array:
+def concentration(weights: A, percent: float, visible: Array | None = None, *, fractional: bool = False) -> A:
     """Mean over valid rows of the share of a row's sum that its k largest weights hold.
 
     With n visible keys and t = percent·n/100: k = max(1, ceil(t - 1e-9·n)); with `fractional` the floor(t) largest and
@@ -166,8 +166,8 @@ def concentration(weights: Array, percent: float, visible: Array | None = None, 
 
 @promoted
 def concentration_curve(
-    weights: Array, percents: Sequence[float], visible: Array | None = None, *, fractional: bool = False
-) -> Array:
+    weights: A, percents: Sequence[float], visible: Array | None = None, *, fractional: bool = False
+) -> A:
     """`concentration` at each of `percents`, (len(percents),), from one sort."""
     percents = _percents("concentration_curve", percents)
     rows = _rows_of("concentration_curve", weights, visible)
@@ -175,7 +175,7 @@ def concentration_curve(
 
 
 @promoted
-def mass_at_rank(weights: Array, rank: int, visible: Array | None = None) -> Array:
+def mass_at_rank(weights: A, rank: int, visible: Array | None = None) -> A:
     """Mean over valid rows of the share of a row's sum held by its rank-th largest weight (1 = the largest).
 
     A row that sees fewer than `rank` keys gives 0. Otherwise as `concentration`.
@@ -211,7 +211,7 @@ def sparsity(weights: Array, visible: Array | None = None) -> Sparsity:
 # ---------------------------------------------------------------------------------------------- in blocks
 
 
-def weight_blocks(op: Any, q: Array, k: Array, **params: Any) -> Iterator[tuple[Array, Array | None]]:
+def weight_blocks(op: Any, q: Array, k: Array, **params: object) -> Iterator[tuple[Array, Array | None]]:
     """Blocks of queries: (weights (..., block, S) in the compute dtype, visible pairs or None = all).
 
     Feeds the analyses of this module without an (L, S) array in memory. Arguments and errors as in `row_statistics`.
@@ -238,7 +238,7 @@ def _blocks(plan: Any, q: Array, k: Array) -> Iterator[tuple[Array, Array | None
         yield w, a.pairs
 
 
-def served(op: Any, options: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+def served(op: Any, options: Bindings) -> tuple[tuple[str, ...], Keywords]:
     """The fields that `row_statistics` supports for an op with these options, and the options to pass.
 
     No entropy if weights may be negative; no fields for an op that it does not support.

@@ -8,7 +8,7 @@ from attnkit._core.dispatch import namespace
 from attnkit._core.quadratic import cast, compute_dtype
 from attnkit._core.special import double_precision, promoted, singular_values
 from attnkit._core.tokens import whole
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import A, Namespace, OfLibrary
 from attnkit.ops.lowrank import newton
 
 
@@ -22,7 +22,7 @@ def _checked(op: str, a: Any, square: bool) -> Namespace:
 
 
 @promoted
-def newton_residuals(a: Array, *, newton_steps: int = 20, init_scale: float = 0.9) -> Array:
+def newton_residuals(a: A, *, newton_steps: int = 20, init_scale: float = 0.9) -> A:
     """‖A X_k A - A‖₂/‖A‖₂ for k = 0 .. newton_steps: how `newton_inverse` converges (Lu et al. 2021 Figure 4).
 
     Carried out in float64 whatever the dtype of a, unlike `newton_inverse(a, return_residuals=True)`, whose trace shows
@@ -50,7 +50,7 @@ def newton_residuals(a: Array, *, newton_steps: int = 20, init_scale: float = 0.
         return cast(xp, newton.residuals(xp, wide, iterates), compute_dtype(xp, a))
 
 
-def _iterates(xp: Namespace, a: Array, steps: int, init_scale: float) -> list[Array]:
+def _iterates(xp: Namespace, a: OfLibrary, steps: int, init_scale: float) -> list[OfLibrary]:
     """`lowrank_newton.iterates` without the search for a first maximum, which JAX cannot trace in a float64 context."""
     if a.shape[-1] == 0:
         return [a] * (steps + 1)
@@ -63,7 +63,7 @@ def _iterates(xp: Namespace, a: Array, steps: int, init_scale: float) -> list[Ar
 
 
 @promoted
-def condition_number(a: Array) -> Array:
+def condition_number(a: A) -> A:
     """σ₁/σ_min of each matrix a (..., m, n), over its min(m, n) singular values: (...); inf where σ_min = 0.
 
     Computed in float64, returned in the compute dtype. ValueError and TypeError for shapes and dtypes;
@@ -78,7 +78,7 @@ def condition_number(a: Array) -> Array:
 
 
 @promoted
-def effective_rank(a: Array) -> Array:
+def effective_rank(a: A) -> A:
     """exp(-Σ p log p), p = σ/Σσ, of each matrix a (..., m, n): (...); r for r equal singular values, 0 for a = 0.
 
     The exponential of the entropy of the singular values (Roy and Vetterli 2007). Computed in float64, returned in the

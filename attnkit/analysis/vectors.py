@@ -21,7 +21,7 @@ class _Directions(NamedTuple):
     excluded: Array
 
 
-def _directions(op: str, x: Any, mask: Any) -> tuple[Namespace, _Directions]:
+def _directions(op: str, x: Array, mask: Any) -> tuple[Namespace, _Directions]:
     """û = x/‖x‖, divided by the largest entry first so that squares do not overflow; 0 for zero and masked vectors."""
     check.float_array(op, "x", x)
     if x.ndim < 2:
@@ -142,14 +142,14 @@ def _ratio(xp: Namespace, above: Array, below: Array) -> Array:
     return xp.where(below > 0, above / xp.where(below > 0, below, 1.0), math.nan)
 
 
-def _center_and_sums(xp: Namespace, x: Array, there: Array | None, count: Any) -> tuple[Array, Array, Array]:
+def _center_and_sums(xp: Namespace, x: Array, there: Array | None, count: float | Array) -> tuple[Array, Array, Array]:
     """c ≈ mean, Σ(x - c) and Σ(x - c)² over the valid elements; the second corrects the error of c."""
     center = xp.sum(x) / count
     gap = x - center if there is None else xp.where(there, x - center, 0.0)
     return center, xp.sum(gap), xp.sum(gap * gap)
 
 
-def _pooled_variance(xp: Namespace, x: Array, there: Array | None, count: Any) -> Array:
+def _pooled_variance(xp: Namespace, x: Array, there: Array | None, count: float | Array) -> Array:
     _, gap, squares = _center_and_sums(xp, x, there, count)
     return (squares - gap * gap / count) / count
 

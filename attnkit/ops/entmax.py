@@ -14,7 +14,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.family import Family, op, vjp_of, weights_of
 from attnkit._core.mask import positions
 from attnkit._core.special import cumulative_sum, falling, real, relu, stop_gradient
-from attnkit._core.typing import A, Array, Common, Impl, Namespace
+from attnkit._core.typing import A, Array, Common, Factor, Impl, Keywords, Namespace
 from attnkit.ops import softmax
 
 SMALLEST_ALPHA = 1.01
@@ -23,7 +23,7 @@ _UNDERFLOW = -800.0  # exp of this underflows to 0 in every dtype
 _HALVINGS = {"float32": 24, "float64": 53}  # of a bracket of width 1, down to its spacing
 
 
-def _check_alpha(c: check.Context, name: str, value: Any) -> None:
+def _check_alpha(c: check.Context, name: str, value: object) -> None:
     """1, or 1.01 to 2; for an array only shape and dtype are checked."""
     if isinstance(value, numbers.Real) or not check.is_array(value):
         alpha = check.number(c.op, name, value)
@@ -37,7 +37,7 @@ def _check_alpha(c: check.Context, name: str, value: Any) -> None:
 OWN = {"alpha": _check_alpha}
 
 
-def _of_rows(xp: Namespace, a: quadratic.Inputs, alpha: Any) -> Any:
+def _of_rows(xp: Namespace, a: quadratic.Inputs, alpha: Any) -> Factor:
     """α for these rows: a number, or an array in the compute dtype."""
     if isinstance(alpha, numbers.Real):
         return float(alpha)
@@ -59,7 +59,7 @@ def _scaled(xp: Namespace, s: Array, a: quadratic.Inputs, above: Any) -> Array:
     return xp.where(out, -1.0, above * xp.where(out, 0.0, below))
 
 
-def _raised(xp: Namespace, t: Array, power: Any) -> Array:
+def _raised(xp: Namespace, t: Array, power: float | Array) -> Array:
     """t^power of t >= 0, and 0 at t = 0 for every power, with finite derivatives."""
     if isinstance(power, float) and power in (1.0, 2.0):
         return t if power == 1.0 else t * t
@@ -67,7 +67,7 @@ def _raised(xp: Namespace, t: Array, power: Any) -> Array:
     return xp.where(none, 0.0, xp.exp(power * xp.log(xp.where(none, 1.0, t))))
 
 
-def _slope(xp: Namespace, above: Array, power: Any) -> Array:
+def _slope(xp: Namespace, above: Array, power: float | Array) -> Array:
     """power·Σ[x - τ]₊^(power - 1), minus the derivative of Σ[x - τ]₊^power in τ; 1 in place of 0. `above` is x - τ."""
     t = relu(xp, above)
     each = xp.astype(t > 0, t.dtype) if _is_one(power) else _raised(xp, t, power - 1.0)
@@ -75,12 +75,12 @@ def _slope(xp: Namespace, above: Array, power: Any) -> Array:
     return xp.where(slope == 0, 1.0, slope)
 
 
-def _excess(xp: Namespace, above: Array, power: Any) -> Array:
+def _excess(xp: Namespace, above: Array, power: float | Array) -> Array:
     """Σ[x - τ]₊^power - 1."""
     return xp.sum(_raised(xp, relu(xp, above), power), axis=-1, keepdims=True) - 1.0
 
 
-def _is_one(power: Any) -> bool:
+def _is_one(power: float | Array) -> bool:
     return isinstance(power, float) and power == 1.0
 
 
@@ -105,7 +105,7 @@ def _sorted_threshold(xp: Namespace, x: Array, power: float) -> Array:
     return mean - xp.sqrt(xp.where(room <= 0, 0.0, room))
 
 
-def _halved_threshold(xp: Namespace, x: Array, power: Any) -> Array:
+def _halved_threshold(xp: Namespace, x: Array, power: float | Array) -> Array:
     """τ by bisection of [-1, -keys^-1/power] in a fixed number of steps."""
     low = xp.zeros_like(x[..., :1]) - 1.0
     if x.shape[-1] == 1:  # the bracket is a point, and XLA fails when it fuses bisections without a sum
@@ -118,7 +118,7 @@ def _halved_threshold(xp: Namespace, x: Array, power: Any) -> Array:
     return low
 
 
-def _unnormalised(xp: Namespace, x: Array, power: Any) -> Array:
+def _unnormalised(xp: Namespace, x: Array, power: float | Array) -> Array:
     """[x - τ]₊^power, differentiable in x and in an array `power`."""
     fixed, constant = stop_gradient(x), power if isinstance(power, float) else stop_gradient(power)
     exact = isinstance(power, float) and power in (1.0, 2.0)
@@ -136,7 +136,7 @@ def _unnormalised(xp: Namespace, x: Array, power: Any) -> Array:
 # ---------------------------------------------------------------------------------------------- the family
 
 
-def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, *, alpha: Any = 1.5) -> tuple[Array, Any]:
+def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, *, alpha: float | Array = 1.5) -> tuple[Array, Any]:
     """u = [x - τ]₊^power and the row factor 1/Σu, which is 1 on rows without a finite visible score."""
     if isinstance(alpha, numbers.Real) and alpha == 1:
         return softmax.weigh(xp, s, a)
@@ -184,7 +184,7 @@ def _slope_at_one(xp: Namespace, p: Array) -> Array:
     return -0.5 * p * (squares - xp.sum(p * squares, axis=-1, keepdims=True))
 
 
-def _tilted(xp: Namespace, p: Array, alpha: Any) -> Array:
+def _tilted(xp: Namespace, p: Array, alpha: float | Array) -> Array:
     """u = p^{2-α} where p > 0, else 0."""
     if isinstance(alpha, float) and alpha in (1.0, 1.5):
         return p if alpha == 1.0 else xp.where(p <= 0, 0.0, xp.sqrt(xp.where(p <= 0, 1.0, p)))
@@ -193,13 +193,15 @@ def _tilted(xp: Namespace, p: Array, alpha: Any) -> Array:
     return _raised(xp, p, 2.0 - alpha)
 
 
-def _average(xp: Namespace, u: Array, x: Any) -> Array:
+def _average(xp: Namespace, u: Array, x: Array) -> Array:
     """Σ u x/Σu, 0 on rows without weights."""
     total = xp.sum(u, axis=-1, keepdims=True)
     return xp.sum(u * x, axis=-1, keepdims=True) / xp.where(total == 0, 1.0, total)
 
 
-def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any, *, alpha: Any = 1.5) -> Array:
+def score_gradient(
+    xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Array, *, alpha: float | Array = 1.5
+) -> Array:
     """ds = u (dw - Σ u dw/Σu) with u = p^{2-α} on the support."""
     u = _tilted(xp, w, _of_rows(xp, a, alpha))
     return u * (dw - _average(xp, u, dw))
@@ -210,11 +212,11 @@ def beside(
     s: Array,
     a: quadratic.Inputs,
     w: Array,
-    dw: Any,
+    dw: Array,
     ds: Array,
     like: dict[str, Array],
     *,
-    alpha: Any = 1.5,
+    alpha: float | Array = 1.5,
 ) -> dict[str, Array]:
     """dα = Σ_j dw_j dp_j/dα of these rows in the compute dtype, if α is an array."""
     if isinstance(alpha, numbers.Real):
@@ -236,12 +238,12 @@ def beside(
 # ---------------------------------------------------------------------------------------------- public
 
 
-def has_exact_zeros(*, alpha: Any = 1.5) -> bool:
+def has_exact_zeros(*, alpha: float | Array = 1.5) -> bool:
     """Whether weights of 0 are exact and not underflow: true except for softmax."""
     return not (isinstance(alpha, numbers.Real) and alpha == 1)
 
 
-def sparsemax_options() -> dict[str, Any]:
+def sparsemax_options() -> Keywords:
     """Sparsemax as entmax options."""
     return {"alpha": 2.0}
 
@@ -259,7 +261,9 @@ SPARSEMAX = ENTMAX.special("sparsemax_attention", sparsemax_options)
 
 
 @op(ENTMAX, ENTMAX.attend)
-def entmax_attention(q: A, k: A, v: A, *, alpha: Any = 1.5, impl: Impl = "auto", **common: Unpack[Common]) -> A:
+def entmax_attention(
+    q: A, k: A, v: A, *, alpha: float | Array = 1.5, impl: Impl = "auto", **common: Unpack[Common]
+) -> A:
     """o_i = Σ_j p_ij v_j with p_ij = [(α-1)s_ij - τ_i]₊^{1/(α-1)}, τ_i such that Σ_j p_ij = 1 over the visible keys.
 
     Peters et al. 2019 eq 8-11; with a learned α Correia et al. 2019 §3. Baseline of Shen et al. 2023, whose App. C

@@ -1,6 +1,5 @@
 """Forgetting attention: softmax of scores that fade by what was forgotten between key and query."""
 
-from collections.abc import Mapping
 from typing import Any, Unpack
 
 from attnkit._core import quadratic
@@ -9,7 +8,7 @@ from attnkit._core.family import Family, recorded, weights_of
 from attnkit._core.library import library
 from attnkit._core.mask import positions
 from attnkit._core.special import cumulative_sum, stop_gradient, sum_before
-from attnkit._core.typing import Array, Impl, Namespace, WithoutCausal
+from attnkit._core.typing import Array, Bindings, Impl, Keywords, Namespace, Option, WithoutCausal
 from attnkit.ops import softmax
 
 # ---------------------------------------------------------------------------------------------- what fades
@@ -52,7 +51,7 @@ def _differences(xp: Namespace, c: Array, at: Array) -> Array:
 # ---------------------------------------------------------------------------------------------- the family
 
 
-def seeing(*, log_forget: Array, mask: Array | None = None, key_lengths: Any = None, **common: Any) -> dict[str, Any]:
+def seeing(*, log_forget: Array, mask: Array | None = None, key_lengths: Any = None, **common: Option) -> Keywords:
     """The keys up to a query's own position, and `kept`, (..., S): the tokens that neither a key mask nor key_lengths
     hides; for all of a call, because a mask of pairs may have one query in a block."""
     kept = None
@@ -76,7 +75,7 @@ def prepare(
     log_forget: Array,
     kept: Array | None = None,
     at: Array | None = None,
-    **common: Any,
+    **common: Option,
 ) -> quadratic.Inputs:
     """`quadratic.prepare`, with c_i - c_j in the bias; `at` are the positions of the queries if `rows` are not."""
     a = quadratic.prepare(xp, q, k, v, **common)
@@ -93,7 +92,7 @@ def prepare(
 
 
 def beside(
-    xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any, ds: Array, like: dict[str, Array]
+    xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Array, ds: Array, like: dict[str, Array]
 ) -> dict[str, Array]:
     """dlog_forget_l = Σ_{i >= l > j} ds_ij: row by row the sum over the keys before l."""
     if "log_forget" not in like:
@@ -171,7 +170,7 @@ def forgetting_attention(
 
 
 def _scored(
-    xp: Namespace, q: Array, k: Array, v: Array, log_forget: Array, common: Mapping[str, Any]
+    xp: Namespace, q: Array, k: Array, v: Array, log_forget: Array, common: Bindings
 ) -> tuple[quadratic.Inputs, Array]:
     a = prepare(xp, q, k, v, **seeing(log_forget=log_forget, **common))
     return a, quadratic.scores(xp, a)
@@ -181,7 +180,7 @@ forgetting_attention_weights = weights_of(forgetting_attention, FORGETTING)
 
 
 def _pulled(
-    q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, *, log_forget: Array, **common: Any
+    q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, *, log_forget: Array, **common: object
 ) -> dict[str, Array]:
     xp = namespace(q)
     a, s = _scored(xp, q, k, v, log_forget, common)

@@ -1,6 +1,5 @@
 """Gated attention unit: squared-relu attention of one head whose output a second projection gates (Hua et al. 2022)."""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -11,12 +10,12 @@ from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with
 from attnkit._core.mask import Rows, visibility_of
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.tokens import chosen, cotangent
-from attnkit._core.typing import A, Array, Causal, Impl, Length, Namespace
+from attnkit._core.typing import A, Array, Bindings, Causal, Impl, Keywords, Length, Namespace, Option
 from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
 
 _SILU = ACTIVATIONS["silu"]
 WEIGHTS = ("w_z", "w_u", "w_v", "w_o", "gamma_q", "beta_q", "gamma_k", "beta_k")
-ATTENTION: dict[str, Any] = {"activation": "relu_squared", "alpha": 2.0, "scale": 1.0}
+ATTENTION: Keywords = {"activation": "relu_squared", "alpha": 2.0, "scale": 1.0}
 
 
 class OneHead(TypedDict, total=False):
@@ -32,7 +31,7 @@ class OneHead(TypedDict, total=False):
     dropout: tuple[float, Any] | None
 
 
-def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     x = arrays["x"]
     if x.ndim < 2:
         check.wrong_shape(op, "x", x, "at least two axes, (..., tokens, features)")
@@ -68,7 +67,7 @@ class _Parts(NamedTuple):
     used: Array | None  # (..., T) tokens used as a query or a key, None = all
 
 
-def _used(xp: Namespace, x: Array, common: Mapping[str, Any]) -> Array | None:
+def _used(xp: Namespace, x: Array, common: Bindings) -> Array | None:
     T, visibility = x.shape[-2], visibility_of(common)
     if not visibility.masked:  # under causality every token is used
         return None
@@ -76,7 +75,7 @@ def _used(xp: Namespace, x: Array, common: Mapping[str, Any]) -> Array | None:
     return None if pairs is None else xp.any(pairs, axis=-1) | xp.any(pairs, axis=-2)
 
 
-def _parts(xp: Namespace, x: Array, weights: dict[str, Array], common: Mapping[str, Any]) -> _Parts:
+def _parts(xp: Namespace, x: Array, weights: dict[str, Array], common: Bindings) -> _Parts:
     dtype = compute_dtype(xp, x)
     wide = {name: cast(xp, w, dtype) for name, w in weights.items()}
     used = _used(xp, x, common)
@@ -88,7 +87,7 @@ def _parts(xp: Namespace, x: Array, weights: dict[str, Array], common: Mapping[s
     return _Parts(x, wide, before, after, q, k, used)
 
 
-def _attend(impl: str, x: Array, *arrays: Array, **options: Any) -> Array:
+def _attend(impl: str, x: Array, *arrays: Array, **options: object) -> Array:
     """`gated_attention_unit` with its attention by an implementation."""
     xp = namespace(x)
     p = _parts(xp, x, dict(zip(WEIGHTS, arrays, strict=True)), options)
@@ -96,7 +95,7 @@ def _attend(impl: str, x: Array, *arrays: Array, **options: Any) -> Array:
     return cast(xp, (p.after["u"] * a) @ p.weights["w_o"], x.dtype)
 
 
-def _pull(impl: str, x: Array, *others: Array, **options: Any) -> dict[str, Array]:
+def _pull(impl: str, x: Array, *others: Array, **options: Option) -> dict[str, Array]:
     """`gated_attention_unit_vjp` with it."""
     *arrays, do = others
     xp, weights = namespace(x), dict(zip(WEIGHTS, arrays, strict=True))
@@ -168,7 +167,7 @@ def gated_attention_unit(
 
 @operation_checked_by(_context, check.PLAIN_NUMBERS)
 @vjp_like(gated_attention_unit)
-def gated_attention_unit_vjp(x: Array, *others: Array, **options: Any) -> dict[str, Array]:
+def gated_attention_unit_vjp(x: Array, *others: Array, **options: object) -> dict[str, Array]:
     """Gradients of x, of every weight and, if passed, of "bias", for the cotangent do.
 
     da = u ⊙ (do W_oᵀ), du = a ⊙ (do W_oᵀ), dq, dk, dv from da as in `pointwise_attention_vjp`,
@@ -184,7 +183,7 @@ def gated_attention_unit_vjp(x: Array, *others: Array, **options: Any) -> dict[s
 def kernels(of: Kernel) -> dict[str, Kernel]:
     """The table of a library: the attention by its kernel of point-wise attention."""
 
-    def unsupported(x: Array, *weights: Array, **options: Any) -> str | None:
+    def unsupported(x: Array, *weights: Array, **options: Option) -> str | None:
         return of.unsupported(x, x, x, **{**ATTENTION, **options})
 
     kernel = Kernel(of.name, partial(_attend, of.name), unsupported)

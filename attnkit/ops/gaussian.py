@@ -4,13 +4,13 @@ Distances are expanded into products after a vector near the keys is subtracted 
 a common offset costs no precision.
 """
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from attnkit._core import quadratic
 from attnkit._core.check import is_learned
 from attnkit._core.family import Family, op, vjp_of, weights_of
 from attnkit._core.special import cumulative_sum, stop_gradient
-from attnkit._core.typing import A, Array, Common, Impl, Namespace
+from attnkit._core.typing import A, Array, Common, Impl, Namespace, Option
 
 
 def _heads(x: Array) -> int:
@@ -54,7 +54,7 @@ def centred(xp: Namespace, a: quadratic.Inputs) -> quadratic.Inputs:
     return a._replace(q=a.q - _for_queries(xp, centre, _heads(a.q)), k=a.k - centre)
 
 
-def prepare(xp: Namespace, q: Array, k: Array, v: Array | None = None, **common: Any) -> quadratic.Inputs:
+def prepare(xp: Namespace, q: Array, k: Array, v: Array | None = None, **common: Option) -> quadratic.Inputs:
     """`quadratic.prepare`, and the centre of the keys subtracted."""
     return centred(xp, quadratic.prepare(xp, q, k, v, **common))
 
@@ -78,13 +78,13 @@ def weigh(xp: Namespace, s: Array, a: quadratic.Inputs) -> tuple[Array, float]:
     return quadratic.masked(xp, a, xp.exp(quadratic.masked(xp, a, s))), 1.0
 
 
-def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any) -> Array:
+def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Array) -> Array:
     """ds = w dw."""
     return w * dw
 
 
 def beside(
-    xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any, ds: Array, like: dict[str, Array]
+    xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Array, ds: Array, like: dict[str, Array]
 ) -> dict[str, Array]:
     """Gradients through ‖q‖² and ‖k‖², beside those of the product: -scale·q_i Σ_j ds_ij, -scale·k_j Σ_i ds_ij, and of
     scale -½ Σ_i ‖q_i‖² Σ_j ds_ij - ½ Σ_j ‖k_j‖² Σ_i ds_ij where it is an array."""

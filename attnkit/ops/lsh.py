@@ -12,7 +12,7 @@ from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import generator, real, stop_gradient
 from attnkit._core.tokens import both, chosen, cotangent, key_mask, valid_keys, whole, zeros
-from attnkit._core.typing import A, Array, Causal, Impl, Namespace
+from attnkit._core.typing import A, AnyFunction, Array, Causal, Impl, Keywords, Namespace, OfLibrary, Option
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
 SELF_LOGIT = -1e5
@@ -44,7 +44,7 @@ def random_rotations(d: int, num_hashes: int, num_buckets: int, seed: int) -> Ar
 # ---------------------------------------------------------------------------------------------- checks
 
 
-def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     qk, v, rotations = arrays["qk"], arrays.get("v"), arrays["rotations"]
     for name, x in (("qk", qk), ("v", v)):
         if x is not None and x.ndim < 2:
@@ -65,13 +65,13 @@ def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.
     return check.Context(op, qk, leading, n, n, options, "qk")
 
 
-def _chunked_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _chunked_context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     if "chunk_size" not in options:
         raise TypeError(f"{op}: missing argument 'chunk_size'")
     return _context(op, arrays, options)
 
 
-def _chunk_size(c: check.Context, name: str, value: Any) -> None:
+def _chunk_size(c: check.Context, name: str, value: object) -> None:
     whole(c.op, name, value, 1)
 
 
@@ -159,7 +159,7 @@ def _to_both(xp: Namespace, g: Array, chunk_size: int) -> Array:
 class _Softmax(NamedTuple):
     """Softmax attention and its gradients, by one implementation."""
 
-    attend: Callable[..., Any]
+    attend: AnyFunction
     vjp: Callable[..., dict[str, Array]]
 
     @classmethod
@@ -173,7 +173,7 @@ class _Chunks(NamedTuple):
     q: Array  # (..., C, c, d)
     k: Array  # (..., C, 2c, d), of length about 1; (..., C, c, d) for a single chunk
     v: Array  # (..., C, 2c, e)
-    options: dict[str, Any]
+    options: Keywords
     order: _Order
     valid: Array | None  # (..., n)
     unit: Array  # k̂ (..., n, d)
@@ -245,7 +245,7 @@ def _visible(xp: Namespace, order: _Order, valid: Array | None, n: int, causal: 
     query, key = _queries_and_keys(xp, order)
     if valid is not None:
         there = _filled(xp, xp.astype(valid, xp.int32)[..., None], order.chunk_size)
-        visible = (_with_previous(xp, _into_chunks(xp, there, order)) > 0).mT
+        visible: Array | None = (_with_previous(xp, _into_chunks(xp, there, order)) > 0).mT
     else:
         visible = key < n if order.sorted.shape[-1] > n else None
     return both(visible, key <= query if causal else None)
@@ -256,7 +256,7 @@ def _flat(xp: Namespace, x: Array | None) -> Any:
     return x if x is None else xp.reshape(x, (math.prod(x.shape[:-2]), *x.shape[-2:]))
 
 
-def _arguments(xp: Namespace, a: _Chunks) -> tuple[tuple[Array, ...], dict[str, Any]]:
+def _arguments(xp: Namespace, a: _Chunks) -> tuple[tuple[Array, ...], Keywords]:
     arrays = {name: _flat(xp, a.options[name]) for name in ("bias", "mask")}
     return tuple(_flat(xp, x) for x in (a.q, a.k, a.v)), a.options | arrays
 
@@ -278,7 +278,7 @@ def _joined(xp: Namespace, a: _Chunks, rounds: _Rounds, n: int) -> Array:
     return chosen(xp, a.valid, xp.sum(rounds.share * rounds.o, axis=-3)[..., :n, :])
 
 
-def _attend(softmax: _Softmax, qk: Array, v: Array, rotations: Array, **options: Any) -> Array:
+def _attend(softmax: _Softmax, qk: Array, v: Array, rotations: Array, **options: Option) -> Array:
     """`lsh_attention` with attention within chunks by an implementation of softmax."""
     xp = namespace(qk)
     a = _chunks(xp, qk, v, rotations, **options)
@@ -286,7 +286,7 @@ def _attend(softmax: _Softmax, qk: Array, v: Array, rotations: Array, **options:
 
 
 def _pull(
-    softmax: _Softmax, qk: Array, v: Array, rotations: Array, do: Array, *, chunk_size: int, **options: Any
+    softmax: _Softmax, qk: Array, v: Array, rotations: Array, do: Array, *, chunk_size: int, **options: Option
 ) -> dict[str, Array]:
     """`lsh_attention_vjp` with them: a round has the cotangents share·do of o_r and share (do·o_r - do·o) of lse_r."""
     xp, n = namespace(qk), qk.shape[-2]
@@ -330,7 +330,8 @@ def lsh_buckets(qk: A, rotations: A, *, mask: Array | None = None, impl: Impl = 
     xp = namespace(qk)
     valid = valid_keys(xp, qk, qk.shape[-2], mask, None)
     x = chosen(xp, valid, cast(xp, qk, compute_dtype(xp, qk)))
-    return _hash(xp, stop_gradient(x), rotations, valid)
+    buckets: OfLibrary = _hash(xp, stop_gradient(x), rotations, valid)
+    return buckets
 
 
 _GENERIC = _Softmax.by("generic")
@@ -378,7 +379,7 @@ def lsh_attention(
 
 @operation_checked_by(_chunked_context, _OWN)
 @weights_like(lsh_attention)
-def lsh_attention_weights(qk: Array, rotations: Array, **options: Any) -> Array:
+def lsh_attention_weights(qk: Array, rotations: Array, **options: object) -> Array:
     """The weights w (..., n, n) of `lsh_attention`, summed over rounds, in the dtype of qk: its result for v = 1."""
     xp, n = namespace(qk), qk.shape[-2]
     i = positions(xp, qk, 0, n)
@@ -388,7 +389,7 @@ def lsh_attention_weights(qk: Array, rotations: Array, **options: Any) -> Array:
 
 @operation_checked_by(_chunked_context, _OWN)
 @vjp_like(lsh_attention)
-def lsh_attention_vjp(qk: Array, v: Array, rotations: Array, do: Array, **options: Any) -> dict[str, Array]:
+def lsh_attention_vjp(qk: Array, v: Array, rotations: Array, do: Array, **options: Option) -> dict[str, Array]:
     """Gradients {"qk", "v"} of `lsh_attention` for the cotangent do, with the buckets as constants.
 
     dw = do vᵀ, ds = w (dw - do·o), dk̂ = dsᵀ qk, dqk = ds k̂ + (dk̂ - k̂ (k̂·dk̂))/√(‖x‖² + 10⁻⁶ d), dv = wᵀ do, within
@@ -400,7 +401,7 @@ def lsh_attention_vjp(qk: Array, v: Array, rotations: Array, do: Array, **option
 # ---------------------------------------------------------------------------------------------- kernels
 
 
-def pairs(qk: Array, v: Array, rotations: Array, *rest: Array, chunk_size: int, **options: Any) -> int:
+def pairs(qk: Array, v: Array, rotations: Array, *rest: Array, chunk_size: int, **options: object) -> int:
     """Pairs of a query and a key in all rounds."""
     leading = check.broadcast("attention", "leading axes", tuple(qk.shape[:-2]), tuple(v.shape[:-2]))
     return 2 * math.prod(leading) * rotations.shape[-2] * qk.shape[-2] * chunk_size
@@ -411,10 +412,10 @@ def kernels(of: Kernel, enough: int = 0) -> dict[str, Kernel]:
     softmax attention."""
     softmax = _Softmax.by(of.name)
 
-    def unsupported(qk: Array, v: Array, *rest: Array, **options: Any) -> str | None:
+    def unsupported(qk: Array, v: Array, *rest: Array, **options: Option) -> str | None:
         return of.unsupported(qk, qk, v)
 
-    def is_faster(*arrays: Array, **options: Any) -> bool:
+    def is_faster(*arrays: Array, **options: Option) -> bool:
         return pairs(*arrays, **options) >= enough
 
     kernel = Kernel(of.name, partial(_attend, softmax), unsupported, is_faster)

@@ -9,17 +9,17 @@ from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family
 from attnkit._core.tokens import cotangent, one_of
-from attnkit._core.typing import A, Array, Impl, Namespace
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary, Option
 from attnkit.ops import pointwise, softmax
 
 # how slots are weighed: like keys in the attention op of that name, without its scale and length
-_FAMILIES: dict[str, tuple[Family, dict[str, Any]]] = {
+_FAMILIES: dict[str, tuple[Family, Keywords]] = {
     "relu": (pointwise.POINTWISE, {"activation": "relu", "alpha": 0.0}),
     "softmax": (softmax.SOFTMAX, {}),
 }
 
 
-def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     x, keys, values = arrays["x"], arrays["keys"], arrays["values"]
     for name, array in (("x", x), ("keys", keys), ("values", values)):
         if array.ndim < 2:
@@ -42,7 +42,7 @@ def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.
     return context
 
 
-def _vector(c: check.Context, name: str, x: Any, size: int) -> None:
+def _vector(c: check.Context, name: str, x: OfLibrary, size: int) -> None:
     if x is None:
         return
     check.option_array(c, name, x, check.FLOATS, f"one of {', '.join(check.FLOATS)}", (size,), "its size")
@@ -50,7 +50,7 @@ def _vector(c: check.Context, name: str, x: Any, size: int) -> None:
         check.wrong_shape(c.op, name, x, f"({size},)")
 
 
-def _checked_with_arrays(c: check.Context, name: str, value: Any) -> None:
+def _checked_with_arrays(c: check.Context, name: str, value: object) -> None:
     """A vector: `_context` checks its shape together with the arrays that share its size."""
 
 
@@ -134,15 +134,16 @@ def key_value_memory(
     xp = namespace(x)
     p = _parts(xp, x, keys, values, activation=activation, key_bias=key_bias, value_bias=value_bias)
     if norm_weight is None:
-        return quadratic.cast(xp, p.h, x.dtype)
-    y = pointwise.normalise(xp, p.h, eps).centred * quadratic.cast(xp, norm_weight, p.a.dtype)
+        h: OfLibrary = p.h
+        return quadratic.cast(xp, h, x.dtype)
+    y: OfLibrary = pointwise.normalise(xp, p.h, eps).centred * quadratic.cast(xp, norm_weight, p.a.dtype)
     y = y if norm_bias is None else y + quadratic.cast(xp, norm_bias, p.a.dtype)
     return quadratic.cast(xp, y, x.dtype)
 
 
 @operation_checked_by(_context, _OWN)
 @vjp_like(key_value_memory)
-def key_value_memory_vjp(x: Array, keys: Array, values: Array, do: Array, **options: Any) -> dict[str, Array]:
+def key_value_memory_vjp(x: Array, keys: Array, values: Array, do: Array, **options: Option) -> dict[str, Array]:
     """Gradients {"x", "keys", "values"}, and of each bias and norm weight passed, for the cotangent do.
 
     With y the normalised H, r = 1/√(variance + eps), g = norm_weight ⊙ do: dH = r·(g - mean(g) - y·mean(g ⊙ y)), or do
@@ -160,7 +161,7 @@ def key_value_memory_vjp(x: Array, keys: Array, values: Array, do: Array, **opti
         dh = (g - quadratic.mean(xp, g, (-1,)) - normed.centred * along) * normed.inverse
         vectors["norm_weight"] = do * normed.centred
 
-    def ds_of(dw: Any) -> Array:
+    def ds_of(dw: Array) -> Array:
         return p.score_gradient(xp, p.s, p.a, w, dw)
 
     like = {"q": x, "k": keys, "v": values, "bias": options.get("key_bias")}

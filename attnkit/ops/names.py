@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.family import RECORDS
+from attnkit._core.typing import Bindings, Keywords
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.pointwise import POINTWISE
 
-PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
+PRESETS: Mapping[str, tuple[str, Bindings]] = MappingProxyType(
     {
         **{name: (POINTWISE.name, {"activation": name}) for name in ACTIVATIONS if f"{name}_attention" not in RECORDS},
         "entmax15": (ENTMAX.name, {"alpha": 1.5}),
@@ -18,7 +18,7 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
 """{short name: (op, options)} of the names that imply options."""
 
 
-def spelled_out(name: str) -> tuple[str, dict[str, Any]]:
+def spelled_out(name: str) -> tuple[str, Keywords]:
     """The op that a name stands for, and the options that the name includes.
 
     "softmax" is short for "softmax_attention", and so on. An activation is point-wise attention with it: "relu", or
@@ -31,7 +31,7 @@ def spelled_out(name: str) -> tuple[str, dict[str, Any]]:
     return (name if name.endswith("_attention") else f"{name}_attention"), {}
 
 
-def with_preset(caller: str, name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def with_preset(caller: str, name: str, options: Bindings) -> tuple[str, Keywords]:
     """(op, options) of a name with further options; ValueError for an option that the name implies."""
     op, preset = spelled_out(name)
     for option in preset.keys() & options.keys():

@@ -15,7 +15,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, DROPOUT, POSITIONAL, derived_signature, signature_like
 from attnkit._core.dispatch import explains, namespace, repeated_call_checked_by
 from attnkit._core.mask import positions
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace, OfLibrary, Option, Results
 from attnkit.ops.linear.attention import LINEAR, linear_attention, linear_attention_vjp
 from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
@@ -44,7 +44,7 @@ def _edges(op: str, name: str, cu: Any, first: Array, tokens: int) -> int:
     return len(cu) - 1
 
 
-def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     """Three axes, tokens first; otherwise as in every attention op."""
     q, k = arrays["q"], arrays["k"]
     for name in ("q", "k", "v"):
@@ -82,10 +82,10 @@ class _Call(NamedTuple):
 
     queries: slice
     keys: slice
-    options: dict[str, Any]
+    options: Keywords
 
 
-def _calls(q: Array, k: Array, edges: tuple[Edges, Edges], options: dict[str, Any]) -> Iterator[_Call]:
+def _calls(q: Array, k: Array, edges: tuple[Edges, Edges], options: Keywords) -> Iterator[_Call]:
     cu_q, cu_k = edges
     if not (isinstance(cu_q, tuple) and isinstance(cu_k, tuple)):
         yield _Call(slice(None), slice(None), _masked(namespace(q), q, k, cu_q, cu_k, options))
@@ -112,7 +112,7 @@ def _place(xp: Namespace, x: Array, cu: Array, tokens: int) -> _Place:
     return _Place(sequence, xp.astype(index, cu.dtype) - xp.take(cu, sequence))
 
 
-def _masked(xp: Namespace, q: Array, k: Array, cu_q: Array, cu_k: Array, options: dict[str, Any]) -> dict[str, Any]:
+def _masked(xp: Namespace, q: Array, k: Array, cu_q: OfLibrary, cu_k: OfLibrary, options: Keywords) -> Keywords:
     """The options with a mask of pairs in place of causal and window, which count positions within a sequence."""
     of_q, of_k = _place(xp, q, cu_q, q.shape[0]), _place(xp, k, cu_k, k.shape[0])
     own = dict(options)
@@ -138,7 +138,7 @@ def _turned(xp: Namespace, x: Array) -> Array:
 
 
 def _forward(
-    attention: Callable[..., Any], q: Array, k: Array, v: Array, edges: tuple[Edges, Edges], options: dict[str, Any]
+    attention: AnyFunction, q: Array, k: Array, v: Array, edges: tuple[Edges, Edges], options: Keywords
 ) -> Any:
     xp, parts = namespace(q), []
     for call in _calls(q, k, edges, options):
@@ -158,7 +158,7 @@ def _backward(
     v: Array,
     edges: tuple[Edges, Edges],
     cotangents: tuple[Array | None, ...],
-    options: dict[str, Any],
+    options: Keywords,
 ) -> dict[str, Array]:
     xp, parts = namespace(q), []
     for call in _calls(q, k, edges, options):
@@ -218,14 +218,14 @@ HAVE_NO_PLACE = (
 def packed(
     op: Callable[Concatenate[Array, Array, Array, P], Any],
     checks: Mapping[str, check.OptionCheck] = check.PLAIN_NUMBERS,
-) -> Callable[[Callable[..., Any]], Packed[P]]:
+) -> Callable[[AnyFunction], Packed[P]]:
     """Make a documented `<op>_packed` run the op on sequence after sequence; its options are those of the op except
     padding, dropout, states, sinks and decays."""
 
-    def attend(q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **options: Any) -> Any:
+    def attend(q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **options: object) -> Results:
         return _forward(op, q, k, v, (cu_seqlens_q, cu_seqlens_k), options)
 
-    def decorate(documented: Callable[..., Any]) -> Any:
+    def decorate(documented: AnyFunction) -> AnyFunction:
         signature = signature_like(op, inspect.signature(documented).return_annotation, HAVE_NO_PLACE, EDGES)
         shown = derived_signature(documented, documented.__name__, signature, documented.__doc__ or "")
         return repeated_call_checked_by(_context, checks, attend)(shown)
@@ -234,14 +234,14 @@ def packed(
 
 
 def packed_vjp(
-    forward: Packed[P], vjp: Callable[..., Any], checks: Mapping[str, check.OptionCheck] = check.PLAIN_NUMBERS
+    forward: Packed[P], vjp: AnyFunction, checks: Mapping[str, check.OptionCheck] = check.PLAIN_NUMBERS
 ) -> PackedVjp[P]:
     """The gradients of an op on packed sequences, by those of the op."""
     cotangents = [p for p in inspect.signature(vjp).parameters.values() if p.kind is POSITIONAL][3:]
     several = len(cotangents) > 1  # a single one must not be None
 
     def pull(
-        q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, *cotangents: Array, **options: Any
+        q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, *cotangents: Array, **options: Option
     ) -> dict[str, Array]:
         return _backward(vjp, q, k, v, (cu_seqlens_q, cu_seqlens_k), cotangents, options)
 
@@ -253,7 +253,7 @@ def packed_vjp(
 
 @packed(softmax_attention)
 def softmax_attention_packed(
-    q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **packed: Any
+    q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **packed: object
 ) -> Any:
     """`softmax_attention` of each of several sequences, whose tokens are concatenated.
 
@@ -282,7 +282,7 @@ softmax_attention_packed_vjp = packed_vjp(softmax_attention_packed, softmax_atte
 
 @packed(pointwise_attention)
 def pointwise_attention_packed(
-    q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **packed: Any
+    q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **packed: object
 ) -> Array:
     """`pointwise_attention` of each of several sequences, laid out as in `softmax_attention_packed`.
 
@@ -299,7 +299,7 @@ pointwise_attention_packed_vjp = packed_vjp(pointwise_attention_packed, pointwis
 
 @packed(linear_attention, LINEAR.checks)
 def linear_attention_packed(
-    q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **packed: Any
+    q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **packed: object
 ) -> Array:
     """`linear_attention` of each of several sequences, laid out as in `softmax_attention_packed`, without states.
 

@@ -12,7 +12,7 @@ from attnkit._core.check import is_learned, layernorm_context
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, never, op, vjp_of, weights_of
 from attnkit._core.mask import log, raise_to
-from attnkit._core.typing import A, Array, Common, Impl, Length, Namespace
+from attnkit._core.typing import A, Array, Common, Factor, Impl, Keywords, Length, Namespace, OfLibrary, Option
 
 
 def _shifted(xp: Namespace, s: Array, a: quadratic.Inputs, length: Length, shift: Any) -> Array:
@@ -30,10 +30,10 @@ def weigh(
     a: quadratic.Inputs,
     *,
     activation: str = "relu",
-    alpha: Any = 1.0,
-    gain: Any = 1.0,
+    alpha: float | Array = 1.0,
+    gain: float | Array = 1.0,
     length: Length = "visible",
-    shift: Any = 0.0,
+    shift: float | Array = 0.0,
 ) -> tuple[Array, Any]:
     """u = h(s + shift), 0 on invisible pairs, and the row factor gain·n^-alpha."""
     function = ACTIVATIONS[activation]
@@ -41,11 +41,11 @@ def weigh(
     return u if function.through_zero else quadratic.masked(xp, a, u), row_factor(xp, a, alpha, gain, length)
 
 
-def row_factor(xp: Namespace, a: quadratic.Inputs, alpha: Any, gain: Any, length: Length) -> Any:
+def row_factor(xp: Namespace, a: quadratic.Inputs, alpha: Any, gain: Any, length: Length) -> Factor:
     return of_length(xp, a, alpha, length) * quadratic.number(xp, gain, a.dtype)
 
 
-def of_length(xp: Namespace, a: quadratic.Inputs, alpha: Any, length: Length) -> Any:
+def of_length(xp: Namespace, a: quadratic.Inputs, alpha: Any, length: Length) -> Factor:
     """n^-alpha."""
     alpha = quadratic.number(xp, alpha, a.dtype)
     if isinstance(alpha, float) and alpha == 0:
@@ -62,8 +62,8 @@ def score_gradient(
     *,
     activation: str = "relu",
     length: Length = "visible",
-    shift: Any = 0.0,
-    **factor: Any,
+    shift: float | Array = 0.0,
+    **factor: object,
 ) -> Array:
     """ds = h'(s + shift)·du."""
     return ACTIVATIONS[activation].slope(xp, _shifted(xp, s, a, length, shift)) * du
@@ -74,14 +74,14 @@ def beside(
     s: Array,
     a: quadratic.Inputs,
     u: Array,
-    dw: Any,
+    dw: OfLibrary,
     ds: Array,
     like: dict[str, Array],
     *,
     alpha: Any = 1.0,
     gain: Any = 1.0,
     length: Length = "visible",
-    **own: Any,
+    **own: Option,
 ) -> dict[str, Array]:
     """dgain = Σ dw n^-alpha u, dalpha = -Σ dw w log n and dshift = Σ ds, where they are arrays."""
     summands = dict[str, Array]()
@@ -96,12 +96,12 @@ def beside(
     return {name: quadratic.number_gradient(xp, g, like[name]) for name, g in summands.items() if name in like}
 
 
-def has_signed_weights(*, activation: str = "relu", gain: Any = 1.0, **own: Any) -> bool:
+def has_signed_weights(*, activation: str = "relu", gain: Any = 1.0, **own: Option) -> bool:
     """Whether a weight can be negative: a gain that is learned may become so."""
     return ACTIVATIONS[activation].signed or is_learned(gain) or gain < 0
 
 
-def has_exact_zeros(*, activation: str = "relu", **own: Any) -> bool:
+def has_exact_zeros(*, activation: str = "relu", **own: object) -> bool:
     """Whether weights of 0 are exact and not underflow."""
     return ACTIVATIONS[activation].exact_zeros
 
@@ -175,7 +175,7 @@ pointwise_attention_vjp = vjp_of(
 )
 
 
-def reluformer_options(gamma: Any = 1.0, length: Length = "visible") -> dict[str, Any]:
+def reluformer_options(gamma: Any = 1.0, length: Length = "visible") -> Keywords:
     """ReLUFormer's scale as point-wise options: relu(s)/(gamma·√(n/2)) = (√2/gamma)·n^-½·relu(s)."""
     gain = math.sqrt(2.0) / gamma
     if is_learned(gamma):  # NumPy makes a number of an array ()
@@ -189,7 +189,7 @@ def reluformer_options(gamma: Any = 1.0, length: Length = "visible") -> dict[str
     }
 
 
-def gradient_of_gamma(grads: dict[str, Array], gamma: Any = 1.0, **own: Any) -> dict[str, Array]:
+def gradient_of_gamma(grads: dict[str, Array], gamma: Any = 1.0, **own: Option) -> dict[str, Array]:
     """dgamma = -(√2/gamma²)·dgain, where it is an array."""
     if "gain" not in grads:
         return grads
@@ -199,7 +199,7 @@ def gradient_of_gamma(grads: dict[str, Array], gamma: Any = 1.0, **own: Any) -> 
     return {name: x for name, x in grads.items() if name != "gain"} | {"gamma": of_gamma}
 
 
-def sigmoid_options(length: Length = "visible") -> dict[str, Any]:
+def sigmoid_options(length: Length = "visible") -> Keywords:
     """Sigmoid attention as point-wise options."""
     return {"activation": "sigmoid", "alpha": 0.0, "gain": 1.0, "length": length, "shift": "-log_length"}
 
@@ -277,9 +277,7 @@ def normalise(xp: Namespace, x: Array, eps: float) -> _Normed:
 
 
 @operation_checked_by(layernorm_context)
-def qk_layernorm(
-    q: Array, k: Array, q_weight: Array, k_weight: Array, *, eps: float = 1e-6, impl: Impl = "auto"
-) -> tuple[Array, Array]:
+def qk_layernorm(q: A, k: A, q_weight: A, k_weight: A, *, eps: float = 1e-6, impl: Impl = "auto") -> tuple[A, A]:
     """LayerNorm of queries and keys over the head axis, before the scores: (x - mean)/√(var + eps) ⊙ weight.
 
     Dehghani et al. 2023, used by Wortsman et al. 2023 §4; 1/√d of the scores comes after it. No bias; the weights are
@@ -300,8 +298,8 @@ def qk_layernorm(
     xp = namespace(q)
     dtype = quadratic.compute_dtype(xp, q)
 
-    def one(x: Array, weight: Array) -> Array:
-        normed = normalise(xp, quadratic.cast(xp, x, dtype), eps).centred * quadratic.cast(xp, weight, dtype)
+    def one(x: A, weight: A) -> A:
+        normed: OfLibrary = normalise(xp, quadratic.cast(xp, x, dtype), eps).centred * quadratic.cast(xp, weight, dtype)
         return quadratic.cast(xp, normed, x.dtype)
 
     return one(q, q_weight), one(k, k_weight)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from attnkit._core import check
 from attnkit._core.dispatch import namespace
 from attnkit._core.special import magnitude
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import Array, Namespace, OfLibrary
 from attnkit.ops.statistics import RowStatistics
 
 
@@ -47,7 +47,7 @@ def _check_rows(op: str, stats: Any) -> None:
             check.wrong_shape(op, name, x, f"{shape}, the shape of stats.total")
 
 
-def _check_cotangent(op: str, total: Array, name: str, x: Any) -> None:
+def _check_cotangent(op: str, total: OfLibrary, name: str, x: OfLibrary) -> None:
     """None, a number, or a scalar array of the library and device of the statistics."""
     if x is None or isinstance(x, numbers.Real):
         return
@@ -97,8 +97,8 @@ def attention_regulariser(
 def attention_regulariser_vjp(
     stats: RowStatistics,
     dloss: Array | None,
-    dsum_term: Array | None = None,
-    dentropy_term: Array | None = None,
+    dsum_term: float | Array | None = None,
+    dentropy_term: float | Array | None = None,
     *,
     entropy_cap: float = 0.7,
     sum_weight: float = 1.0,

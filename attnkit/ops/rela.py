@@ -1,6 +1,5 @@
 """ReLA (Zhang et al. 2021): relu of the scores without a normaliser, followed by RMSNorm."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
@@ -10,17 +9,17 @@ from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.family import Apart, Family, always, recorded, weights_of
 from attnkit._core.special import may_have_gradient, stop_gradient
-from attnkit._core.typing import A, Array, Common, Impl, Namespace
+from attnkit._core.typing import A, AnyFunction, Array, Common, Impl, Keywords, Namespace, OfLibrary, Option, Results
 from attnkit.ops import pointwise
 
 NORM_AXES = ("hidden", "head")
-RELU: dict[str, Any] = {"activation": "relu", "alpha": 0.0}
+RELU: Keywords = {"activation": "relu", "alpha": 0.0}
 
 
 # ---------------------------------------------------------------------------------------------- checks
 
 
-def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     """Shapes of q, k, v as in every attention op; weights of one head or of all, and do with the heads joined."""
     without = {name: x for name, x in arrays.items() if name != "do"}
     c = check.attention_context(op, without, options)
@@ -37,7 +36,7 @@ def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.
     return c
 
 
-def _check_axis(c: check.Context, name: str, value: Any) -> None:
+def _check_axis(c: check.Context, name: str, value: object) -> None:
     if value not in NORM_AXES:
         check.refuse_name(c.op, name, value, NORM_AXES)
 
@@ -155,7 +154,7 @@ def normalised_vjp(
     unit, more, grads = n.x * n.inverse, 0.0, {}
     dy = of_some = xp.where(xp.any(x != 0, axis=n.axes, keepdims=True), do, 0.0)
     g = do * n.weight
-    if n.opening is not None:
+    if n.opening is not None and gate_weight is not None:
         slope = of_some * (unit * n.weight) * ACTIVATIONS["sigmoid"].slope(xp, n.gate * n.x)
         more, grads["gate_weight"] = slope * n.gate, _of_weight(xp, slope * n.x, gate_weight)
         dy, g = of_some * n.opening, g * n.opening
@@ -211,13 +210,15 @@ def rela_attention(
     xp = namespace(q)
     a = quadratic.prepare(xp, q, k, v, **common)
     x = quadratic.output(xp, a, *pointwise.weigh(xp, quadratic.scores(xp, a), a, **RELU))
-    o = normalised(xp, x, norm_weight, gate_weight=gate_weight, norm_axis=norm_axis, eps=eps)
+    o: OfLibrary = normalised(xp, x, norm_weight, gate_weight=gate_weight, norm_axis=norm_axis, eps=eps)
     return quadratic.cast(xp, o, q.dtype)
 
 
 @operation_checked_by(_context, OWN)
 @vjp_like(rela_attention)
-def rela_attention_vjp(q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Any) -> dict[str, Array]:
+def rela_attention_vjp(
+    q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Option
+) -> dict[str, Array]:
     """Gradients {"q", "k", "v", "norm_weight"}, and "gate_weight", "bias" and a learned "scale" if passed, for the
     cotangent do.
 
@@ -233,7 +234,7 @@ def rela_attention_vjp(q: Array, k: Array, v: Array, norm_weight: Array, do: Arr
     x = quadratic.output(xp, a, w, r)
     through = normalised_vjp(xp, x, norm_weight, do, **norm)
 
-    def ds_of(dw: Any) -> Array:
+    def ds_of(dw: Array) -> Array:
         return RELA.score_gradient(xp, s, a, w, dw)
 
     like = {"q": q, "k": k, "v": v, "bias": common.get("bias"), "norm_weight": norm_weight, **norm}
@@ -257,32 +258,32 @@ rela_attention_weights = weights_of(rela_attention, RELA)
 # ---------------------------------------------------------------------------------------------- kernels
 
 
-def kernels(of: Kernel, pull_of: Callable[..., Any] | None = None, replaces: tuple[str, ...] = ()) -> dict[str, Kernel]:
+def kernels(of: Kernel, pull_of: AnyFunction | None = None, replaces: tuple[str, ...] = ()) -> dict[str, Kernel]:
     """The table of a library: its kernel of point-wise attention, in the compute dtype, followed by the norm.
 
     Without `pull_of`, the gradients of that kernel, both are called by name, and what was prepared for them is used.
     """
-    by_name = (pointwise.pointwise_attention, pointwise.pointwise_attention_vjp)
+    by_name: tuple[AnyFunction, ...] = (pointwise.pointwise_attention, pointwise.pointwise_attention_vjp)
     forward, backward = (partial(x, impl=of.name) for x in by_name) if pull_of is None else (of.call, pull_of)
 
-    def product(q: Array, k: Array, v: Array, *do: Array, **common: Any) -> Any:
+    def product(q: Array, k: Array, v: Array, *do: Array, **common: object) -> Results:
         xp = namespace(q)
         wide = (quadratic.cast(xp, x, quadratic.compute_dtype(xp, q)) for x in (q, k, v))
         return (backward if do else forward)(*wide, *do, **RELU, **common)
 
-    def attend(q: Array, k: Array, v: Array, norm_weight: Array, **options: Any) -> Array:
+    def attend(q: Array, k: Array, v: Array, norm_weight: Array, **options: object) -> Array:
         norm, common = RELA.split(options)
         xp = namespace(q)
         return quadratic.cast(xp, normalised(xp, product(q, k, v, **common), norm_weight, **norm), q.dtype)
 
-    def pull(q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Any) -> dict[str, Array]:
+    def pull(q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Option) -> dict[str, Array]:
         norm, common = RELA.split(options)
         xp = namespace(q)
         grads = normalised_vjp(xp, product(q, k, v, **common), norm_weight, do, **norm)
         grads |= product(q, k, v, grads.pop("x"), **common)
         return quadratic.rounded(xp, grads, {"q": q, "k": k, "v": v, "norm_weight": norm_weight, **options})
 
-    def asked(question: Callable[..., Any]) -> Callable[..., Any]:
+    def asked(question: AnyFunction) -> AnyFunction:
         return lambda q, k, v, *others, **options: question(q, k, v, **RELA.split(options)[1], **RELU)
 
     questions = (asked(of.unsupported), asked(of.is_faster))

@@ -4,10 +4,11 @@ import math
 from typing import Any, NamedTuple, Unpack
 
 from attnkit._core import check, quadratic
+from attnkit._core.derived import with_rows
 from attnkit._core.dispatch import namespace, operation
 from attnkit._core.family import Family, recorded, weights_of
 from attnkit._core.special import stop_gradient
-from attnkit._core.typing import Array, Common, Impl, Namespace
+from attnkit._core.typing import A, Array, Bindings, Common, Impl, Namespace
 
 
 class Exponentials(NamedTuple):
@@ -84,7 +85,7 @@ def logsumexp(xp: Namespace, e: Exponentials) -> Array:
     return xp.where(z == 0, -math.inf, e.m + log_z)[..., 0]
 
 
-def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any, sink: Any = None) -> Array:
+def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Array, sink: Any = None) -> Array:
     """ds_j = w_j (dw_j - Σ w dw)."""
     return w * (dw - xp.sum(w * dw, axis=-1, keepdims=True))
 
@@ -94,7 +95,7 @@ def beside(
     s: Array,
     a: quadratic.Inputs,
     w: Array,
-    dw: Any,
+    dw: Array,
     ds: Array,
     like: dict[str, Array],
     sink: Any = None,
@@ -105,7 +106,7 @@ def beside(
     return {"sink": _of_sink(xp, s, a, sink, -xp.sum(w * dw, axis=-1, keepdims=True), like["sink"])}
 
 
-def _of_sink(xp: Namespace, s: Array, a: quadratic.Inputs, sink: Array, x: Array, like: Array) -> Array:
+def _of_sink(xp: Namespace, s: Array, a: quadratic.Inputs, sink: float | Array | None, x: Array, like: Array) -> Array:
     """Σ_i p_i x_i, p = exp(c - lse), for x (..., L, 1), which may be NaN in null rows."""
     e = exponentials(xp, s, a, sink)
     share = e.of_sink * inverse(xp, e.z, a)
@@ -123,6 +124,7 @@ SOFTMAX = Family(
 )
 
 
+@with_rows
 @recorded(SOFTMAX)
 @operation
 def softmax_attention(
@@ -175,16 +177,16 @@ softmax_attention_weights = weights_of(softmax_attention, SOFTMAX)
 
 @operation
 def softmax_attention_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    do: Array | None,
-    dlse: Array | None = None,
+    q: A,
+    k: A,
+    v: A,
+    do: A | None,
+    dlse: A | None = None,
     *,
-    sink: float | Array | None = None,
+    sink: float | A | None = None,
     impl: Impl = "auto",
     **common: Unpack[Common],
-) -> dict[str, Array]:
+) -> dict[str, A]:
     """Gradients {"q", "k", "v"}, "bias" if one was passed, "scale" and "sink" where they are arrays, for the cotangents
     do and dlse (None = 0).
 
@@ -195,7 +197,7 @@ def softmax_attention_vjp(
     xp = namespace(q)
     a, own = quadratic.prepare(xp, q, k, v, **common), {"sink": sink}
     s = quadratic.scores(xp, a)
-    like = {"q": q, "k": k, "v": v, "bias": common.get("bias"), **SOFTMAX.learned(own, common)}
+    like: Bindings = {"q": q, "k": k, "v": v, "bias": common.get("bias"), **SOFTMAX.learned(own, common)}
     from_lse = None if dlse is None else lambda w: w * dlse[..., None]
     grads = SOFTMAX.gradients(xp, a, s, like, do, own, of_scores=from_lse)
     if dlse is not None and "sink" in like:

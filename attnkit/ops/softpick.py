@@ -1,6 +1,6 @@
 """Softpick attention: softmax of rectified scores, with exact zeros and rows that may sum to 0."""
 
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 from attnkit._core import quadratic
 from attnkit._core.family import Family, always, op, vjp_of, weights_of
@@ -49,7 +49,7 @@ def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, eps: float = EPS) -> tup
     return relu(xp, e.a), 1.0 / e.total
 
 
-def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any, eps: float = EPS) -> Array:
+def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Array, eps: float = EPS) -> Array:
     """ds = p ([s > 0] dw - sign(s) c)/D with c = Σ w dw, and -c eps/D more at the first maximum if it is above 0."""
     e = _excess(xp, s, a, eps)
     c = xp.sum(w * dw, axis=-1, keepdims=True) / e.total

@@ -8,32 +8,46 @@ from attnkit._core.dispatch import Kernel, namespace
 from attnkit._core.family import Family, op, vjp_of, weights_of
 from attnkit._core.learned import finite, scaled, served
 from attnkit._core.mask import Rows, log, row_length, visibility_of
-from attnkit._core.typing import A, Array, Common, Impl, Length, Namespace
+from attnkit._core.typing import (
+    A,
+    AnyFunction,
+    Array,
+    Bindings,
+    Common,
+    DType,
+    Factor,
+    Impl,
+    Keywords,
+    Length,
+    Namespace,
+    OfLibrary,
+    Option,
+)
 from attnkit.ops import softmax
 from attnkit.ops.softmax import SOFTMAX, softmax_attention, softmax_attention_vjp
 
 
-def _factor(xp: Namespace, log_n: Any, dtype: Any, slope: Any, intercept: Any) -> Any:
+def _factor(xp: Namespace, log_n: Any, dtype: DType, slope: Any, intercept: Any) -> Factor:
     return quadratic.number(xp, slope, dtype) * log_n + quadratic.number(xp, intercept, dtype)
 
 
-def _log_length(xp: Namespace, a: quadratic.Inputs, length: Length) -> Any:
+def _log_length(xp: Namespace, a: quadratic.Inputs, length: Length) -> Factor:
     return log(xp, quadratic.length_of_rows(xp, a, length))
 
 
 def row_factor(
-    xp: Namespace, a: quadratic.Inputs, slope: Any = 1.0, intercept: Any = 0.0, length: Length = "visible"
-) -> Any:
+    xp: Namespace, a: quadratic.Inputs, slope: float | Array = 1.0, intercept: Any = 0.0, length: Length = "visible"
+) -> Factor:
     """slope·log n + intercept, a number or (..., L, 1)."""
     return _factor(xp, _log_length(xp, a, length), a.dtype, slope, intercept)
 
 
-def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, **of_rows: Any) -> tuple[Array, Array]:
+def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, **of_rows: object) -> tuple[Array, Array]:
     """Those of softmax: the factor is in the scores."""
     return softmax.weigh(xp, s, a)
 
 
-def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any, **of_rows: Any) -> Array:
+def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Array, **of_rows: object) -> Array:
     """ds_j = w_j (dw_j - Σ w dw)."""
     return softmax.score_gradient(xp, s, a, w, dw)
 
@@ -43,12 +57,12 @@ def beside(
     s: Array,
     a: quadratic.Inputs,
     w: Array,
-    dw: Any,
+    dw: Array,
     ds: Array,
     like: dict[str, Array],
     *,
     length: Length = "visible",
-    **numbers: Any,
+    **numbers: object,
 ) -> dict[str, Array]:
     """dslope = Σ ds log n·scale·q kᵀ and dintercept = Σ ds scale·q kᵀ, where they are arrays."""
     if not {"slope", "intercept"} & like.keys():
@@ -57,7 +71,7 @@ def beside(
     return _of_numbers(xp, products, _log_length(xp, a, length), like)
 
 
-def _of_numbers(xp: Namespace, products: Array, log_n: Any, like: Mapping[str, Any]) -> dict[str, Array]:
+def _of_numbers(xp: Namespace, products: Array, log_n: float | Array, like: Bindings) -> dict[str, Array]:
     """The gradients of slope and intercept from the summands (..., L, d) of that of the factor."""
     summands = {"slope": products * log_n, "intercept": products}
     return {name: quadratic.number_gradient(xp, g, like[name]) for name, g in summands.items() if name in like}
@@ -130,7 +144,7 @@ ssmax_attention_vjp = vjp_of(
 # ---------------------------------------------------------------------------------------------- by kernels of softmax
 
 
-def _log_of_rows(xp: Namespace, q: Array, k: Array, length: Length, common: Mapping[str, Any]) -> Any:
+def _log_of_rows(xp: Namespace, q: Array, k: Array, length: Length, common: Bindings) -> Factor:
     """log n of a call, a number or (..., L, 1), without an array of pairs where visibility can be counted."""
     dtype, queries, keys = quadratic.compute_dtype(xp, q), q.shape[-2], k.shape[-2]
     count = keys
@@ -150,21 +164,21 @@ def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
     def wide(xp: Namespace, *arrays: Array) -> list[Array]:
         return [quadratic.cast(xp, x, quadratic.compute_dtype(xp, x)) for x in arrays]
 
-    def factor_of(xp: Namespace, q: Array, k: Array, options: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    def factor_of(xp: Namespace, q: Array, k: Array, options: Bindings) -> tuple[Any, Any, Keywords]:
         """log n, the factor, and the options of softmax."""
         own, common = SSMAX.split(options)
         log_n = _log_of_rows(xp, q, k, own.get("length", "visible"), common)
         slope, intercept = own.get("slope", 1.0), own.get("intercept", 0.0)
         return log_n, _factor(xp, log_n, quadratic.compute_dtype(xp, q), slope, intercept), common
 
-    def attend(q: Array, k: Array, v: Array, **options: Any) -> Array:
+    def attend(q: Array, k: Array, v: Array, **options: object) -> Array:
         xp = namespace(q)
         _, factor, common = factor_of(xp, q, k, options)
         of_q, of_k, of_v = wide(xp, q, k, v)
-        o = softmax_attention(scaled(xp, of_q, factor), of_k, of_v, **common, impl=forward.name)
+        o: OfLibrary = softmax_attention(scaled(xp, of_q, factor), of_k, of_v, **common, impl=forward.name)
         return quadratic.cast(xp, o, q.dtype)
 
-    def pull(q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
+    def pull(q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
         xp = namespace(q)
         log_n, factor, common = factor_of(xp, q, k, options)
         of_q, of_k, of_v, of_o = wide(xp, q, k, v, do)
@@ -174,7 +188,7 @@ def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
         grads["q"] = quadratic.sum_to(xp, of_product * factor, tuple(q.shape))
         return quadratic.rounded(xp, grads, like)
 
-    def asked(question: Any) -> Any:
+    def asked(question: Any) -> AnyFunction:
         return lambda *arrays, **options: question(*arrays, **SSMAX.split(options)[1])
 
     def kernel(by: Kernel, call: Any) -> Kernel:

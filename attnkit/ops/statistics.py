@@ -1,7 +1,7 @@
 """Statistics of each row of attention weights, without an (L, S) array in memory."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from attnkit._core import check, quadratic
@@ -10,7 +10,7 @@ from attnkit._core.family import RECORDS, Family, Record
 from attnkit._core.mask import Rows, positions
 from attnkit._core.special import take_along
 from attnkit._core.tokens import cotangent
-from attnkit._core.typing import Array, Impl, Namespace
+from attnkit._core.typing import A, AnyFunction, Array, Impl, Keywords, Namespace, OfLibrary, Results
 
 _TILE = 2**23  # weights at a time: 32 MiB; smaller blocks stay in the C heap when freed, and torch grew by gigabytes
 
@@ -38,12 +38,12 @@ class RowStatistics(NamedTuple):
     stays n_i so that both kinds can be counted; no gradient flows from them.
     """
 
-    total: Array | None = None
-    entropy: Array | None = None
-    sum_squares: Array | None = None
-    maximum: Array | None = None
-    nonzero: Array | None = None
-    visible: Array | None = None
+    total: OfLibrary | None = None
+    entropy: OfLibrary | None = None
+    sum_squares: OfLibrary | None = None
+    maximum: OfLibrary | None = None
+    nonzero: OfLibrary | None = None
+    visible: OfLibrary | None = None
 
 
 class _Plan(NamedTuple):
@@ -52,14 +52,14 @@ class _Plan(NamedTuple):
     xp: Namespace
     op: str
     family: Family
-    own: dict[str, Any]
-    common: dict[str, Any]
+    own: Keywords
+    common: Keywords
     fields: tuple[str, ...]
     exact_zeros: bool
     context: check.Context
 
 
-def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: dict[str, Any]) -> _Plan:
+def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: Keywords) -> _Plan:
     name = getattr(op, "__name__", op)
     if name not in RECORDS:
         check.refuse_name(caller, "op", name, RECORDS)
@@ -164,7 +164,7 @@ def _weight_gradient(plan: _Plan, a: quadratic.Inputs, w: Array, d: RowStatistic
     return xp.where(alive, dw, 0.0)
 
 
-def _join(xp: Namespace, parts: list[Any], axis: int) -> Any:
+def _join(xp: Namespace, parts: list[Any], axis: int) -> Results:
     return parts[0] if len(parts) == 1 else xp.concat(parts, axis=axis)
 
 
@@ -184,7 +184,7 @@ def _forward_tile(plan: _Plan, rows: Rows, q: Array, k: Array, v: Array | None) 
     return o, RowStatistics(*(None if x is None else xp.broadcast_to(x, o.shape[:-1]) for x in statistics))
 
 
-def _served(caller: str, impl: Any, generic: Callable[..., Any], plan: _Plan, *arrays: Array, **more: Any) -> Any:
+def _served(caller: str, impl: Impl, generic: AnyFunction, plan: _Plan, *arrays: Array, **more: object) -> Results:
     """The result of `generic`, the body in this module, or of the kernel that `impl` names."""
     options = {"op": plan.op, "fields": plan.fields, **plan.own, **plan.common, **more}
     body, rows = as_kernel(lambda *_, **__: generic()), kernels_of(caller, arrays[0])
@@ -193,7 +193,7 @@ def _served(caller: str, impl: Any, generic: Callable[..., Any], plan: _Plan, *a
 
 @known_by_name
 def row_statistics(
-    op: Any, q: Array, k: Array, *, fields: Any = None, impl: Impl = "auto", **params: Any
+    op: Any, q: Array, k: Array, *, fields: Any = None, impl: Impl = "auto", **params: object
 ) -> RowStatistics:
     """Statistics of each row of the weights that `op` gives q and k (semantics: `RowStatistics`).
 
@@ -227,21 +227,21 @@ def row_statistics(
 
 @known_by_name
 def attention_with_statistics(
-    op: Any, q: Array, k: Array, v: Array, *, fields: Any = None, impl: Impl = "auto", **params: Any
-) -> tuple[Array, RowStatistics]:
+    op: Any, q: A, k: A, v: A, *, fields: Any = None, impl: Impl = "auto", **params: object
+) -> tuple[A, RowStatistics]:
     """(o, statistics): the output of `op` and the statistics of its weights from the same scores.
 
     Arguments and errors as in `row_statistics`; `params` may contain dropout, which affects only o.
     """
     plan = _plan("attention_with_statistics", op, {"q": q, "k": k, "v": v}, fields, params)
 
-    def generic() -> tuple[Array, RowStatistics]:
+    def generic() -> tuple[OfLibrary, RowStatistics]:
         if plan.family.apart is not None:
             return _forward_apart(plan, op, q, k, v, params, _within(impl))
         parts = [_forward_tile(plan, rows, q, k, v) for rows in _tiles(q, k)]
         return _join(plan.xp, [o for o, _ in parts], -2), _join_statistics(plan.xp, [s for _, s in parts])
 
-    both: tuple[Array, RowStatistics] = _served("attention_with_statistics", impl, generic, plan, q, k, v)
+    both: tuple[A, RowStatistics] = _served("attention_with_statistics", impl, generic, plan, q, k, v)
     return both
 
 
@@ -251,7 +251,7 @@ def _within(impl: Impl) -> Impl:
 
 
 def _forward_apart(
-    plan: _Plan, op: Any, q: Array, k: Array, v: Array, params: dict[str, Any], impl: Impl
+    plan: _Plan, op: Any, q: Array, k: Array, v: Array, params: Keywords, impl: Impl
 ) -> tuple[Array, RowStatistics]:
     assert plan.family.apart is not None
     o = plan.family.apart.op(q, k, v, **params, impl=impl)
@@ -260,7 +260,7 @@ def _forward_apart(
     return o, RowStatistics(*(None if x is None else plan.xp.broadcast_to(x, shape) for x in statistics))
 
 
-def _of_weights(family: Family, params: dict[str, Any]) -> dict[str, Any]:
+def _of_weights(family: Family, params: Keywords) -> Keywords:
     return {name: value for name, value in params.items() if name not in outside(family)}
 
 
@@ -296,7 +296,7 @@ def _backward(plan: _Plan, like: dict[str, Array], do: Array | None, dstats: Row
     return quadratic.rounded(xp, grads, like)
 
 
-def _beside(plan: _Plan) -> dict[str, Any]:
+def _beside(plan: _Plan) -> Keywords:
     """The options that have gradients: bias, which may be None, and others that are arrays."""
     return {"bias": plan.common.get("bias"), **plan.family.learned(plan.own, plan.common)}
 
@@ -307,7 +307,7 @@ def _backward_apart(
     arrays: dict[str, Array],
     do: Array | None,
     dstats: RowStatistics,
-    params: dict[str, Any],
+    params: Keywords,
     impl: Impl,
 ) -> dict[str, Array]:
     """The gradients through the output and those through the statistics, added in the compute dtype."""
@@ -340,7 +340,7 @@ def _check_cotangents(c: check.Context, dstats: Any) -> None:
 
 @known_by_name
 def row_statistics_vjp(
-    op: Any, q: Array, k: Array, dstats: RowStatistics, *, fields: Any = None, impl: Impl = "auto", **params: Any
+    op: Any, q: Array, k: Array, dstats: RowStatistics, *, fields: Any = None, impl: Impl = "auto", **params: object
 ) -> dict[str, Array]:
     """Gradients {"q", "k"}, "bias" if one was passed, and those of numbers and α that are arrays, for the cotangents
     `dstats` (None = 0).
@@ -368,7 +368,7 @@ def attention_with_statistics_vjp(
     *,
     fields: Any = None,
     impl: Impl = "auto",
-    **params: Any,
+    **params: object,
 ) -> dict[str, Array]:
     """Gradients of `attention_with_statistics` for the cotangents do and dstats (None = 0): those of the op's own vjp,
     plus those of `row_statistics_vjp`.

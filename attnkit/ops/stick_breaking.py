@@ -1,6 +1,5 @@
 """Stick-breaking attention: from the nearest key to the farthest, each takes its share of what is left of a stick."""
 
-from collections.abc import Mapping
 from typing import Any, Unpack
 
 from attnkit._core import quadratic
@@ -8,14 +7,14 @@ from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.dispatch import namespace, operation
 from attnkit._core.family import Family, recorded, weights_of
 from attnkit._core.special import logistic, sum_before
-from attnkit._core.typing import Array, Impl, Namespace, WithoutCausal
+from attnkit._core.typing import Array, Bindings, Impl, Keywords, Namespace, WithoutCausal
 
 _softplus = ACTIVATIONS["softplus"].h
 
 
 def seeing(
-    attend_current: bool = False, window: tuple[int | None, int | None] | None = None, **common: Any
-) -> dict[str, Any]:
+    attend_current: bool = False, window: tuple[int | None, int | None] | None = None, **common: object
+) -> Keywords:
     """The keys before a query's own position, or up to it: causality, and a window that ends one key earlier."""
     if not attend_current:
         window = (None if window is None else window[0], -1)
@@ -34,7 +33,7 @@ def weigh(xp: Namespace, s: Array, a: quadratic.Inputs) -> tuple[Array, float]:
     return quadratic.masked(xp, a, xp.exp(log_w)), 1.0
 
 
-def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Any) -> Array:
+def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Array) -> Array:
     """ds_k = (1 - β_k) w_k dw_k - β_k Σ_{j < k} w_j dw_j."""
     s, g = quadratic.masked(xp, a, s), w * dw
     return logistic(xp, -s) * g - logistic(xp, s) * sum_before(xp, g)
@@ -56,7 +55,7 @@ STICK_BREAKING = Family(
 
 
 def _scored(
-    xp: Namespace, q: Array, k: Array, v: Array, attend_current: bool, common: Mapping[str, Any]
+    xp: Namespace, q: Array, k: Array, v: Array, attend_current: bool, common: Bindings
 ) -> tuple[quadratic.Inputs, Array]:
     a = quadratic.prepare(xp, q, k, v, **seeing(attend_current, **common))
     return a, quadratic.scores(xp, a)

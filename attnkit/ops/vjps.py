@@ -1,11 +1,11 @@
 """The explicit gradients of the quadratic ops that kernels serve: second derivatives go through them."""
 
 from collections.abc import Callable
-from typing import Any
 
+from attnkit._core.typing import Keywords
 from attnkit.ops import entmax, forgetting, gaussian, pointwise, softmax, softpick, stick_breaking
 
-VJPS: dict[str, Callable[..., dict[str, Any]]] = {
+VJPS: dict[str, Callable[..., Keywords]] = {
     softmax.SOFTMAX.name: softmax.softmax_attention_vjp,
     pointwise.POINTWISE.name: pointwise.pointwise_attention_vjp,
     entmax.ENTMAX.name: entmax.entmax_attention_vjp,

@@ -23,8 +23,8 @@ from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.adapters.isolated import LIMIT
 from attnkit_conformance.adapters.serving import collect_rarely
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import PROCESS, declared, in_order, judge, matcher, planned, stop
-from attnkit_conformance.judge.processes import closed, judge_in_processes
+from attnkit_conformance.judge import PROCESS, count_verdicts, declared, in_order, judge, matcher, stop
+from attnkit_conformance.judge.processes import close_all, judge_in_processes
 from attnkit_conformance.judge.selection import Terms, find
 from attnkit_conformance.judge.verdicts import deciding, grade_counts
 from attnkit_conformance.judge.verify import by_kernel, judge_for
@@ -201,20 +201,20 @@ def run(args: argparse.Namespace) -> int:
     if args.workers == 1:
         verdicts = judge(adapters, args.profile, args.k, dtypes)
     else:
-        closed(adapters)
+        close_all(adapters)
         verdicts = judge_in_processes(look_up, names, args.profile, args.k, dtypes, args.workers)
     ended: list[str] = []
     in_time = stop.until(verdicts, args.seconds, ended)
-    results = terminal.show_progress(in_time, lambda: planned(adapters, args.profile, args.k, dtypes))
+    results = terminal.show_progress(in_time, lambda: count_verdicts(adapters, args.profile, args.k, dtypes))
     if not results:
         raise ValueError(f"{ended[0]} before the first verdict" if ended else "nothing selected: no case matches")
     by_signal = stop.status(ended)
     ended += [f"{result.adapter} gave up" for result in results if PROCESS in result.checks]
-    left = planned(adapters, args.profile, args.k, dtypes) - len(results) if ended else 0
+    left = count_verdicts(adapters, args.profile, args.k, dtypes) - len(results) if ended else 0
     results = in_order(results, adapters)
     if not by_signal:  # which comes to an adapter in the middle of an answer, and is soon followed by a kill
         results = with_programs(results, adapters)
-    closed(adapters)
+    close_all(adapters)
     status = conclude(results, adapters, args, max(0, left))
     if left > 0:
         print(f"{'; '.join(dict.fromkeys(ended))}: {left} of {left + len(results)} cases are not judged")
@@ -265,7 +265,7 @@ def drawn_or_saved(args: argparse.Namespace, adapters: list[Adapter], dtypes: tu
     from attnkit_conformance import search
 
     if args.samples:
-        results = search.replayed(adapters, args.samples, dtypes)
+        results = search.replay(adapters, args.samples, dtypes)
         if not results:
             raise ValueError("nothing selected: no adapter serves the op and dtype of a sample")
         return results
@@ -312,11 +312,11 @@ def conclude(results: list[CaseResult], adapters: Iterable[Adapter], args: argpa
     """Terminal, JSON, JUnit, HTML, and the exit status; `left` cases were not judged."""
     terminal.show(results, args.ops)
     for adapter in adapters if args.like else ():
-        print(f"{adapter.name}: {files.described(adapter)}")
+        print(f"{adapter.name}: {files.describe(adapter)}")
     for line in (line for adapter in adapters for line in declared.summary(adapter, results, args.profile)):
         print(line)
-    for adapter in (adapter for adapter in adapters if core.declined(adapter)):
-        print(f"{adapter.name} does not promise: {', '.join(core.declined(adapter))}")
+    for adapter in (adapter for adapter in adapters if core.declined_by(adapter)):
+        print(f"{adapter.name} does not promise: {', '.join(core.declined_by(adapter))}")
     header = {**files.header(adapters, args.profile, args.seed), "left": left}
     writers = (
         (args.json, files.as_json), (args.junit, files.as_junit), (args.html, files.as_html), (args.badge, as_badge),
@@ -361,15 +361,15 @@ def validate(args: argparse.Namespace) -> int:
 
 def write_badge(args: argparse.Namespace) -> int:
     """Write the badge of a file of verdicts."""
-    return written(args.svg, badge.badge(saved.read(args.file)))
+    return write_file(args.svg, badge.badge(saved.read(args.file)))
 
 
 def write_scoreboard(args: argparse.Namespace) -> int:
     """Write the page of many files of verdicts."""
-    return written(args.html, scoreboard.page(args.files))
+    return write_file(args.html, scoreboard.page(args.files))
 
 
-def written(path: Path, text: str) -> int:
+def write_file(path: Path, text: str) -> int:
     """Write a file, and say so."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -460,14 +460,14 @@ def mutants_of(name: str, args: argparse.Namespace) -> Outcome:
 
     area = AREAS[name].within(args.files) if args.files else AREAS[name]
 
-    def judged(trials: Trials | Copies) -> Outcome:
+    def judge_trials(trials: Trials | Copies) -> Outcome:
         verdicts = []
         for verdict in trials.verdicts(args.n or area.count, args.seed, args.workers):
             print(mutation_report.line(verdict), flush=True)
             verdicts.append(verdict)
         return mutation_report.Outcome.of(name, args.seed, verdicts, trials)
 
-    return area.with_trials(args.k, judged)
+    return area.with_trials(args.k, judge_trials)
 
 
 def export(args: argparse.Namespace) -> int:
@@ -518,7 +518,7 @@ def peers(args: argparse.Namespace) -> int:
         judge_in_processes(find, [a.name for a in members], profile, expression, DTYPES, args.workers)
         for members, profile, expression in parts
     )
-    count = sum(planned(members, profile, expression, DTYPES) for members, profile, expression in parts)
+    count = sum(count_verdicts(members, profile, expression, DTYPES) for members, profile, expression in parts)
     results = in_order(terminal.show_progress(verdicts, lambda: count), adapters)
     held = peers_page.record(results, adapters, args.profile)
     texts = {args.html: peers_page.page(held), args.json: json.dumps(held, indent=1, ensure_ascii=False) + "\n"}

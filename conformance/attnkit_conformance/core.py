@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import attnkit_reference
-from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy, cut
+from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, arrays_of, as_numpy, cut
 from attnkit_conformance.golden import Golden, draw_case, golden
 from attnkit_conformance.golden.rest import sizes_at_rest
 from attnkit_conformance.model import grades, policies, tolerance
@@ -116,7 +116,7 @@ def cases(op: str, profile: str = "full", dtypes: tuple[str, ...] = DTYPES) -> I
     return (draw_case(sample) for sample in samples(op, profile, dtypes))
 
 
-def held(adapter: Adapter, case: Case) -> Case:
+def layouts_held_by(adapter: Adapter, case: Case) -> Case:
     """The case without layouts of which the adapter's library has no arrays."""
     copied = getattr(adapter, "copied", ())
     return replace(case, layouts={name: layout for name, layout in case.layouts.items() if layout not in copied})
@@ -124,31 +124,31 @@ def held(adapter: Adapter, case: Case) -> Case:
 
 def axes_of(adapter: Adapter, case: Case) -> Mapping[str, tuple[str, ...]]:
     """The levels of a case on axes of which reports have a table: of the layouts of its arrays, those that are met."""
-    return {"layout": tuple(dict.fromkeys(held(adapter, case).layouts.values())) or (DENSE,)}
+    return {"layout": tuple(dict.fromkeys(layouts_held_by(adapter, case).layouts.values())) or (DENSE,)}
 
 
 def typed_arrays(adapter: Adapter, case: Case) -> dict[str, Any]:
     """The arrays of a case, converted by the adapter."""
-    case = held(adapter, case)
+    case = layouts_held_by(adapter, case)
     return {name: adapter.array(case.typed(name), case.dtype_of(name)) for name in case.arrays}
 
 
 def typed_cotangents(adapter: Adapter, case: Case) -> dict[str, Any]:
     """The cotangents of a case, converted by the adapter, each in the dtype of its output."""
-    case = held(adapter, case)
+    case = layouts_held_by(adapter, case)
     dtypes = {name: BY_NAME[case.op].output_dtype(name, case.dtype) for name in case.cotangents}
     return {name: adapter.array(case.typed_cotangent(name, dtype), dtype) for name, dtype in dtypes.items()}
 
 
 def outputs(adapter: Adapter, case: Case) -> dict[str, np.ndarray]:
     """The adapter's outputs for a case, as NumPy arrays in their dtypes."""
-    return answered(adapter, "call", adapter.call(case.op, typed_arrays(adapter, case), case.params))
+    return arrays_of(adapter, "call", adapter.call(case.op, typed_arrays(adapter, case), case.params))
 
 
 def gradients(adapter: Adapter, case: Case) -> dict[str, np.ndarray]:
     """The adapter's gradients for a case, as NumPy arrays in their dtypes."""
     arrays, cotangents = typed_arrays(adapter, case), typed_cotangents(adapter, case)
-    return answered(adapter, "vjp", adapter.vjp(case.op, arrays, case.params, cotangents))
+    return arrays_of(adapter, "vjp", adapter.vjp(case.op, arrays, case.params, cotangents))
 
 
 def without_outputs(adapter: Adapter, case: Case) -> Case:
@@ -170,19 +170,19 @@ def without_outputs(adapter: Adapter, case: Case) -> Case:
     return replace(case, id=f"{case.id}~without-{'-'.join(extra)}", params=params, cotangents=cotangents)
 
 
-def declined(adapter: Adapter) -> tuple[str, ...]:
+def declined_by(adapter: Adapter) -> tuple[str, ...]:
     """The policies and properties that an adapter declares not to promise."""
     return tuple(getattr(adapter, "declines", None) or ())
 
 
-def asked(adapter: Adapter, case: Case) -> Case:
+def case_for(adapter: Adapter, case: Case) -> Case:
     """The case without what an adapter declares not to have or declines; the same object if it is asked as it is."""
-    return policies.without(without_outputs(adapter, case), declined(adapter))
+    return policies.without(without_outputs(adapter, case), declined_by(adapter))
 
 
-def accepted(adapter: Adapter, case: Case, limits: Mapping[str, Limit], prefix: str = "") -> Mapping[str, Limit]:
+def limits_for(adapter: Adapter, case: Case, limits: Mapping[str, Limit], prefix: str = "") -> Mapping[str, Limit]:
     """The limits of an adapter's results: wider in small entries if it declines these."""
-    if policies.TAILS not in declined(adapter):
+    if policies.TAILS not in declined_by(adapter):
         return limits
     sizes = sizes_at_rest(case)
     return {name: tolerance.without_tails(limit, sizes.get(prefix + name, 0.0)) for name, limit in limits.items()}
@@ -211,7 +211,7 @@ def judge_arrays(
         if x.shape != limit.golden.shape:
             findings.fail("shape", f"{label} has shape {x.shape}; expected {limit.golden.shape}")
             continue
-        wide = tolerance.widened(x)
+        wide = tolerance.widen(x)
         if name in zeros and np.any(wide[np.broadcast_to(zeros[name], x.shape) & (limit.golden == 0)]):
             findings.fail("null_rows", f"{label} is not exactly 0 where nothing is visible")
         measured = tolerance.measure(label, x, limit, at_rest)
@@ -227,7 +227,7 @@ def faults_of(adapter: Adapter) -> list[Failure]:
 
 def check(adapter: Adapter, case: Case) -> CaseResult:
     """Judge one adapter on one case; a failure that hangs on a policy names it."""
-    given = asked(adapter, case)
+    given = case_for(adapter, case)
     return by_policy(replace(check_once(adapter, given), id=case.id), given, lambda plain: check_once(adapter, plain))
 
 
@@ -300,7 +300,7 @@ def judge_outputs(adapter: Adapter, case: Case, arrays: Mapping[str, Any], findi
     truth = golden(case)
     for text in truth.blind_spots:
         findings.fail("blind", text)
-    got, limits = answered(adapter, "call", answer), accepted(adapter, case, truth.outputs)
+    got, limits = arrays_of(adapter, "call", answer), limits_for(adapter, case, truth.outputs)
     judge_arrays(findings, "output", got, limits, truth.zero_outputs, lambda: sizes_at_rest(case))
     return ""
 
@@ -312,6 +312,6 @@ def judge_gradients(adapter: Adapter, case: Case, arrays: Mapping[str, Any], fin
     except Unsupported as refusal:
         return f"gradients: {refusal}"
     truth: Golden = golden(case)
-    got, limits = answered(adapter, "vjp", answer), accepted(adapter, case, truth.gradients, "d")
+    got, limits = arrays_of(adapter, "vjp", answer), limits_for(adapter, case, truth.gradients, "d")
     judge_arrays(findings, "gradient", got, limits, truth.zero_gradients, lambda: sizes_at_rest(case))
     return ""

@@ -74,7 +74,7 @@ class Judged:
         """Fail the test that calls this with what is wrong, or skip it with the reason of a refusal."""
         for result in self.verdicts():
             if result.status == "fail":
-                pytest.fail(told(result, self.adapter), pytrace=False)
+                pytest.fail(describe_failure(result, self.adapter), pytrace=False)
             if result.status == "unsupported":
                 pytest.skip(result.reason)
 
@@ -102,7 +102,7 @@ def ids(adapter: Adapter, profile: str, dtypes: tuple[str, ...]) -> Iterator[str
         yield from dict.fromkeys(map(test_of, known))
 
 
-def told(result: CaseResult, adapter: Adapter) -> str:
+def describe_failure(result: CaseResult, adapter: Adapter) -> str:
     """What is wrong, with the program of the smallest case for the first failure of a kind."""
     from attnkit_conformance.search import smallest
 

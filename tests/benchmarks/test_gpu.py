@@ -22,7 +22,7 @@ from attnkit_conformance import __main__ as kit
 from attnkit_conformance.adapters.base import implementations
 from attnkit_conformance.adapters.torch import Autograd
 from attnkit_conformance.core import covers
-from attnkit_conformance.judge import matcher, selected
+from attnkit_conformance.judge import matcher, select
 from attnkit_conformance.opdb import OPDB
 from attnkit_experiments.__main__ import Command
 from benchmarks import __main__ as measuring
@@ -58,7 +58,7 @@ def test_the_first_cases_are_some_of_every_op():
     adapter = Autograd("torch_cuda-triton", "triton", "cpu", "a stand-in", implementations("torch")["triton"])
     beside = ("linear_attention_step", "newton_inverse")  # their cases have no names
     for op in (op for op in OPDB if covers(adapter, op.name) and op.name not in beside):
-        assert [*selected([adapter], op, "small", matcher(FIRST), ("bfloat16",))], op.name
+        assert [*select([adapter], op, "small", matcher(FIRST), ("bfloat16",))], op.name
 
 
 def test_names_are_distinct():

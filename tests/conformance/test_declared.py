@@ -77,7 +77,7 @@ def test_every_case_lies_inside_and_none_is_refused() -> None:
     results = verdicts(adapter)
     assert {result.status for result in results} == {"pass"}
     assert len(results) > 30
-    assert judge.planned([adapter], "small", OP + "/", adapter.dtypes) == len(results)
+    assert judge.count_verdicts([adapter], "small", OP + "/", adapter.dtypes) == len(results)
     (line,) = declared.summary(adapter, results)
     of_all = f"{len(results)} of {len(results)} cases within what it declares, which are 29% of the quick profile"
     assert f"{of_all}; not covered: heads (grouped, shared)" in line

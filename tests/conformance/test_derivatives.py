@@ -313,7 +313,7 @@ def test_a_declaration_that_cannot_be_kept_is_refused(changes: dict[str, Any], t
 
 def test_planned_verdicts_are_those_that_come() -> None:
     adapter, kinds = Generic(), f"{OP}/ and (jvp. or hvp. or vmap_grad.)"
-    assert judge.planned([adapter], "small", kinds, adapter.dtypes) == len(verdicts(adapter, kinds=kinds))
+    assert judge.count_verdicts([adapter], "small", kinds, adapter.dtypes) == len(verdicts(adapter, kinds=kinds))
 
 
 @pytest.mark.parametrize("kind", DERIVATIVES)

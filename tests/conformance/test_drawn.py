@@ -7,7 +7,7 @@ import pytest
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.judge.selection import find
 from attnkit_conformance.model.case import judged_dtypes
-from attnkit_conformance.search import Search, recipe, replayed
+from attnkit_conformance.search import Search, recipe, replay
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.json"))
 SEEDS, CASES = range(4), 250  # about four seconds each
@@ -20,7 +20,7 @@ def adapters() -> list[Adapter]:
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
 def test_what_failed_once_passes(path: Path, adapters: list[Adapter]) -> None:
-    results = replayed(adapters, [path], judged_dtypes())
+    results = replay(adapters, [path], judged_dtypes())
     assert [f"{x.adapter}: {x.message}" for x in results if x.status == "fail"] == []
     assert any(x.status == "pass" for x in results), "it tells nothing any more"
 

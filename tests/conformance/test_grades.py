@@ -42,7 +42,7 @@ INFINITE = "pair.bias=infinite"
 
 
 def case_of(name: str, op: str = OP, dtype: str = "float32") -> Case:
-    return draw_case(rows.named(BY_NAME[op], dtype, name))
+    return draw_case(rows.sample_named(BY_NAME[op], dtype, name))
 
 
 class Lacks(Correct):
@@ -155,14 +155,14 @@ class Refuses(Correct):
 def test_a_planted_error_has_its_grade(adapter: Any, name: str, grade: str, told: str) -> None:
     result = core.check(adapter, case_of(name))
     assert (result.status, result.grade) == ("fail" if grade else "pass", grade), result.message
-    assert verdicts.told(result).startswith(told)
+    assert verdicts.describe_failure(result).startswith(told)
     assert result.id == f"{OP}/float32/{name}"
 
 
 def test_how_far_an_inaccurate_result_is_off_is_said() -> None:
     told = re.fullmatch(
         "inaccurate: up to (.*) bounds, (.*) of the largest number",
-        verdicts.told(core.check(Scaled(1.0001), case_of(PLAIN))),
+        verdicts.describe_failure(core.check(Scaled(1.0001), case_of(PLAIN))),
     )
     assert told is not None
     assert 10 < float(told[1]) < 100
@@ -176,7 +176,7 @@ def test_a_failure_of_two_reasons_has_the_grade_of_what_is_left() -> None:
 
     result = core.check(Both(), case_of(POISONED))
     assert (result.grade, result.policy) == ("inaccurate", "poisoned_padding")
-    assert verdicts.told(result) == "inaccurate: poisoned_padding, inaccurate without it"
+    assert verdicts.describe_failure(result) == "inaccurate: poisoned_padding, inaccurate without it"
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_where_one_grade_ends_and_another_begins(dtype: str) -> None:
     eps = tolerance.eps(dtype)
     golden = np.array([1.0, 1e-2, 1e-20])
     allowed = eps * golden
-    half, lost = eps**-0.5, grades.lost(golden, dtype)
+    half, lost = eps**-0.5, grades.loss_of(golden, dtype)
 
     def grade(*gap: float) -> str:
         off = np.array(gap)
@@ -275,8 +275,8 @@ def test_what_is_declined_is_not_asked_and_the_rest_is_judged(policy: str, name:
     assert policies.asked_by(case) == (policy,)
     assert core.check(Honest(), case).status == "pass"
     assert (core.check(Wrong(1.1), case).status, core.check(Wrong(1.1), case).policy) == ("fail", "")
-    assert core.asked(Correct(), case) is case
-    assert policies.asked_by(core.asked(Honest(), case)) == ()
+    assert core.case_for(Correct(), case) is case
+    assert policies.asked_by(core.case_for(Honest(), case)) == ()
 
 
 def test_padding_without_nan_holds_numbers_as_large_as_others() -> None:

@@ -173,7 +173,7 @@ def test_an_answer_that_is_none_ends_the_run(
     processes.work(partial(find, terms=HERE), waiting, here, "small", None, ("float32",))
     running = [processes.Running(multiprocessing.current_process(), verdicts)]
     with pytest.raises(IllFormed, match="got None"):
-        list(processes.collected(running, pytest.fail))
+        list(processes.collect(running, pytest.fail))
 
     kind, text, _ = Served(mine, ()).reply(Question("call", "qk_layernorm", {}, {}))
     assert (kind, text) == ("ill-formed", "adapter 'mine': call must return a dict of arrays by name; got None")

@@ -9,7 +9,7 @@ from attnkit_conformance import core, judge
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapters import isolated
 from attnkit_conformance.adapters.isolated import Isolated
-from attnkit_conformance.adapters.surroundings import surrounded
+from attnkit_conformance.adapters.surroundings import surround
 from attnkit_conformance.golden import draw_case
 from attnkit_conformance.judge import surroundings
 from attnkit_conformance.judge.selection import find
@@ -124,7 +124,7 @@ def test_an_adapter_that_crashes_again_and_again_is_given_up(
     out = capsys.readouterr().out
     assert "its process crashed or hung again and again: the rest of its cases is not judged" in out
     assert ", 3 fail," in out, "two crashes, and the sentence"
-    planned = judge.planned(find(["theirs_hostile:Crashing"]), "small", None, ("float32",))
+    planned = judge.count_verdicts(find(["theirs_hostile:Crashing"]), "small", None, ("float32",))
     assert f"hostile gave up: {planned - 3} of {planned} cases are not judged" in out
 
 
@@ -147,7 +147,7 @@ def test_what_adapters_may_have_is_had_in_a_process(theirs: Path) -> None:
     """Surroundings, numbers of threads, and arrays without storage."""
     (adapter,) = find(["theirs_rounded:Rounded"])
     assert isinstance(adapter, Isolated)
-    case = draw_case(rows.named(BY_NAME["softmax_attention"], "float32", "pair.plain"))
+    case = draw_case(rows.sample_named(BY_NAME["softmax_attention"], "float32", "pair.plain"))
     assert core.check(adapter, case).status == "pass"
     with adapter.with_threads(3):
         assert "3 threads are too many" in core.check(adapter, case).message
@@ -162,7 +162,7 @@ def test_what_adapters_may_have_is_had_in_a_process(theirs: Path) -> None:
         "errstate": "fail", "warnings": "pass", "threads": "pass",
     }  # fmt: skip
     assert "seen in its process" in verdicts["errstate"].message
-    inside = surrounded(adapter, "errstate")
+    inside = surround(adapter, "errstate")
     assert inside.name == "rounded@errstate"
     assert "seen in its process" in core.check(inside, case).message
     adapter.close()

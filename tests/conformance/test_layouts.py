@@ -16,7 +16,7 @@ from attnkit_conformance.golden import draw_case
 from attnkit_conformance.judge import declared
 from attnkit_conformance.model.case import DTYPES, Case, numpy_dtype
 from attnkit_conformance.model.grammar import Grammar
-from attnkit_conformance.model.layout import DENSE, MAKERS, TIED, WHOLE, aligned, laid_out, suits, tied
+from attnkit_conformance.model.layout import DENSE, MAKERS, TIED, WHOLE, align, laid_out, suits, tie
 from attnkit_conformance.model.memory import memory_of
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.report import axes, files
@@ -34,8 +34,8 @@ KEEPS = {DENSE, "read_only", "unaligned"}  # the strides of a dense array
 def drawn(layout: str, shape: tuple[int, ...] = SHAPE, dtype: str = "float32") -> tuple[np.ndarray, np.ndarray]:
     """Values that a layout can hold, and an array that has it."""
     x = np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 9, shape).astype(numpy_dtype(dtype))
-    values = tied(x, layout)
-    return values, laid_out(aligned(values), layout)
+    values = tie(x, layout)
+    return values, laid_out(align(values), layout)
 
 
 def places(x: np.ndarray) -> int:
@@ -52,7 +52,7 @@ def test_a_layout_has_the_same_values_in_any_shape(layout: str, dtype: str) -> N
     for shape in (SHAPE, (3, 4, 5), (4, 5), (5,), (), (2, 1, 1, 1), (0, 3), (2, 0, 3)):
         values, x = drawn(layout, shape, dtype)
         assert (x.shape, x.dtype, x.tobytes()) == (shape, values.dtype, values.tobytes())
-        plain = aligned(values)
+        plain = align(values)
         same = (x.strides, x.flags.writeable, x.flags.aligned) == (plain.strides, True, True)
         assert suits(values, layout) != same or layout in KEEPS or x.size < 2
 

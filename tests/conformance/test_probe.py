@@ -11,7 +11,7 @@ from attnkit_conformance.golden import Golden, draw_case, golden
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, NoDraw
 from attnkit_conformance.model.op import has_kinks
-from attnkit_conformance.model.probe import FLOOR, STEP, explicit, floored, may_be_on_kinks, probes, shaken
+from attnkit_conformance.model.probe import FLOOR, STEP, explicit, floor_entries, may_be_on_kinks, probes, shaken
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes.attention import KINKS, Scene, scene_sample
 
@@ -34,7 +34,7 @@ def test_it_is_how_far_results_move() -> None:
 def test_small_numbers_have_one_too() -> None:
     """Their squares vanish; beside larger ones they have a share of the row."""
     x = np.array([[1e-300, 1e-300], [3.0, 0.0]])
-    assert floored(x).tolist() == [[1e-300, 1e-300], [3.0, pytest.approx(FLOOR * 3 / np.sqrt(2))]]
+    assert floor_entries(x).tolist() == [[1e-300, 1e-300], [3.0, pytest.approx(FLOOR * 3 / np.sqrt(2))]]
 
 
 @pytest.mark.parametrize("op", ["pointwise_attention", "sparsemax_attention"])

@@ -74,7 +74,7 @@ def test_another_process_takes_the_place_of_a_large_one() -> None:
         return processes.Running(multiprocessing.current_process(), verdicts)
 
     others = iter([running((("first",), "qk_layernorm"), None)])
-    assert list(processes.collected([running(processes.Large())], partial(next, others))) == []
+    assert list(processes.collect([running(processes.Large())], partial(next, others))) == []
     assert next(others, None) is None
 
 

@@ -25,7 +25,7 @@ from attnkit_conformance.model.case import NoDraw, numpy_dtype
 from attnkit_conformance.model.layout import DENSE, MAKERS
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes import rows
-from attnkit_conformance.search import Search, recipe, replayed, screen, several_threads
+from attnkit_conformance.search import Search, recipe, replay, screen, several_threads
 from attnkit_conformance.search.recipe import Recipe, drawn, smaller
 
 Arrays = Mapping[str, Any]
@@ -188,7 +188,7 @@ def test_the_command_says_how_to_run_a_finding_again(tmp_path: Path, capsys: pyt
     assert main(["run", f"{__name__}:ADAPTER", "--samples", str(tmp_path / "none")]) == 2
     (tmp_path / "other.json").write_text('{"op": "softmax_attention"}')
     with pytest.raises(ValueError, match=r"other\.json: no case that a search kept: no recipe"):
-        replayed([ADAPTER], [tmp_path / "other.json"], DTYPES)
+        replay([ADAPTER], [tmp_path / "other.json"], DTYPES)
 
 
 def test_a_case_that_ends_the_process_leaves_its_recipe(tmp_path: Path) -> None:

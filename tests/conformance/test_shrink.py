@@ -15,7 +15,7 @@ from attnkit_conformance.model.layout import MAKERS
 from attnkit_conformance.model.memory import memory_of
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers import heads
-from attnkit_conformance.report.disagreements import same, seen
+from attnkit_conformance.report.disagreements import largest_error, same
 from attnkit_conformance.search.shrink import shrink
 from attnkit_conformance.search.snippet import literal, snippet
 from tests.conformance.test_layouts import drawn, plain_case
@@ -54,7 +54,7 @@ def case_of(name: str) -> Case:
 
 def smallest(name: str, wrong: Callable[[Arrays, Arrays, np.ndarray], np.ndarray]) -> Case:
     adapter, case = Planted(wrong), case_of(name)
-    sight = seen(adapter, case)
+    sight = largest_error(adapter, case)
     assert sight is not None
     assert sight.output == "o"
     return shrink(case, same(adapter, case, sight))
@@ -109,7 +109,7 @@ def test_what_does_not_fail_is_refused_and_patience_ends() -> None:
 def test_a_snippet_shows_the_shrunk_case() -> None:
     sdpa = pytest.importorskip("attnkit_conformance.peers.torch_sdpa").adapters()[1]
     case = case_of("key-mask")
-    sight = seen(sdpa, case)
+    sight = largest_error(sdpa, case)
     assert sight is not None
     small = shrink(case, same(sdpa, case, sight))
     told: dict[str, Any] = {}
@@ -123,7 +123,7 @@ def test_a_snippet_shows_the_shrunk_case() -> None:
 def test_a_snippet_keeps_the_shape_of_an_array_without_entries() -> None:
     sdpa = pytest.importorskip("attnkit_conformance.peers.torch_sdpa").adapters()[1]
     case = case_of("empty-keys")
-    sight = seen(sdpa, case)
+    sight = largest_error(sdpa, case)
     assert sight is not None
     small = shrink(case, same(sdpa, case, sight))
     told: dict[str, Any] = {}
@@ -169,7 +169,7 @@ def test_a_snippet_keeps_the_strides_that_a_failure_needs(library: str, dtype: s
     function = heads.Function("planted", "", (dtype,), heads.Takes(), run, text, imports, '"1"')
     adapter = {"torch": "TorchHeads", "numpy": "NumpyHeads"}[library]
     peer, case = getattr(base, adapter)(function), plain_case(dtype=dtype, layout=layout, laid=laid)
-    sight = seen(peer, case)
+    sight = largest_error(peer, case)
     assert sight is not None
     small = shrink(case, same(peer, case, sight))
     told: dict[str, Any] = {}

@@ -34,7 +34,8 @@ def test_every_size_is_met_by_a_plain_call_and_every_option_at_some_size(op: Op)
     for row in (*single, *rows.rows(op, "large")):
         assert own.allows(row)
         assert op.row_case or row["batch"] == "many" or sizes.is_cheap(row["shape"], row["width"])
-        assert rows.named(op, str(row["dtype"]), f"size.{rows.row_name(op, row)}").id.endswith(rows.row_name(op, row))
+        name = rows.row_name(op, row)
+        assert rows.sample_named(op, str(row["dtype"]), f"size.{name}").id.endswith(name)
 
 
 def large(op: str, dtypes: tuple[str, ...] = DTYPES) -> list[Sample]:
@@ -180,7 +181,7 @@ class Dear(Planted):
 def test_what_emulates_or_compiles_is_judged_on_few_and_in_the_full_profile_alone() -> None:
     op = BY_NAME["softmax_attention"]
     for profile, most in (("quick", 0), ("full", judge.LARGE)):
-        chosen = judge.selected([Dear()], op, profile, judge.matcher("size. or large."), ("float32", "float16"))
+        chosen = judge.select([Dear()], op, profile, judge.matcher("size. or large."), ("float32", "float16"))
         counts = {dtype: sum(f"/{dtype}/" in sample.id for sample, _ in chosen) for dtype in ("float32",)}
         assert counts == {"float32": most}
 
@@ -210,7 +211,7 @@ def test_a_near_tie_is_drawn_again_and_not_halved() -> None:
 
     def draw(halvings: int, again: int = 0) -> Any:
         drawn.append((halvings, again))
-        return rows.named(
+        return rows.sample_named(
             BY_NAME["row_statistics"], "float32", "size.shape=127x129,width=64x64,batch=single,mask=2d"
         ).draw(halvings, again)
 

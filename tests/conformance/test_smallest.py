@@ -22,13 +22,13 @@ def test_a_row_is_known_by_its_name(op: Any) -> None:
     dtype = op.dtypes[-1]
     for sample in rows.row_samples(op, dtype, "small"):
         name = sample.id.split("/", 2)[2]
-        again = rows.named(op, dtype, name)
+        again = rows.sample_named(op, dtype, name)
         assert again.id == sample.id
     one, two = draw_case(sample), draw_case(again)
     assert {n: x.tobytes() for n, x in one.arrays.items()} == {n: x.tobytes() for n, x in two.arrays.items()}
     assert one.params == two.params
     for shape in rows.shapes_of(op, "tiles")[-1:]:
-        tile = rows.named(op, "float32", f"tile.shape={shape}")
+        tile = rows.sample_named(op, "float32", f"tile.shape={shape}")
         assert max(max(x.shape, default=1) for x in draw_case(tile).arrays.values()) >= 129
 
 

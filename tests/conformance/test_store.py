@@ -38,11 +38,11 @@ def files(folder: Path) -> list[Path]:
 
 def test_made_once_as_long_as_the_sources_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make = Counted()
-    assert [store.kept("abc", make) for _ in range(3)] == [1, 1, 1]
-    assert store.kept("abd", make) == 2
+    assert [store.remember("abc", make) for _ in range(3)] == [1, 1, 1]
+    assert store.remember("abd", make) == 2
     assert len(files(folder)) == 2
     monkeypatch.setattr(store, "state", lambda: "other")
-    assert store.kept("abc", make) == 3
+    assert store.remember("abc", make) == 3
 
 
 def test_the_name_of_the_sources_follows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,17 +58,17 @@ def test_the_name_of_the_sources_follows_them(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("content", [b"", pickle.dumps(7)[:-2], b"text"])
 def test_what_cannot_be_read_is_made_again(folder: Path, content: bytes) -> None:
     make = Counted()
-    store.kept("abc", make)
+    store.remember("abc", make)
     (path,) = files(folder)
     path.write_bytes(content)
-    assert [store.kept("abc", make) for _ in range(2)] == [2, 2]
+    assert [store.remember("abc", make) for _ in range(2)] == [2, 2]
 
 
 def test_nothing_is_kept_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(store.FOLDER, raising=False)
     monkeypatch.chdir(tmp_path)
     make = Counted()
-    assert [store.kept("abc", make) for _ in range(2)] == [1, 2]
+    assert [store.remember("abc", make) for _ in range(2)] == [1, 2]
     assert not files(tmp_path)
 
 

@@ -20,7 +20,7 @@ import torch
 from attnkit_conformance import core
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.adapter import IllFormed, Unsupported
-from attnkit_conformance.adapters.surroundings import surrounded, surroundings_of
+from attnkit_conformance.adapters.surroundings import surround, surroundings_of
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.golden import draw_case
 from attnkit_conformance.judge import judge, selection, surroundings
@@ -97,7 +97,7 @@ def test_quick_meets_every_level_and_full_every_pair(adapters: dict[str, list[An
 def met(adapter: Any, profile: str) -> set[tuple[str, str]]:
     """The ops and the surroundings in which they are judged."""
     ops = [op for op in OPDB if core.covers(adapter, op.name)]
-    pairs = {op.name: surroundings.selected(adapter, op, profile, ("float32",), lambda identity: True) for op in ops}
+    pairs = {op.name: surroundings.select(adapter, op, profile, ("float32",), lambda identity: True) for op in ops}
     return {(op, surrounding.name) for op, several in pairs.items() for surrounding, _ in several}
 
 
@@ -144,7 +144,7 @@ def turned(one: Case) -> Case:
 
 
 def words(adapter: Any, *names: str) -> dict[str, str]:
-    return {name: core.check(surrounded(adapter, name), case()).status for name in names}
+    return {name: core.check(surround(adapter, name), case()).status for name in names}
 
 
 def test_another_adapter_is_judged_in_surroundings_too() -> None:
@@ -169,7 +169,7 @@ def test_memory_of_its_own_that_threads_share_is_seen() -> None:
             q, k = self.kept
             return super().attend(q, k, v)
 
-    threads, one = surrounded(Shared(), "threads"), case()
+    threads, one = surround(Shared(), "threads"), case()
     assert core.check(threads, one).status == "pass"  # beside itself
     assert core.check(threads, turned(one)).checks == {"bound"}
 
@@ -191,7 +191,7 @@ def test_a_result_kept_from_one_pass_to_the_other_is_seen_by_tasks() -> None:
         def attend(self, q: Any, k: Any, v: Any) -> Any:
             return super().attend(Scaled.apply(q), k, v)
 
-    tasks, one = surrounded(Kept(), "tasks"), case()
+    tasks, one = surround(Kept(), "tasks"), case()
     assert core.check(tasks, one).status == "pass"  # beside itself
     found = core.check(tasks, turned(one))
     assert {measured.output for measured in found.measured if measured.failures} == {"dq"}
@@ -257,7 +257,7 @@ def test_a_surrounding_by_name(capsys: pytest.CaptureFixture[str]) -> None:
             return x.tolist()
 
     with pytest.raises(IllFormed, match="surroundings are those of numpy, torch, jax; its arrays are of builtins"):
-        surrounded(OfLists(), "threads")
+        surround(OfLists(), "threads")
 
 
 def test_the_page_says_what_people_do() -> None:

@@ -138,8 +138,8 @@ def test_what_is_not_selected_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> N
     generic = [adapter for adapter in adapters() if adapter.name == "numpy-generic"]
     (result,) = judge.judge(generic, "scenes", "qk_layernorm/float32/cross", xfails=judge.XFAILS)
     assert result.status == "pass"
-    assert judge.planned(generic, "scenes", None, ("float32",)) > 500
-    assert judge.planned(generic, "full", "sima_attention/float32", ("float32",)) > 20
+    assert judge.count_verdicts(generic, "scenes", None, ("float32",)) > 500
+    assert judge.count_verdicts(generic, "full", "sima_attention/float32", ("float32",)) > 20
     assert {op for op, _ in rows.known} == {"sima_attention"}, "rows of other ops are not looked for"
     with pytest.raises(AssertionError, match="a case was drawn"):
         list(judge.judge(generic, "small", "softmax_attention/float32/cross"))
@@ -167,7 +167,7 @@ def test_an_adapter_that_compiles_is_judged_on_pairs_of_options_in_the_full_prof
     compiling, usual = Compiling("compiling", ("float32",)), AttnkitAdapter("usual", ("float32",))
     op, every = BY_NAME["rela_attention"], judge.matcher(None)
     asked: dict[str, list[str]] = {"compiling": [], "usual": []}
-    for sample, chosen in judge.selected([compiling, usual], op, "full", every, ("float32",)):
+    for sample, chosen in judge.select([compiling, usual], op, "full", every, ("float32",)):
         for adapter in chosen:
             asked[adapter.name].append(sample.id)
     left, large = ("/triple.", "/layout.", "/blocks-"), ("/size.", "/large.")
@@ -445,7 +445,7 @@ def test_a_run_that_stops_in_time_says_what_is_left(
 ) -> None:
     chosen = ("numpy-generic", "-k", "qk_layernorm/float64", *workers, "--json", str(tmp_path / "verdicts.json"))
     assert main(["run", *chosen, "--seconds", "0"]) == 0
-    planned = judge.planned(adapters()[:1], "quick", "qk_layernorm/float64", ("float64",))
+    planned = judge.count_verdicts(adapters()[:1], "quick", "qk_layernorm/float64", ("float64",))
     assert f"--seconds 0: {planned - 1} of {planned} cases are not judged" in capsys.readouterr().out
 
 

@@ -225,7 +225,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 ("float16", ODD[-2:]),
                 ("bfloat16", ODD[-2:]),
             ):
-                cases += [draw_case(rows.named(BY_NAME[op], dtype, f"pair.{name}")) for name in names]
+                cases += [draw_case(rows.sample_named(BY_NAME[op], dtype, f"pair.{name}")) for name in names]
         exchange.write(folder / "set", cases)
 
     return made_once(tmp_path_factory, "odd_vectors", write) / "set"

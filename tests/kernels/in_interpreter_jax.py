@@ -13,13 +13,13 @@ import numpy as np
 
 import attnkit
 from attnkit.backends.jax.triton import launch, pointwise, rows
-from attnkit_conformance.adapters.jax_triton_interpreted import interpreted
+from attnkit_conformance.adapters.jax_triton_interpreted import interpret
 from tests.library.arrays import assert_close
 
 
 @pytest.fixture(autouse=True)
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "call", interpreted)
+    monkeypatch.setattr(launch, "call", interpret)
 
 
 OP = "pointwise_attention"
@@ -37,7 +37,7 @@ def test_vmap_is_one_call_with_one_more_axis(monkeypatch: pytest.MonkeyPatch) ->
 
     def counted(given: launch.Launch) -> Any:
         programs.append(given.programs)
-        return interpreted(given)
+        return interpret(given)
 
     def call(q: jax.Array, k: jax.Array, length: jax.Array) -> jax.Array:
         return attend(q, k, v, causal=True, key_lengths=length[None])

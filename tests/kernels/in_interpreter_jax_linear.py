@@ -16,7 +16,7 @@ import torch
 import attnkit
 from attnkit.backends.jax.triton import launch, linear
 from attnkit.kernels import linear_calls
-from attnkit_conformance.adapters.jax_triton_interpreted import interpreted
+from attnkit_conformance.adapters.jax_triton_interpreted import interpret
 
 from .in_interpreter_linear import CASES, D, E
 
@@ -25,7 +25,7 @@ EPS = float(jnp.finfo(jnp.float32).eps)
 
 @pytest.fixture(autouse=True)
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "call", interpreted)
+    monkeypatch.setattr(launch, "call", interpret)
     monkeypatch.setattr(linear_calls, "FEWEST", 1)
 
 
@@ -129,7 +129,7 @@ def test_vmap_adds_an_axis(mapped: tuple[str, ...], monkeypatch: pytest.MonkeyPa
 
     axes = {name: 0 if name in mapped else None for name in arrays}
     programs = []
-    monkeypatch.setattr(launch, "call", lambda given: programs.append(given.outputs[0].shape) or interpreted(given))
+    monkeypatch.setattr(launch, "call", lambda given: programs.append(given.outputs[0].shape) or interpret(given))
     found = jax.vmap(partial(both, linear.attend), (axes,))(arrays)
     assert programs[-1][:2] == (2, 2)
     generic = partial(attnkit.linear_attention, impl="generic")

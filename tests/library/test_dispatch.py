@@ -405,7 +405,7 @@ def test_a_trace_does_not_go_through_all_modules(impl, kind, monkeypatch):
 def test_what_generic_calls_is_generic_too(op):
     adapter = AttnkitAdapter("generic", DTYPES, "generic")
     names = ["plain", *(f"op={subject.name}" for subject in op.subjects[1:])]
-    for case in (rows.named(op, "float32", f"pair.{name}").draw(0) for name in names):
+    for case in (rows.sample_named(op, "float32", f"pair.{name}").draw(0) for name in names):
         with attnkit.implementations() as ran:
             arrays = core.typed_arrays(adapter, case)
             adapter.call(op.name, arrays, case.params)

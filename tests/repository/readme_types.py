@@ -20,10 +20,19 @@ t = torch.zeros(2, 4, 3)
 assert_type(attnkit.pointwise_attention(t, t, t), torch.Tensor)
 assert_type(attnkit.entmax_attention(t, t, t, alpha=1.5, causal=True), torch.Tensor)
 assert_type(attnkit.soft_attention(t, t, t[:, :2]), torch.Tensor)
+assert_type(attnkit.softmax_attention(t, t, t, causal=True), torch.Tensor)
+assert_type(attnkit.softmax_attention(t, t, t, return_lse=True), tuple[torch.Tensor, torch.Tensor])
+assert_type(attnkit.linear_attention(t, t, t, feature_map="relu"), torch.Tensor)
+assert_type(attnkit.linear_attention(t, t, t, return_state=True)[1], tuple[torch.Tensor, ...])
+assert_type(attnkit.softmax_attention_weights(t, t, causal=True), torch.Tensor)
+assert_type(attnkit.softmax_attention_vjp(t, t, t, t)["q"], torch.Tensor)
+assert_type(attnkit.linear_attention_weights(t, t, feature_map="relu"), torch.Tensor)
+attnkit.linear_attention(t, t, t, feature="relu")  # type: ignore[call-overload]
 j = jax.numpy.zeros((2, 4, 3))
 assert_type(attnkit.sparsemax_attention(j, j, j), jax.Array)
 a: np.ndarray = np.zeros((2, 4, 3))
 assert_type(attnkit.gaussian_attention(a, a, a), np.ndarray)
+assert_type(attnkit.qk_layernorm(a, a, a, a), tuple[np.ndarray, np.ndarray])
 attnkit.gaussian_attention([1], [2], [3])  # type: ignore[type-var]
 """
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
+from attnkit._core.typing import AnyFunction, Array, OfLibrary, Option, Results
 from attnkit.backends.cupy import linear, newton, packed, pointwise, rows, soft, statistics
 from attnkit.backends.cupy.pointwise import GAUSSIAN, Device
 from attnkit.kernels import predicted, verdicts
@@ -26,10 +27,10 @@ from attnkit.ops.softmax import softmax_attention
 from attnkit.ops.statistics import RowStatistics
 
 OLDEST = 80  # compute capability required by the tensor core instructions
-Call = Callable[..., Any]
+Call = AnyFunction
 
 
-def on_its_device(function: Call, x: Any, *arrays: Any, **options: Any) -> Any:
+def on_its_device(function: Call, x: Array, *arrays: Array, **options: object) -> Results:
     """Call a function of (device, arrays) on the device of its first array."""
     from attnkit.backends.cupy.gpu import Gpu  # launches can be described without CuPy
 
@@ -40,7 +41,7 @@ def on_its_device(function: Call, x: Any, *arrays: Any, **options: Any) -> Any:
 # ---------------------------------------------------------------------------------------------- what is served
 
 
-def unsupported_device(x: Any) -> str | None:
+def unsupported_device(x: Array) -> str | None:
     """Why kernels do not run on the device of an array."""
     capability = int(x.device.compute_capability)
     if capability < OLDEST:
@@ -52,7 +53,7 @@ def _dotted(capability: int) -> str:
     return f"{capability // 10}.{capability % 10}"
 
 
-def unsupported(unsupported_options: Call, inputs: int, *arrays: Any, **options: Any) -> str | None:
+def unsupported(unsupported_options: Call, inputs: int, *arrays: OfLibrary, **options: Option) -> str | None:
     """Why a call is not supported; the inputs are followed by cotangents, the first of which is required."""
     if arrays[inputs:] and arrays[inputs] is None:
         return "no cotangent of the output was given"
@@ -70,12 +71,12 @@ def are_aligned(values: Iterable[Any]) -> bool:
     return True
 
 
-def address(x: Any) -> int:
+def address(x: OfLibrary) -> int:
     """Where the memory of an array begins."""
     return int(x.data.ptr)
 
 
-def inverse_unsupported(a: Any, **options: Any) -> str | None:
+def inverse_unsupported(a: Any, **options: object) -> str | None:
     """Why the Newton inverse is not supported."""
     return newton.unsupported_options(a, **options)
 
@@ -85,28 +86,28 @@ def residuals(a: Any, iterates: list[Any]) -> Any:
     return lowrank_newton.residuals(namespace(a), a, iterates)
 
 
-def statistics_of_rows(device: Device, q: Any, k: Any, **options: Any) -> RowStatistics:
+def statistics_of_rows(device: Device, q: OfLibrary, k: OfLibrary, **options: Option) -> RowStatistics:
     """row_statistics."""
     return RowStatistics(**statistics.forward(device, q, k, **options))
 
 
-def both(device: Device, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, RowStatistics]:
+def both(device: Device, q: OfLibrary, k: OfLibrary, v: OfLibrary, **options: Option) -> tuple[Any, RowStatistics]:
     """attention_with_statistics."""
     outputs = statistics.forward(device, q, k, v, **options)
     return outputs.pop("o"), RowStatistics(**outputs)
 
 
-def keeps(q: Any, k: Any, *rest: Any, **options: Any) -> bool:
+def keeps(q: Array, k: Array, *rest: Array | None, **options: object) -> bool:
     """Whether the generic body would make large arrays of weights."""
     return predicted.keeps(predicted.pairs(q.shape, k.shape), q.dtype.itemsize)
 
 
-def only_by_name(*arrays: Any, **options: Any) -> bool:
+def only_by_name(*arrays: Array, **options: object) -> bool:
     """False: the generic body makes no such arrays, and how fast these kernels are is not known."""
     return False
 
 
-def taken(x: Any) -> None:
+def taken(x: Array) -> None:
     """Warn once where kernels of this class of devices have not been judged."""
     verdicts.warn_once(_dotted(int(x.device.compute_capability)))
 

@@ -8,6 +8,7 @@ import cupy
 import numpy
 
 from attnkit._core.poison import poisons
+from attnkit._core.typing import AnyFunction, DType, OfLibrary
 from attnkit.backends.cupy.launch import Launch
 from attnkit.kernels.cuda import SOURCES, program
 
@@ -15,7 +16,7 @@ PLAIN_SHARED = 48 * 1024  # bytes of shared memory available without opting in
 
 
 @cache
-def compiled(source: str, name: str, shared_bytes: int, device: int) -> Any:
+def compiled(source: str, name: str, shared_bytes: int, device: int) -> AnyFunction:
     """A template instance, compiled by NVRTC for the current device; CuPy keeps machine code by the text of a program.
 
     The sources fix the numbers of registers and threads; only shared memory needs an attribute.
@@ -36,11 +37,11 @@ def by_value(arguments: ctypes.Structure) -> numpy.ndarray:
 class Gpu:
     """`Device` of `attnkit.backends.cupy.pointwise` on the current device, in the current stream."""
 
-    def pointer(self, x: Any) -> int:
+    def pointer(self, x: OfLibrary) -> int:
         """Where the first element is in the memory of the device."""
         return int(x.data.ptr)
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Any:
         """Uninitialised memory, or NaN."""
         memory = cupy.empty(shape, dtype)
         if poisons():

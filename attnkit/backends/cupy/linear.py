@@ -14,7 +14,7 @@ from typing import Any
 import array_api_compat
 
 from attnkit._core.activations import lacking
-from attnkit._core.typing import Causal
+from attnkit._core.typing import Causal, Keywords, Option
 from attnkit.backends.cupy import pointwise
 from attnkit.backends.cupy.launch import FEATURE_MAPS, NUMBERS, OPEN, Launch, Tiles, View, tiles_of, width_of
 from attnkit.backends.cupy.pointwise import Array, Device, gradients_of, layout_of, reduced_to, zeros
@@ -46,7 +46,7 @@ class Linear(ctypes.Structure):
     )
 
 
-def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, **options: Option) -> str | None:
     """Why a call is not supported on any device."""
     mask = options.get("mask")
     if options.get("log_decay") is not None:
@@ -67,7 +67,7 @@ class Call(Views):
     """One call of `linear_attention` or its gradient: the data shared by all of its launches. With `valid`, keys that
     belong to a state are included even if no query sees them."""
 
-    def __init__(self, device: Device, q: Array, k: Array, v: Array, valid: bool = False, **options: Any) -> None:
+    def __init__(self, device: Device, q: Array, k: Array, v: Array, valid: bool = False, **options: Option) -> None:
         edges = options.get("edges_q")
         sequences = None if edges is None else edges.shape[0] - 1
         self.device, self.keepalive, self.plan = device, [], linear_plan(q, k, v, options, sequences)
@@ -89,7 +89,7 @@ class Call(Views):
             self.view(name, name, x)
         self.see(options, valid)
 
-    def pack(self, edges_q: Array, edges_k: Array, causal: Causal = False, **options: Any) -> None:
+    def pack(self, edges_q: Array, edges_k: Array, causal: Causal = False, **options: object) -> None:
         """Boundaries of sequences, and of their positions: under causality as many as the more numerous tokens."""
         s, xp = self.arguments, array_api_compat.array_namespace(edges_q)
         s.sequences, s.aligned = self.layout.sequences, causal is True
@@ -100,7 +100,7 @@ class Call(Views):
             most = s.queries if edges_q is edges_k else s.queries + s.keys  # boundaries are not read
             s.query_positions = s.key_positions = max(most, 1)
 
-    def see(self, options: dict[str, Any], valid: bool) -> None:
+    def see(self, options: Keywords, valid: bool) -> None:
         """Which tokens take part: the keys of a mask with firsts ≤ j < stops."""
         a, mask, queries = self.layout, options.get("mask"), options.get("query_mask")
         if mask is not None and mask.ndim > 1:
@@ -202,7 +202,7 @@ def first_true(x: Array, n: int) -> Array:
 
 def forward(
     device: Device, q: Array, k: Array, v: Array, *, initial_state: State | None = None, return_state: bool = False,
-    **options: Any,
+    **options: Option,
 ) -> Any:  # fmt: skip
     """o (..., L, e), or with `return_state` (o, (S (..., d, e), z (..., d)))."""
     o = device.empty(layout_of(q, k, v, options).shape_of("o"), q.dtype)
@@ -215,7 +215,7 @@ def forward(
     return (o, final_state(device, k, v, initial_state, options)) if return_state else o
 
 
-def final_state(device: Device, k: Array, v: Array, initial: State | None, options: dict[str, Any]) -> State:
+def final_state(device: Device, k: Array, v: Array, initial: State | None, options: Keywords) -> State:
     """The state after the initial one and all keys that `mask` and `key_lengths` allow."""
     leading = state_axes(LINEAR.name, k, v, initial, options)
     xp = array_api_compat.array_namespace(k)
@@ -233,8 +233,8 @@ def final_state(device: Device, k: Array, v: Array, initial: State | None, optio
 
 def backward(
     device: Device, q: Array, k: Array, v: Array, do: Array | None,
-    dstate: tuple[Array | None, Array | None] | None = None, *, initial_state: State | None = None, **options: Any,
-) -> dict[str, Any]:  # fmt: skip
+    dstate: tuple[Array | None, Array | None] | None = None, *, initial_state: State | None = None, **options: Option,
+) -> Keywords:  # fmt: skip
     """Gradients {"q", "k", "v"} and, if one was passed, "initial_state"; do, dstate and its parts (dS, dz) may be None:
     0.
     """
@@ -264,7 +264,7 @@ def backward(
     if math.prod(a.leading):
         for launch in launches:
             device.run(launch)
-    result: dict[str, Any] = {name: reduced_to(grad, like[name]) for name, grad in grads.items()}
+    result: Keywords = {name: reduced_to(grad, like[name]) for name, grad in grads.items()}
     if initial_state is not None and initial_grads is not None:
         tails = zip(initial_grads, initial_state, (2, 1), strict=True)
         result["initial_state"] = tuple(reduced_to(of_groups(grad, a, tail), x) for grad, x, tail in tails)

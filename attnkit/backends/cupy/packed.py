@@ -1,16 +1,16 @@
 """Packed sequences by the CUDA kernels of an op, all in one launch: tokens first, heads second."""
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import array_api_compat
 
+from attnkit._core.typing import AnyFunction, Keywords, Option
 from attnkit.backends.cupy.pointwise import Array, Device
 from attnkit.kernels import predicted
 
 Edges = tuple[int, ...] | Array
-Call = Callable[..., Any]
+Call = AnyFunction
 
 
 def _edges(q: Array, edges: Edges) -> Array:
@@ -24,7 +24,7 @@ def _heads_first(*arrays: Array | None) -> list[Array | None]:
     return [None if x is None else x.swapaxes(0, 1) for x in arrays]
 
 
-def _with_edges(q: Array, cu_q: Edges, cu_k: Edges, options: dict[str, Any]) -> dict[str, Any]:
+def _with_edges(q: Array, cu_q: Edges, cu_k: Edges, options: Keywords) -> Keywords:
     """The options with boundaries on the device; "all", the keys of a sequence, as a number for each query."""
     edges_q = _edges(q, cu_q)
     edges_k = edges_q if cu_k is cu_q else _edges(q, cu_k)
@@ -36,7 +36,7 @@ def _with_edges(q: Array, cu_q: Edges, cu_k: Edges, options: dict[str, Any]) -> 
 
 
 def forward(
-    op: Call, device: Device, q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **options: Any
+    op: Call, device: Device, q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **options: object
 ) -> Any:
     """The outputs of `op` on arrays (heads, tokens, features) with edges, tokens first."""
     answer = op(device, *_heads_first(q, k, v), **_with_edges(q, cu_seqlens_q, cu_seqlens_k, options))
@@ -45,7 +45,7 @@ def forward(
 
 def backward(
     op: Call, device: Device, q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges,
-    *cotangents: Array | None, **options: Any,
+    *cotangents: Array | None, **options: Option,
 ) -> dict[str, Array]:  # fmt: skip
     """The gradients, tokens first."""
     arrays = _heads_first(q, k, v, *cotangents)
@@ -53,12 +53,12 @@ def backward(
     return {name: x.swapaxes(0, 1) for name, x in grads.items()}
 
 
-def unsupported_options(of: Call, q: Array, k: Array, v: Array, *edges: Edges, **options: Any) -> str | None:
+def unsupported_options(of: Call, q: Array, k: Array, v: Array, *edges: Edges, **options: Option) -> str | None:
     """Why a call is not supported on any device, for the reason that `of` gives for the op."""
     return of(*_heads_first(q, k, v), **options)
 
 
-def keeps(q: Array, k: Array, v: Array, cu_q: Edges, cu_k: Edges, *cotangents: Array | None, **options: Any) -> bool:
+def keeps(q: Array, k: Array, v: Array, cu_q: Edges, cu_k: Edges, *cotangents: Array | None, **options: object) -> bool:
     """Whether the generic body would make large arrays of weights: one for each sequence if boundaries are numbers."""
     pairs = q.shape[0] * k.shape[0]
     if isinstance(cu_q, tuple) and isinstance(cu_k, tuple):
@@ -67,6 +67,6 @@ def keeps(q: Array, k: Array, v: Array, cu_q: Edges, cu_k: Edges, *cotangents: A
     return predicted.keeps(q.shape[1] * pairs, q.dtype.itemsize)
 
 
-def keeps_mask(q: Array, k: Array, v: Array, cu_q: Edges, *rest: Any, **options: Any) -> bool:
+def keeps_mask(q: Array, k: Array, v: Array, cu_q: Edges, *rest: Array | None, **options: object) -> bool:
     """The same of an op that makes arrays of weights only where boundaries are arrays, and pairs are masked."""
     return not isinstance(cu_q, tuple) and keeps(q, k, v, cu_q, *rest, **options)

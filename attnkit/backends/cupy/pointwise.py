@@ -5,12 +5,13 @@ several leading axes cannot be merged into one. A `Device` compiles and runs.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import array_api_compat
 
 from attnkit._core.activations import lacking
+from attnkit._core.typing import Bindings, DType, Keywords, Option
 from attnkit.backends.cupy.launch import (
     ACTIVATIONS,
     NUMBERS,
@@ -29,7 +30,7 @@ from attnkit.kernels.plan import Layout, blocks_of, cached_plan, is_array, layou
 Array = Any
 OWN_TILES = {"pointwise_forward": 1, "statistics_forward": 1}  # gradients have two
 ROW_THREADS = 128
-GAUSSIAN: dict[str, Any] = {"activation": "exp", "alpha": 0.0}  # Gaussian attention as a point-wise one
+GAUSSIAN: Keywords = {"activation": "exp", "alpha": 0.0}  # Gaussian attention as a point-wise one
 
 
 class Device(Protocol):
@@ -39,7 +40,7 @@ class Device(Protocol):
         """The address of the first element, for kernels."""
         ...
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """Uninitialised memory in row-major order."""
         ...
 
@@ -52,7 +53,7 @@ class Device(Protocol):
         ...
 
 
-def unsupported_options(q: Array, k: Array, v: Array, *, activation: str = "relu", **options: Any) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, *, activation: str = "relu", **options: Option) -> str | None:
     """Why a call is not supported on any device."""
     if q.dtype.name not in NUMBERS:
         return f"no kernel for {q.dtype.name}"
@@ -83,7 +84,7 @@ class Call(Views):
     structure: type[Pointwise] = Pointwise
     family = "pointwise"  # the prefix of its kernels' names
 
-    def __init__(self, device: Device, q: Array, k: Array, v: Array, o: Array, **options: Any) -> None:
+    def __init__(self, device: Device, q: Array, k: Array, v: Array, o: Array, **options: Option) -> None:
         edges = options.get("edges_q")
         sequences = None if edges is None else edges.shape[0] - 1
         self.device, self.plan = device, cached_plan(signature(q, k, v, options, sequences))
@@ -101,7 +102,7 @@ class Call(Views):
         self.pairs = any(options.get(x) is not None for x in ("mask", "query_mask", "bias", "dropout_mask"))
         self.pairs = self.pairs or bool(self.arguments.seed)
 
-    def see(self, options: dict[str, Any]) -> None:
+    def see(self, options: Keywords) -> None:
         """Set visibility."""
         s, limits = self.arguments, self.plan.limits
         left = limits.before if self.layout.sequences else limits.left
@@ -118,7 +119,7 @@ class Call(Views):
         if options.get("query_mask") is not None:
             self.view("query_mask", "rows", options["query_mask"])
 
-    def weigh(self, options: dict[str, Any]) -> None:
+    def weigh(self, options: Keywords) -> None:
         """Set scale, shift, gain and alpha, and memory for n^-alpha and log n if they differ between queries."""
         s, n = self.arguments, self.plan.numbers
         s.scale, s.shift, s.gain, s.alpha, s.last_kept = n.scale, n.shift, n.gain, n.alpha, n.last_kept
@@ -184,7 +185,7 @@ class Call(Views):
 # ---------------------------------------------------------------------------------------------- what a library calls
 
 
-def forward(device: Device, q: Array, k: Array, v: Array, **options: Any) -> Array:
+def forward(device: Device, q: Array, k: Array, v: Array, **options: object) -> Array:
     """o (..., L, e)."""
     o = device.empty(layout_of(q, k, v, options).shape_of("o"), q.dtype)
     if o.size:
@@ -194,12 +195,12 @@ def forward(device: Device, q: Array, k: Array, v: Array, **options: Any) -> Arr
     return o
 
 
-def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
+def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} and, if a bias was passed, "bias"."""
     return gradients(lambda: Call(device, q, k, v, do, **options), q, k, v, do, **options)
 
 
-def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
+def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array, **options: object) -> dict[str, Array]:
     """The gradients by the kernels of a family; `make` builds the call."""
     like = {"q": q, "k": k, "v": v}
     if options.get("bias") is not None:
@@ -223,7 +224,7 @@ def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array,
     return {name: reduced_to(grad, like[name]) for name, grad in grads.items()}
 
 
-def zeros(device: Device, shape: tuple[int, ...], dtype: Any) -> Array:
+def zeros(device: Device, shape: tuple[int, ...], dtype: DType) -> Array:
     """The cotangent of an output that has none."""
     x = device.empty(shape, dtype)
     x[...] = 0
@@ -249,5 +250,5 @@ def reduced_to(grad: Array, like: Array) -> Array:
     return (grad.sum(axis=axes) if axes else grad).reshape(like.shape).astype(like.dtype)
 
 
-def layout_of(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> Layout:
+def layout_of(q: Array, k: Array, v: Array, options: Bindings) -> Layout:
     return layout(tuple(q.shape), tuple(k.shape), tuple(v.shape), bool(options.get("enable_gqa", False)))

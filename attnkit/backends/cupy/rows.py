@@ -7,6 +7,7 @@ stored in arrays of the compute dtype between the launches of a gradient; the fo
 import ctypes
 from typing import Any
 
+from attnkit._core.typing import Option
 from attnkit.backends.cupy import pointwise
 from attnkit.backends.cupy.launch import WIDEST, Launch, Pointwise, Tiles, View, tiles_of, width_of
 from attnkit.backends.cupy.pointwise import Array, Device, layout_of
@@ -50,8 +51,8 @@ class RowsCall(pointwise.Call):
     family = "rows"
 
     def __init__(
-        self, device: Device, q: Array, k: Array, v: Array, o: Array, *, alpha: Any, output: bool,
-        rows: dict[str, Array], **options: Any,
+        self, device: Device, q: Array, k: Array, v: Array, o: Array, *, alpha: float | Array, output: bool,
+        rows: dict[str, Array], **options: object,
     ) -> None:  # fmt: skip
         super().__init__(device, q, k, v, o, **options, activation="identity", alpha=0.0)
         alpha = float(alpha)
@@ -102,7 +103,7 @@ class RowsCall(pointwise.Call):
 # ---------------------------------------------------------------------------------------------- what a library calls
 
 
-def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, **options: Option) -> str | None:
     """Why a call is not supported on any device."""
     if is_array(options.get("alpha")):
         return "an array alpha is served by the generic implementation"
@@ -110,7 +111,7 @@ def unsupported_options(q: Array, k: Array, v: Array, **options: Any) -> str | N
 
 
 def forward(
-    device: Device, q: Array, k: Array, v: Array, *, alpha: Any, return_lse: bool = False, **options: Any
+    device: Device, q: Array, k: Array, v: Array, *, alpha: float | Array, return_lse: bool = False, **options: object
 ) -> Any:
     """o (..., L, e), and with `return_lse` also log Σ exp(s) (..., L) in the compute dtype; softmax is α = 1."""
     a = layout_of(q, k, v, options)
@@ -126,7 +127,7 @@ def forward(
 
 def backward(
     device: Device, q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, *, alpha: Any,
-    **options: Any,
+    **options: Option,
 ) -> dict[str, Array]:  # fmt: skip
     """Gradients {"q", "k", "v"} and, if a bias was passed, "bias", for the cotangents do and dlse (None = 0)."""
     if do is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from attnkit._core.dispatch import namespace
 from attnkit._core.quadratic import sum_to
+from attnkit._core.typing import Option
 from attnkit.backends.cupy import newton, pointwise
 from attnkit.backends.cupy.launch import WIDEST
 from attnkit.backends.cupy.pointwise import GAUSSIAN, Array, Device
@@ -18,7 +19,7 @@ from attnkit.ops.lowrank.newton import generic_alone
 from attnkit.ops.lowrank.products import Attention
 
 
-def _inverted(device: Device, a: Array, **options: Any) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
+def _inverted(device: Device, a: Array, **options: Option) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
     """X, and its gradients as a function of its cotangent, which is a sum where products share an X."""
     x = newton.forward(device, a, **options)
 
@@ -30,21 +31,22 @@ def _inverted(device: Device, a: Array, **options: Any) -> tuple[Array, Callable
 
 def _parts(device: Device) -> tuple[Any, Any]:
     """The inverse and the products of `soft.attend` on a device."""
-    attend, pull = (partial(x, device, **GAUSSIAN) for x in (pointwise.forward, pointwise.backward))
+    attend = partial(pointwise.forward, device, **GAUSSIAN)
+    pull = partial(pointwise.backward, device, **GAUSSIAN)
     return partial(_inverted, device), partial(Attention, attend, pull)
 
 
-def forward(device: Device, q: Array, v: Array, landmarks: Array, **options: Any) -> Array:
+def forward(device: Device, q: Array, v: Array, landmarks: Array, **options: Option) -> Array:
     """o (..., n, e)."""
     return soft.attend(*_parts(device), q, v, landmarks, **options)
 
 
-def backward(device: Device, q: Array, v: Array, landmarks: Array, do: Array, **options: Any) -> dict[str, Array]:
+def backward(device: Device, q: Array, v: Array, landmarks: Array, do: Array, **options: Option) -> dict[str, Array]:
     """Gradients {"q", "v", "landmarks"} and, if it is an array, "init_scale"."""
     return soft.pull(*_parts(device), q, v, landmarks, do, **options)
 
 
-def unsupported_options(q: Array, v: Array, landmarks: Array, **options: Any) -> str | None:
+def unsupported_options(q: Array, v: Array, landmarks: Array, **options: Option) -> str | None:
     """Why a call is not supported on any device. Gradients take v and its cotangent side by side."""
     if v.shape[-1] > WIDEST // 2:
         return f"values of more than {WIDEST // 2} features are served by the generic implementation"
@@ -53,6 +55,6 @@ def unsupported_options(q: Array, v: Array, landmarks: Array, **options: Any) ->
     return pointwise.unsupported_options(q, landmarks, v) or generic_alone(**options)
 
 
-def keeps(q: Array, v: Array, landmarks: Array, *rest: Array, **options: Any) -> bool:
+def keeps(q: Array, v: Array, landmarks: Array, *rest: Array, **options: object) -> bool:
     """Whether P is a large array."""
     return predicted.keeps(predicted.pairs(q.shape, landmarks.shape), q.dtype.itemsize)

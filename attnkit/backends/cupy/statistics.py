@@ -6,9 +6,9 @@ of `rows` find its numbers, and o if it is wanted, and a sweep for the statistic
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
 
 from attnkit._core.family import RECORDS, base_op
+from attnkit._core.typing import Keywords, OfLibrary, Option
 from attnkit.backends.cupy import pointwise, rows
 from attnkit.backends.cupy.launch import Launch, View
 from attnkit.backends.cupy.pointwise import Array, Device, layout_of
@@ -36,7 +36,7 @@ class StatisticsOfPairs(pointwise.Call):
 
     structure = Statistics
 
-    def __init__(self, *inputs: Any, output: bool, rows: dict[str, Array], **options: Any) -> None:
+    def __init__(self, *inputs: OfLibrary, output: bool, rows: dict[str, Array], **options: Option) -> None:
         super().__init__(*inputs, **options)
         self.arguments.output = output
         for name, x in rows.items():
@@ -58,7 +58,7 @@ class StatisticsOfRows(RowsCall):
         return [*self.rows(), self.by_queries("statistics_of_rows")]
 
 
-SERVED: dict[str, tuple[type[StatisticsOfPairs] | type[StatisticsOfRows], dict[str, Any]]] = {
+SERVED: dict[str, tuple[type[StatisticsOfPairs] | type[StatisticsOfRows], Keywords]] = {
     POINTWISE.name: (StatisticsOfPairs, {}),
     GAUSSIAN.name: (StatisticsOfPairs, pointwise.GAUSSIAN),
     SOFTMAX.name: (StatisticsOfRows, {"alpha": 1.0}),
@@ -67,7 +67,7 @@ SERVED: dict[str, tuple[type[StatisticsOfPairs] | type[StatisticsOfRows], dict[s
 """The ops, of which others are special cases, and what is added to their options."""
 
 
-def unsupported_options(q: Array, k: Array, v: Array | None = None, *, op: str, **options: Any) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array | None = None, *, op: str, **options: Option) -> str | None:
     """Why a call is not served, on any device."""
     if base_op(op) not in SERVED:
         return f"statistics of {op} are served by the generic implementation"
@@ -76,7 +76,7 @@ def unsupported_options(q: Array, k: Array, v: Array | None = None, *, op: str, 
 
 def forward(
     device: Device, q: Array, k: Array, v: Array | None = None, *, op: str, fields: Sequence[str] = FIELDS,
-    **options: Any,
+    **options: Option,
 ) -> dict[str, Array]:  # fmt: skip
     """{"o": o if there is a v, field: (..., L) in the compute dtype}. The options are those of a served op."""
     family = RECORDS[base_op(op)].family

@@ -20,6 +20,7 @@ from attnkit._core.dropout import keep_mask_of_counters
 from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.mask import visibility_of
 from attnkit._core.special import varying_alike
+from attnkit._core.typing import Keywords, OfLibrary, Option
 from attnkit.backends.jax import transforms
 from attnkit.ops.entmax import ENTMAX
 
@@ -114,7 +115,7 @@ def prepared(c: blocks.Call, p: blocks.Call, index: Index, start: Any) -> blocks
     """Inputs and scores of the part p of the call c."""
     q, k, v = (p.arrays[name] for name in "qkv")
     arguments = {**c.common, **{name: x for name, x in p.arrays.items() if name in c.family.common}}
-    options: dict[str, Any] = {name: arguments[name] for name in ("bias", "scale", "dropout_mask") if name in arguments}
+    options: Keywords = {name: arguments[name] for name in ("bias", "scale", "dropout_mask") if name in arguments}
     i = start + jnp.arange(q.shape[0])[:, None]
     shift = c.lengths[1] - c.lengths[0]
     visibility = visibility_of(arguments)
@@ -125,7 +126,8 @@ def prepared(c: blocks.Call, p: blocks.Call, index: Index, start: Any) -> blocks
         a = quadratic.prepare(jnp, q, k, v, **options)
         a = a._replace(pairs=pairs, count=(i + (1 + shift)).astype(a.dtype))
         if a.drop is not None and pairs is not None:
-            a = a._replace(drop=jnp.where(pairs, a.drop, 0.0))
+            drop: OfLibrary = a.drop
+            a = a._replace(drop=jnp.where(pairs, drop, 0.0))
     else:
         if "log_forget" in arguments:
             options |= {name: x for name, x in arguments.items() if name in ("log_forget", "kept")}
@@ -134,7 +136,7 @@ def prepared(c: blocks.Call, p: blocks.Call, index: Index, start: Any) -> blocks
     return c.family.scored(jnp, a, blocks.options_of(p))
 
 
-def dropped(c: blocks.Call, arguments: dict[str, Any], index: Index, i: Array, k: Array) -> dict[str, Array]:
+def dropped(c: blocks.Call, arguments: Keywords, index: Index, i: Array, k: Array) -> dict[str, Array]:
     """Dropout by counter as a mask in the compute dtype that multiplies the weights."""
     if "dropout" not in arguments or arguments["dropout"][0] <= 0:
         return {}
@@ -169,7 +171,7 @@ class Static(NamedTuple):
     options: tuple[tuple[str, Any], ...]
 
 
-def divided(op: str, arguments: dict[str, Any]) -> tuple[Static, Arrays]:
+def divided(op: str, arguments: Keywords) -> tuple[Static, Arrays]:
     """The arguments of a call, split into static ones and arrays."""
     arguments = {name: x for name, x in arguments.items() if x is not None}
     if "dropout" in arguments and isinstance(arguments["dropout"][1], jax.Array):
@@ -180,7 +182,7 @@ def divided(op: str, arguments: dict[str, Any]) -> tuple[Static, Arrays]:
     return static, varying_alike(arrays)
 
 
-def arguments_of(static: Static, arrays: Arrays) -> dict[str, Any]:
+def arguments_of(static: Static, arrays: Arrays) -> Keywords:
     """The inverse of `divided`."""
     arguments = {**dict(static.options), **arrays}
     if SEED in arguments:
@@ -274,20 +276,20 @@ def attended_bwd(static: Static, arrays: Arrays, do: Array) -> tuple[dict[str, A
 attended.defvjp(attended_fwd, attended_bwd)
 
 
-def attend(op: str, q: Array, k: Array, v: Array, **options: Any) -> Array:
+def attend(op: str, q: Array, k: Array, v: Array, **options: object) -> Array:
     """An op of `OPS`."""
     o: Array = attended(*divided(op, {"q": q, "k": k, "v": v, **options}))
     return o
 
 
-def pull(op: str, q: Array, k: Array, v: Array, do: Array, *rest: None, **options: Any) -> Arrays:
+def pull(op: str, q: Array, k: Array, v: Array, do: Array, *rest: None, **options: Option) -> Arrays:
     """The explicit gradients of an op of `OPS`."""
     static, arrays = divided(op, {"q": q, "k": k, "v": v, **options})
     arrays, do = varying_alike((arrays, do))
     return vjp(static, arrays, do)
 
 
-def is_faster(op: str, q: Array, k: Array, *rest: Array, **options: Any) -> bool:
+def is_faster(op: str, q: Array, k: Array, *rest: Array, **options: object) -> bool:
     """Whether there are enough scores, on a CPU: nothing is known of other devices, and a traced array has none."""
     return jax.default_backend() == "cpu" and op not in SLOWER and blocks.is_faster(q, k)
 

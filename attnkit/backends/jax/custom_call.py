@@ -21,6 +21,7 @@ from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding
 
 from attnkit._core.special import varying
+from attnkit._core.typing import AnyFunction, OfLibrary
 from attnkit.backends.jax import formula, partition
 from attnkit.backends.jax.formula import Call
 from attnkit.backends.native import OLDEST_JAX, linear, load, lower
@@ -56,12 +57,12 @@ def _run(*arrays: Array, call: Call) -> list[Array]:
     return program(call)(*arrays)
 
 
-def _dtype(name: str, x: Any) -> Any:
+def _dtype(name: str, x: Array) -> Any:
     """A seed of 64 bits is two words of 32 in JAX without integers of 64 bits."""
     return "uint64" if name == "seed" and len(x.shape) == 1 else x.dtype
 
 
-def prepared(call: Call, arrays: Sequence[Any]) -> lower.Prepared:
+def prepared(call: Call, arrays: Sequence[Array]) -> lower.Prepared:
     """The plan of a call on such arrays."""
     shapes = [() if name == "seed" else tuple(x.shape) for name, x in zip(call.names, arrays, strict=True)]
     operands = tuple(
@@ -75,7 +76,7 @@ def prepared(call: Call, arrays: Sequence[Any]) -> lower.Prepared:
 
 
 @operation.def_abstract_eval
-def _results(*arrays: Any, call: Call) -> list[Any]:
+def _results(*arrays: OfLibrary, call: Call) -> list[Any]:
     """Outputs vary along the axes of a shard_map along which the arguments do, which are the same for all; on a mesh
     with explicit axes leading axes are sharded as those of the arguments, and gradients as their arguments."""
     like = next((x for x in arrays if not x.sharding.mesh.empty), arrays[0])
@@ -109,18 +110,18 @@ def foreign(call: Call, *arrays: Array) -> list[Array]:
     return list(outputs)
 
 
-def _generic(context: mlir.LoweringRuleContext, *arrays: Any, call: Call) -> Any:
+def _generic(context: mlir.LoweringRuleContext, *arrays: Array, call: Call) -> Any:
     specs = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in zip(call.outputs, context.avals_out, strict=True)
     }
     return _lowered(context, partial(formula.served, call, specs), arrays)
 
 
-def _for_the_cpu(context: mlir.LoweringRuleContext, *arrays: Any, call: Call) -> Any:
+def _for_the_cpu(context: mlir.LoweringRuleContext, *arrays: Array, call: Call) -> Any:
     module = context.module_context
     if module.lowering_parameters.for_export:
         return _generic(context, *arrays, call=call)
-    function: Callable[..., Any] = partial(foreign, call)
+    function: AnyFunction = partial(foreign, call)
     if partition.is_divided(module.axis_context):
         if "seed" in call.names:  # the counter of dropout begins with the first item and head of a call
             return _generic(context, *arrays, call=call)
@@ -128,7 +129,7 @@ def _for_the_cpu(context: mlir.LoweringRuleContext, *arrays: Any, call: Call) ->
     return _lowered(context, function, arrays)
 
 
-def _lowered(context: mlir.LoweringRuleContext, function: Callable[..., Any], arrays: Sequence[Any]) -> Any:
+def _lowered(context: mlir.LoweringRuleContext, function: AnyFunction, arrays: Sequence[Array]) -> Any:
     """The program of a function; types on a mesh with explicit axes are those of the call, not of its parts."""
     types: Sequence[Any] = context.avals_in
     if any(entry for x in types for entry in x.sharding.spec):

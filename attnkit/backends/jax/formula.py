@@ -1,13 +1,14 @@
 """The generic body of a call of the CPU library: for its second derivatives, and for programs that cannot have it."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from attnkit._core.quadratic import leading_shape
+from attnkit._core.typing import AnyFunction, Bindings, Keywords
 from attnkit.backends.native import linear, lower, packed, rows
 from attnkit.backends.native.served import further
 from attnkit.ops.entmax import ENTMAX, entmax_attention
@@ -20,7 +21,7 @@ from attnkit.ops.statistics import RowStatistics, attention_with_statistics, row
 from attnkit.ops.stick_breaking import STICK_BREAKING, stick_breaking_attention
 
 Arrays = dict[str, Array]
-FUNCTIONS: dict[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, AnyFunction] = {
     SOFTMAX.name: softmax_attention,
     POINTWISE.name: pointwise_attention,
     ENTMAX.name: entmax_attention,
@@ -48,7 +49,7 @@ class Call(NamedTuple):
         """The leading axes of a call on arrays of these shapes."""
         return leading_shape(shapes["q"], shapes["k"], shapes.get("v"), dict(self.plain).get("enable_gqa", False))
 
-    def shapes(self, arrays: Sequence[Any]) -> dict[str, lower.Shape]:
+    def shapes(self, arrays: Sequence[Array]) -> dict[str, lower.Shape]:
         """Those of the arguments."""
         return {name: tuple(x.shape) for name, x in zip(self.names, arrays, strict=True)}
 
@@ -84,7 +85,7 @@ def _one_axis_less(call: Call, specs: Mapping[str, jax.ShapeDtypeStruct], arrays
     return list(jax.vmap(one, tuple(axes.values()))(*parts))
 
 
-def options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(arguments: Bindings) -> Keywords:
     """The arguments of the op, with dropout=(p, key) for p and the words of a key, or a seed."""
     options = {name: x for name, x in arguments.items() if name != "exact_zeros"}
     if "seed" in options:
@@ -95,7 +96,7 @@ def options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def outputs(op: str, arguments: Mapping[str, Any], names: Sequence[str]) -> dict[str, Array]:
+def outputs(op: str, arguments: Bindings, names: Sequence[str]) -> dict[str, Array]:
     """The named outputs of an op, but not numbers of rows."""
     if op in linear.OPS and lower.EDGES[0] not in arguments:
         return linear.formula(op, arguments, names)
@@ -122,7 +123,7 @@ def _of_fields(measured: RowStatistics) -> dict[str, Array]:
 
 def gradients(op: str, plain: lower.Plain, arrays: Arrays, cotangents: Arrays) -> Arrays:
     """Those of the arguments by name; they can be differentiated."""
-    arguments: dict[str, Any] = {**arrays, **dict(plain)}
+    arguments: Keywords = {**arrays, **dict(plain)}
     if lower.EDGES[0] in arrays:
         return packed.formula(op, arguments, cotangents)
     if op in linear.OPS:
@@ -130,7 +131,7 @@ def gradients(op: str, plain: lower.Plain, arrays: Arrays, cotangents: Arrays) -
     return rows.formula(op, options_of(arguments), cotangents)
 
 
-def _gradients_of_linear(op: str, arguments: dict[str, Any], arrays: Arrays, cotangents: Arrays) -> Arrays:
+def _gradients_of_linear(op: str, arguments: Keywords, arrays: Arrays, cotangents: Arrays) -> Arrays:
     """The same for linear attention: the generic body differentiated."""
     moved = {name: x for name, x in arrays.items() if name in lower.DIFFERENTIABLE}
     names = [name[1:] for name in cotangents]

@@ -11,6 +11,7 @@ from jax import Array
 
 from attnkit._core.dispatch import Kernel
 from attnkit._core.special import varying
+from attnkit._core.typing import OfLibrary
 from attnkit.backends.jax import transforms
 from attnkit.kernels import predicted, verdicts
 
@@ -29,7 +30,7 @@ def major() -> int | None:
     return int(found.partition(".")[0]) if found else None
 
 
-def unsupported(*arguments: Any) -> str | None:
+def unsupported(*arguments: OfLibrary) -> str | None:
     """Why kernels do not run on JAX's default device, or not under these transformations."""
     if jax.default_backend() != "gpu":
         return f"Triton kernels run on GPUs; the default device of JAX is a {jax.default_backend()}"
@@ -43,7 +44,7 @@ def unsupported(*arguments: Any) -> str | None:
     return transforms.differentiated_twice(arguments)
 
 
-def is_faster(kind: str, q: Array, k: Array, *rest: Array, **options: Any) -> bool:
+def is_faster(kind: str, q: Array, k: Array, *rest: Array, **options: object) -> bool:
     """Whether a call is predicted not to be slower, or keeps too much without."""
     pairs = predicted.pairs(q.shape, k.shape)
     width = max(q.shape[-1], *(x.shape[-1] for x in rest[:1]))

@@ -13,6 +13,7 @@ from jax import Array
 
 from attnkit._core.check import spelt
 from attnkit._core.special import is_key, varying_alike, words_of_key
+from attnkit._core.typing import Keywords, OfLibrary, Option
 from attnkit.backends.jax import formula
 from attnkit.backends.jax.custom_call import program
 from attnkit.backends.jax.formula import Call
@@ -39,7 +40,7 @@ class Static(NamedTuple):
 # ---------------------------------------------------------------------------------------------- with gradients
 
 
-def divided(op: str, arguments: dict[str, Any], outputs: tuple[str, ...] = ("o",)) -> tuple[Static, Arrays]:
+def divided(op: str, arguments: Keywords, outputs: tuple[str, ...] = ("o",)) -> tuple[Static, Arrays]:
     """A call, split into static arguments and arrays."""
     arrays, plain = lower.split(arguments, is_array)
     seed = arrays.get("seed")
@@ -125,13 +126,13 @@ differentiated.defvjp(_differentiate, _second)
 # ---------------------------------------------------------------------------------------------- a call
 
 
-def evaluate(op: str, arguments: dict[str, Any], outputs: tuple[str, ...]) -> tuple[Array, ...]:
+def evaluate(op: str, arguments: Keywords, outputs: tuple[str, ...]) -> tuple[Array, ...]:
     """The named outputs of an op."""
     results: tuple[Array, ...] = attended(*divided(op, arguments, outputs))
     return results
 
 
-def pulled(op: str, arguments: dict[str, Any], cotangents: Mapping[str, Array | None]) -> Arrays:
+def pulled(op: str, arguments: Keywords, cotangents: Mapping[str, Array | None]) -> Arrays:
     """The explicit gradients of an op."""
     compute = jnp.float64 if arguments["q"].dtype == jnp.float64 else jnp.float32
     of = {name: x if name == "do" else x.astype(compute) for name, x in cotangents.items() if x is not None}
@@ -141,7 +142,7 @@ def pulled(op: str, arguments: dict[str, Any], cotangents: Mapping[str, Array | 
     return grads
 
 
-def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
+def unsupported(op: str, *arrays: OfLibrary, **options: Option) -> str | None:
     """Why the library does not support a call or its gradients."""
     if jax.default_backend() != "cpu":  # a traced array has no device
         return "it is for the CPU"
@@ -156,7 +157,7 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
     return lower.refused_axes(*arrays, **options) or lower.refusal(op, dtypes, own)
 
 
-def regret(*arrays: Any, **options: Any) -> None:
+def regret(*arrays: Array, **options: object) -> None:
     """A call that another implementation serves: without the library that takes more time."""
     if jax.default_backend() == "cpu" and jax.__version_info__ >= OLDEST_JAX:
         warn_of_absence()

@@ -14,6 +14,7 @@ from jax import Array
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from attnkit._core.typing import AnyFunction, OfLibrary
 from attnkit.backends.jax.formula import Call
 from attnkit.backends.native import linear, lower
 
@@ -68,15 +69,13 @@ def layout(call: Call, shapes: Mapping[str, lower.Shape], results: Sequence[lowe
     return Layout(sizes, groups, tuple(map(divisible, arguments.values())), tuple(map(divisible, of_results)))
 
 
-def over_leading_axes(
-    call: Call, foreign: Foreign, arguments: Sequence[Any], results: Sequence[Any]
-) -> Callable[..., Any]:
+def over_leading_axes(call: Call, foreign: Foreign, arguments: Sequence[Any], results: Sequence[Array]) -> AnyFunction:
     """`foreign(call, *arrays)` for arguments and results like these, divided as XLA has divided them."""
     shapes = call.shapes(arguments)
     at = layout(call, shapes, [x.shape for x in results])
     shared = [_shared(at, name, places) for name, places in zip(call.outputs, at.results, strict=True)]
 
-    def partition(mesh: Mesh, arguments: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+    def partition(mesh: Mesh, arguments: Sequence[Any], results: Sequence[Array]) -> tuple[Any, ...]:
         names = _names(at, mesh, [_entries(mesh, x) for x in (*arguments, *results)])
         sums = [tuple(name for axis in axes for name in names.get(axis, ())) for axes in shared]
 
@@ -115,7 +114,7 @@ def _shared(at: Layout, name: str, places: Places) -> list[int]:
     return [axis for axis in range(len(at.sizes)) if axis not in places] if name[0] == "d" else []
 
 
-def _entries(mesh: Mesh, x: Any) -> Sequence[Any]:
+def _entries(mesh: Mesh, x: Array) -> Sequence[Any]:
     """By dimension, the axes of the mesh over which an array is sharded; none where it is over parts of axes, as heads
     of queries are over more devices than there are heads of keys."""
     try:
@@ -132,7 +131,7 @@ def _entries(mesh: Mesh, x: Any) -> Sequence[Any]:
     return ()
 
 
-def _names(at: Layout, mesh: Any, arrays: Sequence[Sequence[Any]]) -> dict[int | None, Names]:
+def _names(at: Layout, mesh: Any, arrays: Sequence[Sequence[OfLibrary]]) -> dict[int | None, Names]:
     """By leading axis, the axes of the mesh among which it is divided: by the entries of the first array that is."""
     found: dict[int | None, Names] = {}
     for places, entries in zip((*at.arguments, *at.results), arrays, strict=False):

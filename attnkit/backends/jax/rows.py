@@ -1,15 +1,13 @@
 """The visible keys of each query as arrays, for kernels that take bounds per row."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax.numpy as jnp
 from jax import Array
 
+from attnkit._core.typing import Bindings
 from attnkit.kernels.plan import Plan, is_array
 
 
-def bounds(plan: Plan, arguments: Mapping[str, Any]) -> tuple[Array, Array]:
+def bounds(plan: Plan, arguments: Bindings) -> tuple[Array, Array]:
     """first_i and limit_i (..., L): query i sees the keys first_i ≤ j < limit_i, none where they are equal."""
     s, i = plan.limits, jnp.arange(plan.layout.queries)
     first = jnp.zeros_like(i) if s.left is None else jnp.maximum(i - s.left, 0)
@@ -21,7 +19,7 @@ def bounds(plan: Plan, arguments: Mapping[str, Any]) -> tuple[Array, Array]:
     return first, jnp.maximum(limit, first)
 
 
-def lengths(plan: Plan, arguments: Mapping[str, Any]) -> Array:
+def lengths(plan: Plan, arguments: Bindings) -> Array:
     """The divisor n_i (..., L), 1 where a query sees no key."""
     if is_array(arguments.get("length")):
         return arguments["length"]

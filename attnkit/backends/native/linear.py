@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from attnkit._core.activations import lacking
 from attnkit._core.check import broadcast
 from attnkit._core.dispatch import Kernel
+from attnkit._core.typing import Array, Bindings, Keywords, OfLibrary, Option, Results
 from attnkit.backends.native import abi
 from attnkit.backends.native.served import Served
 from attnkit.kernels.plan import is_array
@@ -25,7 +26,7 @@ ARRAYS = {
 }
 """The arrays of an op, in their order."""
 OPS = tuple(ARRAYS)
-FUNCTIONS: dict[str, Any] = {
+FUNCTIONS: Keywords = {
     op.__name__: op for op in (linear_attention, cosine_attention, performer_attention, efficient_attention)
 }
 EPS = {LINEAR.name: 1e-6, COSINE.name: 1e-12, PERFORMER.name: 1e-3, EFFICIENT.name: 0.0}
@@ -39,18 +40,18 @@ COTANGENTS = tuple(f"d{name}" for name in FINAL)
 class Call(NamedTuple):
     """Arrays and plain options by the names that the library has for them, and the outputs of a call."""
 
-    arguments: dict[str, Any]
+    arguments: Keywords
     outputs: tuple[str, ...]
 
 
-def parts_of(op: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+def parts_of(op: str, options: Bindings) -> tuple[str, ...]:
     """The parts of a state."""
     if op == PERFORMER.name:
         return SUMS if options.get("kernel") == "relu" else LEVELLED
     return LEVELLED if op == EFFICIENT.name else SUMS
 
 
-def _named(op: str, options: Mapping[str, Any], state: Sequence[Any]) -> dict[str, Any]:
+def _named(op: str, options: Bindings, state: Sequence[Any]) -> Keywords:
     """Parts of a state by name."""
     named = dict(zip(parts_of(op, options), state, strict=True))
     if op == PERFORMER.name and named.get("level") is not None:
@@ -58,7 +59,7 @@ def _named(op: str, options: Mapping[str, Any], state: Sequence[Any]) -> dict[st
     return named
 
 
-def _in_order(op: str, options: Mapping[str, Any], parts: Sequence[Any]) -> tuple[Any, ...]:
+def _in_order(op: str, options: Bindings, parts: Sequence[Any]) -> tuple[Any, ...]:
     """The inverse."""
     if op == PERFORMER.name and len(parts) == len(LEVELLED):
         return (*parts[:-1], parts[-1][..., 0])
@@ -67,11 +68,11 @@ def _in_order(op: str, options: Mapping[str, Any], parts: Sequence[Any]) -> tupl
 
 def call(
     op: str,
-    arrays: Sequence[Any],
+    arrays: Sequence[OfLibrary],
     initial_state: Sequence[Any] | None = None,
     return_state: bool = False,
     chunk_size: int = 64,
-    **options: Any,
+    **options: Option,
 ) -> Call:
     """Of the arguments of an op of `OPS`; a projection may come by name. The library has chunks of its own."""
     arguments = dict(zip(ARRAYS[op], arrays, strict=False)) | options
@@ -82,27 +83,27 @@ def call(
     return Call(arguments, ("o", *(f"final_{part}" for part in parts_of(op, options))) if return_state else ("o",))
 
 
-def is_of_heads(arrays: Sequence[Any], options: Mapping[str, Any]) -> bool:
+def is_of_heads(arrays: Sequence[OfLibrary], options: Bindings) -> bool:
     """Whether a decay is a number for each head: for the library it is one for each token too."""
-    x: Any = options.get("log_decay")
+    x: OfLibrary = options.get("log_decay")
     return is_array(x) and x.ndim == 1 and max([len(a.shape) for a in arrays[:3]]) > 2
 
 
-def answer(op: str, options: Mapping[str, Any], outputs: Sequence[Any]) -> Any:
+def answer(op: str, options: Bindings, outputs: Sequence[Array]) -> Results:
     """What the op returns: o, or o and the state."""
     return outputs[0] if len(outputs) == 1 else (outputs[0], _in_order(op, options, outputs[1:]))
 
 
-def cotangents(op: str, options: Mapping[str, Any], do: Any, dstate: Sequence[Any] | None) -> dict[str, Any]:
+def cotangents(op: str, options: Bindings, do: OfLibrary, dstate: Sequence[Any] | None) -> Keywords:
     """By the names of the outputs with a d before them; those that are None are left out."""
     parts = {} if dstate is None else _named(op, options, dstate)
     grads = {"do": do} | {f"dfinal_{part}": x for part, x in parts.items()}
     return {name: x for name, x in grads.items() if x is not None}
 
 
-def gradients(op: str, options: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+def gradients(op: str, options: Bindings, results: Bindings) -> Keywords:
     """What `<op>_vjp` returns, of gradients by name."""
-    grads: dict[str, Any] = {name: results[name] for name in "qkv"}
+    grads: Keywords = {name: results[name] for name in "qkv"}
     if "log_decay" in results:
         g = results["log_decay"]
         grads["log_decay"] = g if g.ndim == options["log_decay"].ndim else g[..., 0]
@@ -111,7 +112,7 @@ def gradients(op: str, options: Mapping[str, Any], results: Mapping[str, Any]) -
     return grads
 
 
-def formula(op: str, arguments: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
+def formula(op: str, arguments: Bindings, outputs: Sequence[str]) -> Keywords:
     """Outputs by name of the generic body, which can be differentiated to any order."""
     parts = parts_of(op, arguments)
     options = {name: x for name, x in arguments.items() if name not in (*ARRAYS[op], *parts)}
@@ -134,7 +135,7 @@ def formula(op: str, arguments: Mapping[str, Any], outputs: Sequence[str]) -> di
 
 
 def refused(
-    op: str, backward: bool, arrays: Sequence[Any], dstate: Any = None, function: str = "", **options: Any
+    op: str, backward: bool, arrays: Sequence[OfLibrary], dstate: Any = None, function: str = "", **options: Option
 ) -> str | None:
     """Why the library does not serve a call, from its plain options and from shapes. States are checked here, where
     their widths are known; `function` is what they are arguments of, where it is not the op."""
@@ -160,10 +161,10 @@ class Step(NamedTuple):
 
     op: str
     arrays: list[Any]  # of the step: q_t, k_t, v_t and, for gradients, do_t have an axis of tokens
-    options: dict[str, Any]
+    options: Keywords
 
 
-def sequence(step: str, *arrays: Any, state: Any = None, **options: Any) -> Step:
+def sequence(step: str, *arrays: OfLibrary, state: Any = None, **options: Option) -> Step:
     """Of the arguments of `<op>_step` or `<op>_step_vjp`."""
     op = step.removesuffix("_vjp").removesuffix("_step")
     decay = options.pop("log_decay_t", None)
@@ -173,7 +174,7 @@ def sequence(step: str, *arrays: Any, state: Any = None, **options: Any) -> Step
     return Step(op, tokens, options | {"initial_state": state})
 
 
-def of_token(result: Any) -> Any:
+def of_token(result: Any) -> Results:
     """o and the state of a step from those of a sequence, or its gradients."""
     if isinstance(result, dict):
         of_state = {"state": result["initial_state"]} if "initial_state" in result else {}
@@ -186,7 +187,7 @@ def of_token(result: Any) -> Any:
 
 
 def _check_states(
-    function: str, op: str, arrays: Sequence[Any], initial: Any, dstate: Any, options: Mapping[str, Any]
+    function: str, op: str, arrays: Sequence[OfLibrary], initial: Any, dstate: Any, options: Bindings
 ) -> None:
     q, k, v = arrays[:3]
     operands = {name: x for name, x in (*zip(ARRAYS[op], arrays, strict=False), *options.items()) if is_array(x)}
@@ -227,7 +228,7 @@ def state_shapes(op: str, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     return dict(zip(FINAL, ((*leading, f, shapes["v"][-1]), (*leading, f), (*leading, level)), strict=True))
 
 
-def numbers(op: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def numbers(op: str, options: Bindings) -> Keywords:
     """Fields of a plan."""
     if op not in OPS:
         return {}
@@ -244,35 +245,35 @@ def numbers(op: str, options: Mapping[str, Any]) -> dict[str, Any]:
 class Linear(Served):
     """The tables of `OPS` and of their steps."""
 
-    def attend(self, op: str, *arrays: Any, **options: Any) -> Any:
+    def attend(self, op: str, *arrays: OfLibrary, **options: Option) -> Results:
         """An op of `OPS`."""
         arguments, outputs = call(op, arrays, **options)
         return answer(op, options, self.evaluate(op, arguments, outputs))
 
-    def pull(self, op: str, *arrays: Any, dstate: Any = None, **options: Any) -> dict[str, Any]:
+    def pull(self, op: str, *arrays: OfLibrary, dstate: Any = None, **options: Option) -> Keywords:
         """Its explicit gradients."""
         *inputs, do = arrays
         grads = self.pulled(op, call(op, inputs, **options).arguments, cotangents(op, options, do, dstate))
         return gradients(op, options, grads)
 
-    def step(self, op: str, *arrays: Any, **options: Any) -> Any:
+    def step(self, op: str, *arrays: Array, **options: object) -> Results:
         """One more token."""
         s = sequence(op, *arrays, **options)
         return of_token(self.attend(s.op, *s.arrays, return_state=True, **s.options))
 
-    def pull_step(self, op: str, *arrays: Any, **options: Any) -> dict[str, Any]:
+    def pull_step(self, op: str, *arrays: Array, **options: object) -> Keywords:
         """Its explicit gradients."""
         s = sequence(op, *arrays, **options)
-        grads: dict[str, Any] = of_token(self.pull(s.op, *s.arrays, **s.options))
+        grads: Keywords = of_token(self.pull(s.op, *s.arrays, **s.options))
         return grads
 
-    def refuse_step(self, op: str, backward: bool, *arrays: Any, **options: Any) -> str | None:
+    def refuse_step(self, op: str, backward: bool, *arrays: Array, **options: object) -> str | None:
         """Why the library does not serve a step."""
         s = sequence(op, *arrays, **options)
         return self.refuse(s.op, backward, *s.arrays, return_state=not backward, function=op, **s.options)
 
     def refuse(
-        self, op: str, backward: bool, *arrays: Any, dstate: Any = None, function: str = "", **options: Any
+        self, op: str, backward: bool, *arrays: OfLibrary, dstate: Any = None, function: str = "", **options: Option
     ) -> str | None:
         """Why the library does not serve a call."""
         *inputs, do = arrays if backward else (*arrays, None)

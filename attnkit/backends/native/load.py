@@ -3,10 +3,10 @@
 import ctypes
 import os
 import warnings
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
+from attnkit._core.typing import AnyFunction
 from attnkit.backends.native import NativeStatus, build
 
 LISTENED = ("PyGILState_Ensure", "PyGILState_Release", "PyOS_InterruptOccurred", "PyErr_SetInterrupt")
@@ -20,10 +20,10 @@ UNWANTED = f"{build.FORCED}={build.NONE}"
 class Library(NamedTuple):
     """The functions that calls need."""
 
-    run: Callable[..., Any]
-    check: Callable[..., Any]
-    message: Callable[..., Any]
-    activation: Callable[..., Any]
+    run: AnyFunction
+    check: AnyFunction
+    message: AnyFunction
+    activation: AnyFunction
     jax: Any  # the handler of XLA's custom calls
 
 

@@ -19,6 +19,7 @@ from attnkit._core.check import spelt
 from attnkit._core.family import RECORDS
 from attnkit._core.poison import poisons
 from attnkit._core.quadratic import leading_shape
+from attnkit._core.typing import Array, Bindings, DType, Keywords, OfLibrary
 from attnkit.backends.native import abi, linear
 from attnkit.backends.native.load import library
 from attnkit.kernels import plan as kernels_plan
@@ -80,7 +81,7 @@ class Operand(NamedTuple):
     name: str
     shape: Shape
     strides: Shape
-    dtype: Any
+    dtype: DType
 
 
 class Allocated(NamedTuple):
@@ -215,18 +216,18 @@ def _activation(name: str) -> int:
     return number
 
 
-def _lacking(options: Mapping[str, Any]) -> str | None:
+def _lacking(options: Bindings) -> str | None:
     """Why the library does not serve the activation of a call, if that has one."""
     name = options.get("activation", "relu")
     return lacking("native", () if _activation(name) == abi.NO_ACTIVATION else (name,), name)
 
 
-def _compute(dtype: Any) -> str:
+def _compute(dtype: DType) -> str:
     """The compute dtype of arrays of a dtype (semantics A7)."""
     return "float64" if spelt(dtype) == "float64" else "float32"
 
 
-def saved(op: str, dtype: Any) -> tuple[str, ...]:
+def saved(op: str, dtype: DType) -> tuple[str, ...]:
     """What the forward pass saves for the gradients. Not o in a half type, which the backward pass computes again: dw
     minus do·o cancels where a few keys have all the weight, and leaves the rounding of o.
     """
@@ -270,7 +271,7 @@ def _plan(
     op: str,
     backward: bool,
     operands: Mapping[str, Operand],
-    options: Mapping[str, Any],
+    options: Bindings,
     axes: Axes,
     keep: list[int],
     mapped: int,
@@ -458,7 +459,9 @@ def _message(code: int) -> str:
     return text.decode()
 
 
-def refused_axes(q: Any, k: Any, v: Any = None, *rest: Any, enable_gqa: bool = False, **options: Any) -> str | None:
+def refused_axes(
+    q: Array, k: Array, v: OfLibrary = None, *rest: Array | None, enable_gqa: bool = False, **options: object
+) -> str | None:
     """Why the library does not serve the shapes of a call: of axes of size 1 it takes any number. Symbols of a traced
     program are not compared, which would bound them for good; `run` looks at their sizes.
     """
@@ -492,7 +495,7 @@ def refusal(op: str, dtypes: tuple[tuple[str, str], ...], own: Plain) -> str | N
 # ---------------------------------------------------------------------------------------------- arguments of a call
 
 
-def split(arguments: Mapping[str, Any], is_array: Callable[[Any], bool]) -> tuple[dict[str, Any], Plain]:
+def split(arguments: Bindings, is_array: Callable[[Any], bool]) -> tuple[Keywords, Plain]:
     """The arrays of a call by name, and its plain options; dropout=(p, seed) is p and an array or a number "seed", and
     `EDGES` may be tuples."""
     arrays, plain = dict[str, Any](), list[tuple[str, Any]]()

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 from attnkit._core.dispatch import Kernel
+from attnkit._core.typing import Array, OfLibrary, Option, Results
 from attnkit.backends.native import linear
 from attnkit.backends.native.lower import EDGES
 from attnkit.backends.native.served import Arguments, Served
@@ -31,19 +32,29 @@ def formula(op: str, arguments: Arguments, cotangents: Arguments) -> Arguments:
 class Packed(Served):
     """The tables of `OPS`."""
 
-    def attend_packed(self, op: str, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, **options: Any) -> Any:
+    def attend_packed(self, op: str, q: Array, k: Array, v: Array, cu_q: Any, cu_k: Any, **options: object) -> Results:
         """The packed form of an op, whose chunks are the library's."""
         options.pop("chunk_size", None)
         return self.attend(op, q, k, v, edges_q=cu_q, edges_k=cu_k, **options)
 
     def pull_packed(
-        self, op: str, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, *cotangents: Any, **options: Any
+        self,
+        op: str,
+        q: OfLibrary,
+        k: OfLibrary,
+        v: OfLibrary,
+        cu_q: Any,
+        cu_k: Any,
+        *cotangents: OfLibrary,
+        **options: Option,
     ) -> Arguments:
         """Its explicit gradients."""
         options.pop("chunk_size", None)
         return self.pull(op, q, k, v, *cotangents, edges_q=cu_q, edges_k=cu_k, **options)
 
-    def refuse(self, op: str, backward: bool, q: Any, k: Any, v: Any, *others: Any, **options: Any) -> str | None:
+    def refuse(
+        self, op: str, backward: bool, q: OfLibrary, k: OfLibrary, v: OfLibrary, *others: OfLibrary, **options: Option
+    ) -> str | None:
         """Why the library does not serve a call."""
         reason = linear.refused(op, backward, (q, k, v), **options) if op in linear.OPS else None
         return reason or self.unsupported(op, q, k, v, *others, **options)

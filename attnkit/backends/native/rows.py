@@ -4,6 +4,7 @@ from typing import Any
 
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import RECORDS, base_op, measured
+from attnkit._core.typing import Array, OfLibrary, Results
 from attnkit.backends.native.served import Arguments, Served
 from attnkit.ops import statistics
 from attnkit.ops.statistics import RowStatistics
@@ -14,7 +15,7 @@ COUNTS = ("nonzero", "visible")
 """Fields without a gradient."""
 
 
-def _measured(op: str, arrays: tuple[Any, ...], options: Arguments) -> tuple[str, Arguments]:
+def _measured(op: str, arrays: tuple[Array, ...], options: Arguments) -> tuple[str, Arguments]:
     """The op that serves, and its arguments."""
     base, exact = measured(op, options)
     return base, {**dict(zip("qkv", arrays, strict=False)), **_said(base, options), "exact_zeros": exact}
@@ -42,7 +43,7 @@ def formula(op: str, options: Arguments, cotangents: Arguments) -> Arguments:
 class Rows(Served):
     """The tables of statistics."""
 
-    def measure(self, *arrays: Any, op: str, fields: tuple[str, ...], **options: Any) -> Any:
+    def measure(self, *arrays: Array, op: str, fields: tuple[str, ...], **options: object) -> Results:
         """row_statistics of (q, k), attention_with_statistics of (q, k, v)."""
         outputs = (*(("o",) if len(arrays) == 3 else ()), *fields)
         answers = self.evaluate(*_measured(op, arrays, options), outputs) if outputs else ()
@@ -51,14 +52,14 @@ class Rows(Served):
         return (results["o"], rows) if len(arrays) == 3 else rows
 
     def pull_measured(
-        self, *arrays: Any, op: str, fields: Any, dstats: RowStatistics, do: Any = None, **options: Any
+        self, *arrays: Array, op: str, fields: Any, dstats: RowStatistics, do: OfLibrary = None, **options: object
     ) -> Arguments:
         """Their explicit gradients."""
         cotangents = {f"d{name}": x for name, x in dstats._asdict().items() if name not in COUNTS}
         return self.pulled(*_measured(op, arrays, options), {"do": do} | cotangents)
 
     def refuse(
-        self, *arrays: Any, op: str, fields: Any, dstats: Any = None, do: Any = None, **options: Any
+        self, *arrays: Array, op: str, fields: Any, dstats: Any = None, do: OfLibrary = None, **options: object
     ) -> str | None:
         """Why the library does not serve them."""
         if base_op(op) not in VJPS or base_op(op) == STICK_BREAKING.name:

@@ -1,11 +1,12 @@
 """The table of a library of arrays, from the three functions by which it calls the CPU library."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import RECORDS
+from attnkit._core.typing import Array, Bindings, Keywords, OfLibrary, Option, Results
 from attnkit.ops.vjps import VJPS
 
 FURTHER = {"return_lse": "lse", "return_remainder": "r"}
@@ -17,24 +18,26 @@ def further(op: str) -> tuple[str, str]:
     return next(((asks, name) for asks, name in FURTHER.items() if asks in RECORDS[op].family.output_only), ("", ""))
 
 
-Arguments = dict[str, Any]  # the arguments of a call by name
+Arguments = Keywords  # the arguments of a call by name
 
 
 class Served(NamedTuple):
     """What a library of arrays has; its tables are those of quadratic attention."""
 
     evaluate: Callable[[str, Arguments, tuple[str, ...]], Sequence[Any]]  # the named outputs of an op
-    pulled: Callable[[str, Arguments, Mapping[str, Any]], Arguments]  # its gradients, from cotangents that may be None
+    pulled: Callable[[str, Arguments, Bindings], Arguments]  # its gradients, from cotangents that may be None
     unsupported: Callable[..., str | None]  # (op, *arrays, **options)
 
-    def attend(self, op: str, q: Any, k: Any, v: Any, **options: Any) -> Any:
+    def attend(self, op: str, q: Array, k: Array, v: Array, **options: object) -> Results:
         """An op."""
         asks, name = further(op)
         both = options.pop(asks, False)
         outputs = self.evaluate(op, {"q": q, "k": k, "v": v, **options}, ("o", name) if both else ("o",))
         return tuple(outputs) if both else outputs[0]
 
-    def pull(self, op: str, q: Any, k: Any, v: Any, do: Any, *rest: Any, **options: Any) -> Arguments:
+    def pull(
+        self, op: str, q: OfLibrary, k: OfLibrary, v: OfLibrary, do: OfLibrary, *rest: OfLibrary, **options: Option
+    ) -> Arguments:
         """Its explicit gradients; `rest` is the cotangent of the output beside o, if there is one."""
         name = further(op)[1]
         beside = {f"d{name}": rest[0] if rest else options.pop(f"d{name}", None)} if name else {}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from attnkit._core.check import spelt
+from attnkit._core.typing import Keywords, OfLibrary, Option
 from attnkit.backends.native import linear, lower, native_status, packed, rows, served
 from attnkit.backends.native.load import warn_of_absence
 from attnkit.kernels.plan import UNALIGNED, is_array
@@ -28,7 +29,7 @@ def address(x: Array) -> int:
     return ctypes.c_size_t.from_address(id(x) + HEAD).value
 
 
-def serve(op: str, backward: bool, arguments: dict[str, Any], outputs: tuple[str, ...]) -> list[Array]:
+def serve(op: str, backward: bool, arguments: Keywords, outputs: tuple[str, ...]) -> list[Array]:
     """The named outputs for the arrays and plain options of a call."""
     arrays, plain = lower.split(arguments, is_array)
     if "seed" in arrays:
@@ -55,19 +56,19 @@ def _seed(seed: Any) -> Array:
     return seed if seed.itemsize >= 4 else seed.astype(np.int32)
 
 
-def evaluate(op: str, arguments: dict[str, Any], outputs: tuple[str, ...]) -> list[Array]:
+def evaluate(op: str, arguments: Keywords, outputs: tuple[str, ...]) -> list[Array]:
     """The named outputs of an op."""
     return serve(op, False, arguments, outputs)
 
 
-def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Array] | None:
+def prepared(op: str, arrays: tuple[Array, ...], options: Keywords) -> Callable[..., Array] | None:
     """o of quadratic attention for calls with the same signature, in which only pointers change."""
     if options.get(served.further(op)[0]) or options.get("dropout") is not None or len(arrays) != 3:
         return None
     return _again(op, dict(zip("qkv", arrays, strict=True)) | options)
 
 
-def _again(op: str, arguments: dict[str, Any]) -> Callable[..., Array]:
+def _again(op: str, arguments: Keywords) -> Callable[..., Array]:
     """A callable that gives o of an op for arguments like these, whether by position or by name."""
     named, plain = lower.split(arguments, is_array)
     plan = lower.prepare(op, False, _operands(named), plain, ("o",))
@@ -75,7 +76,7 @@ def _again(op: str, arguments: dict[str, Any]) -> Callable[..., Array]:
     order, of_o = tuple(named), np.dtype(dtype)
     threads = lower.threads_of_environment()
 
-    def again(*arrays: Array, **options: Any) -> Array:
+    def again(*arrays: Array, **options: Option) -> Array:
         o = np.empty(shape, of_o)
         inputs = (*arrays, *[options[name] for name in order[len(arrays) :]])
         lower.run(plan, [address(x) for x in (*inputs, o)], threads)
@@ -84,7 +85,7 @@ def _again(op: str, arguments: dict[str, Any]) -> Callable[..., Array]:
     return again
 
 
-def pulled(op: str, arguments: dict[str, Any], cotangents: Mapping[str, Array | None]) -> dict[str, Array]:
+def pulled(op: str, arguments: Keywords, cotangents: Mapping[str, Array | None]) -> dict[str, Array]:
     """The explicit gradients of an op."""
     compute = np.float64 if arguments["q"].dtype == np.float64 else np.float32
     of = {name: x if name == "do" else x.astype(compute, copy=False) for name, x in cotangents.items() if x is not None}
@@ -94,7 +95,7 @@ def pulled(op: str, arguments: dict[str, Any], cotangents: Mapping[str, Array | 
     return dict(zip(names, grads, strict=True))
 
 
-def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
+def unsupported(op: str, *arrays: OfLibrary, **options: Option) -> str | None:
     """Why the library does not support a call."""
     status = native_status()
     if status.level is None:
@@ -107,12 +108,12 @@ def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
     return lower.refused_axes(*arrays, **options) or lower.refusal(op, dtypes, own)
 
 
-def regret(*arrays: Any, **options: Any) -> None:
+def regret(*arrays: Array, **options: object) -> None:
     """A call that another implementation serves: without the library that takes more time."""
     warn_of_absence()
 
 
-def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Array] | None:
+def prepared_linear(op: str, arrays: tuple[Array, ...], options: Keywords) -> Callable[..., Array] | None:
     """The same for linear attention."""
     arguments, outputs = linear.call(op, arrays, **options)
     as_they_are = not linear.is_of_heads(arrays, options)

@@ -4,12 +4,14 @@ from typing import Any
 
 import numpy as np
 
+from attnkit._core.typing import Array, Keywords
+
 
 def _of(x: np.ndarray) -> tuple[Any, ...]:
     return x.shape, x.strides, x.dtype, x.flags.aligned
 
 
-def signature(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...] | None:
+def signature(arrays: tuple[Array, ...], options: Keywords) -> tuple[Any, ...] | None:
     """None if the call must be checked every time."""
     parts: list[Any] = []
     for x in arrays:

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel
+from attnkit._core.typing import OfLibrary, Option
 from attnkit.backends.torch import watchers
 from attnkit.kernels.plan import UNALIGNED
 
@@ -26,7 +27,7 @@ def refusing_unaligned(kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
 
 
 def _refusing(kernel: Kernel) -> Kernel:
-    def unsupported(*arrays: Any, **options: Any) -> str | None:
+    def unsupported(*arrays: OfLibrary, **options: Option) -> str | None:
         if not watchers.watched():
             tensors = [*_tensors((*arrays, *options.values()))]
             if watchers.plain(tensors) and not are_aligned(tensors):

@@ -1,13 +1,13 @@
 """Quadratic attention in blocks of heads and queries (`attnkit._core.blocks`), where the compiled kernels are not."""
 
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
 from attnkit._core import blocks
 from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.library import namespace
+from attnkit._core.typing import Option
 from attnkit.backends.torch.custom import Arguments, register
 
 OPS = score_ops()
@@ -31,17 +31,17 @@ def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...])
 CUSTOM = register("blocked", _forward, _backward, blocks.DIFFERENTIABLE)
 
 
-def attend(op: str, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+def attend(op: str, q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
     """An op of `OPS`."""
     return CUSTOM.attend(op, q=q, k=k, v=v, **options)
 
 
-def pull(op: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, *rest: None, **options: Any) -> dict[str, Tensor]:
+def pull(op: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, *rest: None, **options: Option) -> dict[str, Tensor]:
     """The explicit gradients of an op of `OPS`."""
     return CUSTOM.pull(op, do, q=q, k=k, v=v, **options)
 
 
-def unsupported(q: Tensor, *arrays: Tensor, **options: Any) -> str | None:
+def unsupported(q: Tensor, *arrays: Tensor, **options: Option) -> str | None:
     """Why a call is not served in blocks."""
     return "blocks are for the CPU" if q.device.type != "cpu" else blocks.unsupported(q, *arrays, **options)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from attnkit._core import quadratic
 from attnkit._core.special import without_autocast
+from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option
 from attnkit.backends.torch import watchers
 from attnkit.backends.torch.alignment import in_aligned_memory
 from attnkit.backends.torch.layout import in_layout_of
@@ -24,7 +25,7 @@ from attnkit.backends.torch.layout import in_layout_of
 SCHEMA = "(str op, Tensor[] arrays, str names, str text) -> Tensor[]"  # torch reads it from annotations after 2.6 only
 VJP_SCHEMA = "(str op, Tensor[] arrays, str names, str text, Tensor? do, str targets) -> Tensor[]"
 SEED, RATE = "dropout_seed", "dropout_rate"
-Arguments = dict[str, Any]  # the arguments of a call by name
+Arguments = Keywords  # the arguments of a call by name
 Outputs = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shapes and dtypes by name
 Forward = Callable[[str, Arguments], Tensor | list[Tensor]]
 Runner = Callable[[Callable[..., Sequence[Tensor]], Sequence[Tensor], Any], Sequence[Tensor]]
@@ -42,7 +43,7 @@ class Custom(NamedTuple):
     pulled: Backward
     specs: Callable[[str, Arguments], Outputs]
 
-    def outputs(self, op: str, **arguments: Any) -> list[Tensor]:
+    def outputs(self, op: str, **arguments: object) -> list[Tensor]:
         """o of `op` and its further outputs. Tensors without a gradient are constants to autograd."""
         names, tensors, text = encoded(arguments)
         pairs = zip(names.split(","), tensors, strict=True)
@@ -50,11 +51,11 @@ class Custom(NamedTuple):
         results: list[Tensor] = self.forward(op, tensors, names, text)
         return results
 
-    def attend(self, op: str, **arguments: Any) -> Tensor:
+    def attend(self, op: str, **arguments: object) -> Tensor:
         """o of `op`."""
         return self.outputs(op, **arguments)[0]
 
-    def pull(self, op: str, do: Tensor | None, **arguments: Any) -> dict[str, Tensor]:
+    def pull(self, op: str, do: Tensor | None, **arguments: Option) -> dict[str, Tensor]:
         """The explicit gradients."""
         names, tensors, text = encoded(arguments)
         inputs = [name for name in names.split(",") if name in self.differentiable]
@@ -95,7 +96,7 @@ def encoded(arguments: Arguments) -> tuple[str, list[Tensor], str]:
     return ",".join(tensors), list(tensors.values()), ";".join(plain)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """A value in Python's notation. torch.compile, which makes symbols of numbers, reads them for a format alone."""
     if isinstance(value, tuple):
         return f"({''.join([f'{_text(x)},' for x in value])})"
@@ -162,7 +163,7 @@ def register(
         o = made[0].contiguous() if q is None else in_layout_of(q, made[0])
         return [o, *[x.contiguous() for x in made[1:]]]
 
-    def pulled(op: str, arguments: Arguments, do: Any, asked: tuple[str, ...]) -> dict[str, Tensor]:
+    def pulled(op: str, arguments: Arguments, do: OfLibrary, asked: tuple[str, ...]) -> dict[str, Tensor]:
         like = [arguments[name] for name in asked]
         grads = backward(op, arguments, do, asked)
         if not laid_out:
@@ -202,7 +203,7 @@ def register(
         made = [arrays[0].new_empty(shape, dtype=dtype) for shape, dtype in specs]
         return made if q is None else [in_layout_of(q, made[0]), *made[1:]]
 
-    def like_arguments(op: str, arrays: list[Tensor], names: str, text: str, do: Any, targets: str) -> list[Tensor]:
+    def like_arguments(op: str, arrays: list[Tensor], names: str, text: str, do: Tensor, targets: str) -> list[Tensor]:
         like = dict(zip(names.split(","), arrays, strict=True))
         made = [(like[name], like[name].new_empty(like[name].shape)) for name in targets.split(",")]
         return [in_layout_of(x, grad) if laid_out else grad for x, grad in made]
@@ -243,7 +244,7 @@ def register(
 def refuse_second_derivatives(vjp: Any, name: str) -> None:
     """Make a custom op for gradients raise NotImplementedError when it is differentiated."""
 
-    def refuse(ctx: Any, *grads: Any) -> Any:
+    def refuse(ctx: Any, *grads: Tensor) -> Any:
         raise NotImplementedError(f"attnkit::{name} has no second derivatives; impl='generic' has")
 
     vjp.register_autograd(refuse, setup_context=lambda ctx, inputs, output: None)
@@ -254,14 +255,14 @@ def map_one_by_one(op: Any) -> None:
     op.register_vmap(partial(_one_by_one, op))
 
 
-def _one_by_one(op: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+def _one_by_one(op: AnyFunction, info: Any, in_dims: tuple[Any, ...], *arguments: Tensor) -> tuple[Any, Any]:
     results = []
     for i in range(info.batch_size):
         results.append(op(*(_picked(x, dims, i) for x, dims in zip(arguments, in_dims, strict=True))))
     return [torch.stack(column) for column in zip(*results, strict=True)], [0] * len(results[0])
 
 
-def _picked(x: Any, dims: Any, i: int) -> Any:
+def _picked(x: Tensor, dims: Any, i: int) -> Any:
     if isinstance(x, list | tuple) and dims is not None:
         return [_picked(one, dim, i) for one, dim in zip(x, dims, strict=True)]
     return x if dims is None else x.select(dims, i)

@@ -6,15 +6,15 @@ so `impl="auto"` never selects it.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel
+from attnkit._core.typing import AnyFunction, Keywords, Option
 from attnkit.backends.torch.custom import Arguments, register
 from attnkit.ops.linear import attention, cosine, efficient, performer
 
-SERVED: tuple[tuple[Callable[..., Any], Callable[..., dict[str, Any]]], ...] = (
+SERVED: tuple[tuple[AnyFunction, Callable[..., Keywords]], ...] = (
     (attention.linear_attention, attention.linear_attention_vjp),
     (cosine.cosine_attention, cosine.cosine_attention_vjp),
     (performer.performer_attention, performer.performer_attention_vjp),
@@ -35,7 +35,7 @@ def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...])
 CUSTOM = register("recomputed", _forward, _backward, ("q", "k", "v"))
 
 
-def unsupported(*arrays: Tensor, **options: Any) -> str | None:
+def unsupported(*arrays: Tensor, **options: Option) -> str | None:
     """Why a call is left to automatic differentiation."""
     if options.get("initial_state") is not None or options.get("return_state"):
         return "states are served by the generic implementation"
@@ -46,13 +46,13 @@ def unsupported(*arrays: Tensor, **options: Any) -> str | None:
     return None
 
 
-def attend(op: str, *arrays: Tensor, **options: Any) -> Tensor:
+def attend(op: str, *arrays: Tensor, **options: object) -> Tensor:
     """An op of `OPS`."""
     names = ("q", "k", "v", "projection")
     return CUSTOM.attend(op, **dict(zip(names, arrays, strict=False)), **options)
 
 
-def is_faster(*arrays: Tensor, **options: Any) -> bool:
+def is_faster(*arrays: Tensor, **options: object) -> bool:
     """False: it saves memory, not time."""
     return False
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from attnkit._core.typing import Array, Keywords, OfLibrary
 from attnkit.backends.torch.watchers import PLAIN, intercepted
 
 ALIGNED = 7
@@ -14,7 +15,7 @@ LOW = 1 << 44
 """Where a freed storage leaves the address of its tensors, which is then their offset in it; few others are there."""
 
 
-def _of(x: Any) -> tuple[Any, ...] | None:
+def _of(x: OfLibrary) -> tuple[Any, ...] | None:
     """None unless x is plain and has elements in memory: it may be sparse, or its storage freed."""
     if type(x) not in PLAIN or x.is_neg() or x.is_nested or x.layout is not STRIDED:
         return None
@@ -24,7 +25,7 @@ def _of(x: Any) -> tuple[Any, ...] | None:
     return x.shape, x.stride(), x.dtype, x.is_cpu or x.device, x.requires_grad, address & ALIGNED
 
 
-def signature(arrays: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...] | None:
+def signature(arrays: tuple[Array, ...], options: Keywords) -> tuple[Any, ...] | None:
     """None if the call must be checked every time. Nothing is compiled: that was asked before."""
     if intercepted():
         return None

@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnkit._core.dispatch import Kernel
+from attnkit._core.typing import Option
 from attnkit.backends.torch import watchers
 from attnkit.ops.softmax import SOFTMAX
 
@@ -16,7 +17,7 @@ and its output is 0, as that of a row without a visible key; its gradients are N
 """
 
 
-def sdpa_unsupported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> str | None:
+def sdpa_unsupported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> str | None:
     """Why torch's function cannot serve this call with attnkit's semantics, or None.
 
     Its masks let padding that holds NaN reach the output, its causality is upper-left, and it returns no statistics.
@@ -29,7 +30,7 @@ def sdpa_unsupported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **option
     if options.get("causal") and q.shape[-2] != k.shape[-2]:
         return "causal needs as many queries as keys"
     scale = options.get("scale")
-    if options.get("causal") and scale is not None and scale < torch.finfo(torch.float32).tiny:
+    if options.get("causal") and isinstance(scale, int | float) and scale < torch.finfo(torch.float32).tiny:
         return f"torch hides keys by -∞ before it multiplies; got scale={scale}"
     if q.shape[-2] == 0 or k.shape[-2] == 0:
         return "no queries or no keys"
@@ -78,7 +79,7 @@ def _fused(node: Any) -> Any:
     return None
 
 
-def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Option) -> torch.Tensor:
     """torch's function; second derivatives, which its fused kernels lack, raise an error of attnkit's."""
     o = scaled_dot_product_attention(
         q,

@@ -24,6 +24,7 @@ from torch.nn import Parameter
 from torch.utils._device import DeviceContext
 
 from attnkit._core.dispatch import Kernel
+from attnkit._core.typing import OfLibrary, Option
 
 DERIVATIVES = "derivatives by torch.func or in forward mode are served by the generic implementation"
 MAPS = "torch.func.vmap is served by the generic implementation"
@@ -107,7 +108,7 @@ def differentiated(tensors: Iterable[Tensor]) -> bool:
     return any(is_functorch_wrapped_tensor(x) or forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-def batched(tensors: Iterable[Any]) -> bool:
+def batched(tensors: Iterable[Tensor]) -> bool:
     """Whether there are batches of is_grads_batched or vectorize among tensors."""
     if torch.compiler.is_compiling() or not _includes(_BATCHING):
         return False
@@ -117,7 +118,7 @@ def batched(tensors: Iterable[Any]) -> bool:
 # ---------------------------------------------------------------------------------------------- refusals
 
 
-def unsupported(*arrays: Any, **options: Any) -> str | None:
+def unsupported(*arrays: OfLibrary, **options: Option) -> str | None:
     """Why no kernel supports the current call."""
     if differentiates():
         return DERIVATIVES
@@ -135,7 +136,7 @@ def opaque(kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
 
 
 def _refused_in_traces(kernel: Kernel) -> Kernel:
-    def unsupported(*arrays: Any, **options: Any) -> str | None:
+    def unsupported(*arrays: OfLibrary, **options: Option) -> str | None:
         return TRACES if traces() else kernel.unsupported(*arrays, **options)
 
     return kernel._replace(unsupported=unsupported)

@@ -11,7 +11,7 @@ from attnkit._core import check
 from attnkit._core.quadratic import cast
 from attnkit._core.special import relu
 from attnkit._core.tokens import checked_with_arrays
-from attnkit._core.typing import Array, Impl, Namespace
+from attnkit._core.typing import Array, Impl, Keywords, Namespace
 from attnkit.ops.linear.decay import check_decay
 from attnkit.ops.linear.record import Linear, op, step_of, step_vjp_of, vjp_of, weights_of
 from attnkit.ops.linear.rule import BODIES
@@ -70,7 +70,7 @@ def rule(
     scale: float | None = None,
     log_decay: Any = None,
     log_decay_t: Any = None,
-    **others: Any,
+    **others: object,
 ) -> Rule:
     """Linear attention with its own options bound."""
     divides = feature_map != "identity" if normalize is None else normalize
@@ -88,7 +88,7 @@ def rule(
     return Rule(op, features, features, divide, 1.0 if scale is None else float(scale), log_decay=log_decay)
 
 
-def signed(feature_map: FeatureMap = "elu_plus_one", scale: float | None = None, **others: Any) -> bool:
+def signed(feature_map: FeatureMap = "elu_plus_one", scale: float | None = None, **others: object) -> bool:
     """Whether a weight can be negative."""
     return callable(feature_map) or feature_map == "identity" or (scale is not None and scale < 0)
 
@@ -96,19 +96,19 @@ def signed(feature_map: FeatureMap = "elu_plus_one", scale: float | None = None,
 # ---------------------------------------------------------------------------------------------- checks
 
 
-def _check_feature_map(c: check.Context, name: str, value: Any) -> None:
+def _check_feature_map(c: check.Context, name: str, value: object) -> None:
     if not callable(value) and value not in FEATURE_MAPS:
         check.refuse_name(c.op, name, value, FEATURE_MAPS, "or a callable")
 
 
-def _check_normalize(c: check.Context, name: str, value: Any) -> None:
+def _check_normalize(c: check.Context, name: str, value: object) -> None:
     if value is not None and not isinstance(value, bool):
         raise TypeError(f"{c.op}: normalize must be None, True or False; got {value!r}")
     if value and c.options.get("feature_map") == "identity":
         raise ValueError(f"{c.op}: normalize must be None or False for identity, whose row sums can be 0; got True")
 
 
-def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     """`state_context`, and a decay, which has the heads of k and an order."""
     context = state_context(op, arrays, options)
     x, causal = options.get("log_decay"), options.get("causal", False)
@@ -120,7 +120,7 @@ def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.
     return context
 
 
-def _step_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _step_context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     context = step_context(op, arrays, options)
     if options.get("log_decay_t") is not None:
         leading = _leading_of_keys(context, arrays["k_t"][..., None, :], options)
@@ -128,7 +128,7 @@ def _step_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> c
     return context
 
 
-def _leading_of_keys(c: check.Context, k: Array, options: dict[str, Any]) -> tuple[int, ...]:
+def _leading_of_keys(c: check.Context, k: Array, options: Keywords) -> tuple[int, ...]:
     """The leading axes of a call with the heads of k."""
     return (*c.leading[:-1], k.shape[-3]) if options.get("enable_gqa") else c.leading
 

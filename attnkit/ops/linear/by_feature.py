@@ -15,7 +15,7 @@ from attnkit._core.library import namespace
 from attnkit._core.mask import positions
 from attnkit._core.special import stop_gradient, unstack
 from attnkit._core.tokens import chosen, join_heads, softmax, softmax_gradient, split_heads, zeros
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import Array, Keywords, Namespace, Results
 from attnkit.ops.linear.record import Bodies
 from attnkit.ops.linear.scan import BY_OUTPUT, anticausal, causal, fading, finite, largest, levels_of_queries, total
 from attnkit.ops.linear.states import (
@@ -269,7 +269,7 @@ def _initial_gradients(xp: Namespace, m: _Call, initial: State, terms: list[Any]
 # ---------------------------------------------------------------------------------------------- whole calls
 
 
-def attend(xp: Namespace, op: str, q: Array, k: Array, v: Array, options: Options, return_state: bool) -> Any:
+def attend(xp: Namespace, op: str, q: Array, k: Array, v: Array, options: Options, return_state: bool) -> Results:
     """o in the dtype of q, or (o, state)."""
     m = _prepared(xp, op, q, k, v, options, return_state)
     o = quadratic.cast(xp, join_heads(xp, _outputs(xp, m), m.parts.shared), q.dtype)
@@ -294,7 +294,7 @@ def step(
 
 def attend_vjp(
     xp: Namespace, op: str, q: Array, k: Array, v: Array, do: Array | None, dstate: State | None, options: Options
-) -> dict[str, Any]:
+) -> Keywords:
     """{"q", "k", "v"} and "initial_state" if given, each like its argument."""
     m = _prepared(xp, op, q, k, v, options, dstate is not None)
     parts, shared, initial = m.parts, m.parts.shared, options.initial_state
@@ -315,7 +315,7 @@ def attend_vjp(
         dk.append(more_k)
         dv.append(chosen(xp, parts.valid, more_v))
         dtotals.append(more_dtotals)
-    grads: dict[str, Any] = {
+    grads: Keywords = {
         name: quadratic.cast(xp, gathered(xp, terms, like, shared), x.dtype)
         for name, terms, like, x in (("q", dq, wide_q, q), ("k", dk, wide_k, k), ("v", dv, wide_v, v))
     }

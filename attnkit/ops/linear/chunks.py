@@ -197,7 +197,7 @@ def inverse(xp: Namespace, a: Array) -> Array:
 # ---------------------------------------------------------------------------------------------- chunk after chunk
 
 
-def running(xp: Namespace, first: Array, whole: Any, added: Array) -> Array:
+def running(xp: Namespace, first: Array, whole: float | Array, added: Array) -> Array:
     """S_0 = first (..., d, e), S_{n+1} = whole_n ⊙ S_n + added_n: (..., chunks + 1, d, e), whole (..., chunks, d, 1).
 
     By doubling: a sum over 2, 4, 8, ... chunks at a time, each faded by those after it.
@@ -218,7 +218,7 @@ def running(xp: Namespace, first: Array, whole: Any, added: Array) -> Array:
     return states
 
 
-def running_back(xp: Namespace, last: Array, whole: Any, added: Array) -> Array:
+def running_back(xp: Namespace, last: Array, whole: float | Array, added: Array) -> Array:
     """R_N = last, R_n = whole_n ⊙ R_{n+1} + added_n, the transpose of `running`."""
     turned = whole if isinstance(whole, float) else xp.flip(whole, axis=-3)
     return xp.flip(running(xp, last, turned, xp.flip(added, axis=-3)), axis=-3)

@@ -29,7 +29,7 @@ def _direction(xp: Namespace, x: Array, eps: float) -> Features:
     return Features(xp.concat([xp.ones_like(size), hat], axis=-1), pull)
 
 
-def rule(op: str, *, eps: float = 1e-12, **others: Any) -> Rule:
+def rule(op: str, *, eps: float = 1e-12, **others: object) -> Rule:
     """Cosine attention with its own options bound."""
 
     def features(xp: Namespace, x: Array) -> Features:

@@ -4,13 +4,11 @@ What is left of key j for query i is exp(g_{j+1} + ... + g_i). `chunks` sums tha
 (..., S, 1) made of it, and masks of pairs. Queries are the last tokens.
 """
 
-from typing import Any
-
 from attnkit._core import check
 from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast
 from attnkit._core.tokens import chosen, split_heads, zeros
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import Array, Namespace, OfLibrary
 from attnkit.ops.linear.chunks import (
     chunk_length,
     cut,
@@ -29,7 +27,7 @@ CHUNK = 64
 # ---------------------------------------------------------------------------------------------- the argument
 
 
-def check_decay(c: check.Context, name: str, x: Any, leading: tuple[int, ...], tokens: int | None) -> None:
+def check_decay(c: check.Context, name: str, x: Array, leading: tuple[int, ...], tokens: int | None) -> None:
     """A number at most 0, or an array: a number, one for each head of k, or over `leading` and the tokens. Of a step,
     whose tokens are None, any array over `leading`."""
     if not check.is_learned(x):
@@ -55,7 +53,7 @@ def _beside_tokens(x: Array, heads: bool) -> Array:
     return x[..., None, None] if x.ndim == 0 or (x.ndim == 1 and heads) else x[..., None]
 
 
-def gates(xp: Namespace, x: Any, like: Array, heads: bool, valid: Array | None, shared: int | None) -> Array:
+def gates(xp: Namespace, x: OfLibrary, like: Array, heads: bool, valid: Array | None, shared: int | None) -> Array:
     """g (..., S, 1) with split heads in the dtype of `like` (..., S, ·), 0 at hidden tokens."""
     shape = (like.shape[-2], 1)
     if not check.is_learned(x):

@@ -7,7 +7,7 @@ from attnkit._core.dispatch import namespace
 from attnkit._core.quadratic import cast
 from attnkit._core.special import generator, real, relu, stop_gradient
 from attnkit._core.tokens import one_of, whole
-from attnkit._core.typing import Array, Impl, Namespace
+from attnkit._core.typing import Array, Impl, Keywords, Namespace
 from attnkit.ops.linear.record import Linear, op, step_of, step_vjp_of, vjp_of, weights_of
 from attnkit.ops.linear.rule import BODIES
 from attnkit.ops.linear.states import STATE_CHECKS, State, Tokens, not_negative, state_context, step_context
@@ -68,7 +68,7 @@ def _rectified(xp: Namespace, x: Array, omega: Array, eps: float) -> Features:
     return Features(relu(xp, dots) * factor + eps, pull)
 
 
-def rule(op: str, projection: Array, *, kernel: str = "softmax", eps: float = 1e-3, **others: Any) -> Rule:
+def rule(op: str, projection: Array, *, kernel: str = "softmax", eps: float = 1e-3, **others: object) -> Rule:
     """Performer with its own options bound. The projection is a constant to automatic differentiation.
 
     Query heads that share a head of the projection also share a head of k.
@@ -105,25 +105,25 @@ def _check_projection(op: str, x: Array, d: int, leading: tuple[int, ...]) -> No
         check.wrong_shape(op, "projection", x, f"leading axes that broadcast to {leading}, those of q and k")
 
 
-def _of_keys(context: check.Context, k_heads: int | None, options: dict[str, Any]) -> tuple[int, ...]:
+def _of_keys(context: check.Context, k_heads: int | None, options: Keywords) -> tuple[int, ...]:
     return (*context.leading[:-1], k_heads) if options.get("enable_gqa") and k_heads else context.leading
 
 
-def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     context = state_context(op, arrays, options)
     heads = arrays["k"].shape[-3] if arrays["k"].ndim > 2 else None
     _check_projection(op, arrays["projection"], arrays["q"].shape[-1], _of_keys(context, heads, options))
     return context
 
 
-def _context_of_step(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context_of_step(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     context = step_context(op, arrays, options)
     heads = arrays["k_t"].shape[-2] if arrays["k_t"].ndim > 1 else None
     _check_projection(op, arrays["projection"], arrays["q_t"].shape[-1], _of_keys(context, heads, options))
     return context
 
 
-def _projection_of_rows(c: check.Context, name: str, x: Any) -> None:
+def _projection_of_rows(c: check.Context, name: str, x: Array) -> None:
     """For the options of statistics, which have no k: the heads of a projection must divide those of q."""
     check.one_home(c.op, ("q", name), (c.first, x))
     leading = c.leading

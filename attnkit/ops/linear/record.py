@@ -6,13 +6,14 @@ from functools import partial
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, overload
 
 from attnkit._core import check, quadratic
-from attnkit._core.derived import DO, Op, Weights, derived_signature, signature_like
+from attnkit._core.derived import DO, Weights, WithState, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, FeatureWeights, never, nothing, recorded
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import A, AnyFunction, Array, Keywords, Namespace, OfLibrary, Option, Results
 from attnkit.ops.linear.states import Options, Scaled, State, Tokens, shown_keys, state_context, step_context, stepping
 
 P = ParamSpec("P")
+OfState = tuple[Array | None, ...] | None  # the cotangent of a state; None, or a part that is None, is 0
 STATEFUL = ("chunk_size", "initial_state", "return_state")
 DECAY = ("log_decay",)  # which weights have and statistics do not
 OF_TOKENS = frozenset(Scaled.__annotations__)
@@ -22,8 +23,8 @@ OF_SEQUENCES = frozenset(Tokens.__annotations__) - {"enable_gqa"}  # a step sees
 class Bodies(NamedTuple):
     """What serves the calls of an op. `rule` is the answer of the record's rule: the own options of a call, bound."""
 
-    attend: Callable[..., Any]  # (xp, rule, q, k, v, options, return_state) -> o, or (o, state)
-    vjp: Callable[..., dict[str, Any]]  # (xp, rule, q, k, v, do, dstate, options)
+    attend: AnyFunction  # (xp, rule, q, k, v, options, return_state) -> o, or (o, state)
+    vjp: Callable[..., Keywords]  # (xp, rule, q, k, v, do, dstate, options)
     step: Callable[..., tuple[Array, State]]  # (xp, rule, q_t, k_t, v_t, state, enable_gqa)
     weights: Callable[..., FeatureWeights]  # (xp, rule, inputs), of a rule that decays also the tokens that do
 
@@ -36,18 +37,20 @@ class Linear(NamedTuple):
     """
 
     name: str
-    rule: Callable[..., Any]
+    rule: AnyFunction
     bodies: Bodies
     checks: Mapping[str, check.OptionCheck]
     context: check.ContextOf = state_context
     step_context: check.ContextOf = step_context
     signed: Callable[..., bool] = never  # of the options: can a weight be negative
 
-    def attend(self, q: Array, k: Array, v: Array, *arrays: Array, return_state: bool = False, **options: Any) -> Any:
+    def attend(
+        self, q: Array, k: Array, v: Array, *arrays: Array, return_state: bool = False, **options: Option
+    ) -> Results:
         bound = self.rule(self.name, *arrays, **options)
         return self.bodies.attend(namespace(q), bound, q, k, v, _whole(**options), return_state)
 
-    def weights(self, q: Array, k: Array, *arrays: Array, **options: Any) -> Array:
+    def weights(self, q: Array, k: Array, *arrays: Array, **options: Option) -> Array:
         xp, bound = namespace(q), self.rule(f"{self.name}_weights", *arrays, **options)
         a = quadratic.prepare(xp, q, k, **{**_whole(**options).common, "scale": 1.0})
         hiding = {name: options[name] for name in ("mask", "key_lengths") if name in options}
@@ -57,13 +60,15 @@ class Linear(NamedTuple):
         lead = check.broadcast(self.name, "leading axes", tuple(u.shape[:-2]), own_axes)
         return quadratic.cast(xp, xp.broadcast_to(u * r, (*lead, *u.shape[-2:])), q.dtype)
 
-    def vjp(self, q: Array, k: Array, v: Array, *others: Any, dstate: State | None = None, **options: Any) -> Any:
+    def vjp(
+        self, q: Array, k: Array, v: Array, *others: OfLibrary, dstate: OfState = None, **options: Option
+    ) -> Results:
         *arrays, do = others
         bound = self.rule(f"{self.name}_vjp", *arrays, **options)
         return self.bodies.vjp(namespace(q), bound, q, k, v, do, dstate, _whole(**options))
 
     def step(
-        self, q_t: Array, k_t: Array, v_t: Array, *arrays: Array, state: State | None = None, **options: Any
+        self, q_t: Array, k_t: Array, v_t: Array, *arrays: Array, state: State | None = None, **options: object
     ) -> tuple[Array, State]:
         bound = self.rule(f"{self.name}_step", *arrays, **options)
         return self.bodies.step(namespace(q_t), bound, q_t, k_t, v_t, state, options.get("enable_gqa", False))
@@ -73,11 +78,11 @@ class Linear(NamedTuple):
         q_t: Array,
         k_t: Array,
         v_t: Array,
-        *others: Any,
+        *others: Array | None,
         state: State | None = None,
-        dstate: State | None = None,
-        **options: Any,
-    ) -> dict[str, Any]:
+        dstate: OfState = None,
+        **options: object,
+    ) -> Keywords:
         *arrays, do_t = others
         bound = self.rule(f"{self.name}_step_vjp", *arrays, **options)
         q, k, v, do = (None if x is None else x[..., None, :] for x in (q_t, k_t, v_t, do_t))
@@ -89,7 +94,7 @@ class Linear(NamedTuple):
         return {f"{name}_t": grads[name][..., 0, :] for name in "qkv"} | of_state
 
 
-def _whole(initial_state: State | None = None, chunk_size: int = 64, **options: Any) -> Options:
+def _whole(initial_state: State | None = None, chunk_size: int = 64, **options: object) -> Options:
     """The options of a whole call beside those of a rule."""
     return Options(initial_state, chunk_size, {name: x for name, x in options.items() if name in OF_TOKENS})
 
@@ -97,10 +102,10 @@ def _whole(initial_state: State | None = None, chunk_size: int = 64, **options: 
 def family_of(record: Linear) -> Family:
     """The record of the op's weights, for statistics."""
 
-    def of_features(xp: Namespace, a: quadratic.Inputs, **own: Any) -> FeatureWeights:
+    def of_features(xp: Namespace, a: quadratic.Inputs, **own: object) -> FeatureWeights:
         return record.bodies.weights(xp, record.rule(f"row_statistics({record.name})", **own), a)
 
-    def weigh(xp: Namespace, s: None, a: quadratic.Inputs, **own: Any) -> tuple[Array, Any]:
+    def weigh(xp: Namespace, s: None, a: quadratic.Inputs, **own: object) -> tuple[Array, Any]:
         return of_features(xp, a, **own)[:2]
 
     return Family(
@@ -126,11 +131,9 @@ class Vjp(Protocol[P]):
     __name__: str
 
     @overload
-    def __call__(
-        self, q: Array, k: Array, v: Array, do: Array, *args: P.args, **options: P.kwargs
-    ) -> dict[str, Any]: ...
+    def __call__(self, q: A, k: A, v: A, do: A | None, *args: P.args, **options: P.kwargs) -> Keywords: ...
     @overload
-    def __call__(self, *arrays: Array, dstate: State | None, **options: Any) -> dict[str, Any]: ...
+    def __call__(self, *arrays: Array, dstate: OfState, **options: object) -> Keywords: ...
 
 
 class Step(Protocol[P]):
@@ -139,8 +142,8 @@ class Step(Protocol[P]):
     __name__: str
 
     def __call__(
-        self, state: State | None, q_t: Array, k_t: Array, v_t: Array, *args: P.args, **options: P.kwargs
-    ) -> tuple[Array, State]: ...
+        self, state: State | None, q_t: A, k_t: A, v_t: A, *args: P.args, **options: P.kwargs
+    ) -> tuple[A, tuple[A, ...]]: ...
 
 
 class StepVjp(Protocol[P]):
@@ -151,12 +154,11 @@ class StepVjp(Protocol[P]):
     @overload
     def __call__(
         self, state: State | None, q_t: Array, k_t: Array, v_t: Array, do_t: Array, *args: P.args, **options: P.kwargs
-    ) -> dict[str, Any]: ...
+    ) -> Keywords: ...
     @overload
-    def __call__(self, state: State | None, *arrays: Array, dstate: State | None, **options: Any) -> dict[str, Any]: ...
+    def __call__(self, state: State | None, *arrays: Array, dstate: OfState, **options: object) -> Keywords: ...
 
 
-Documented = Callable[Concatenate[Array, Array, Array, P], Any]
 WHOLE_DO = DO.replace(annotation=Array | None)
 
 
@@ -164,39 +166,41 @@ def _state(name: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=State | None)
 
 
-def op(record: Linear, runs: Callable[..., Any]) -> Callable[[Op], Op]:
+def op(
+    record: Linear, runs: AnyFunction
+) -> Callable[[Callable[Concatenate[Array, Array, Array, P], Any]], WithState[P]]:
     """Make a documented signature (q, k, v, *arrays, own..., **common) the op of a record; it `runs` its `attend`."""
     return lambda documented: recorded(family_of(record))(_checked(record, runs)(documented))
 
 
-def weights_of(forward: Documented[P], record: Linear, doc: str = "") -> Weights[P]:
+def weights_of(forward: WithState[P], record: Linear, doc: str = "") -> Weights[P]:
     """`<op>_weights`, with the signature of the op but for v and states."""
     doc = doc or f"The weights w (..., L, S) of `{record.name}` without a state, in the dtype of q."
     signature = signature_like(forward, Array, ("v", *STATEFUL))
     return _checked(record, record.weights)(derived_signature(forward, f"{record.name}_weights", signature, doc))
 
 
-def vjp_of(forward: Documented[P], record: Linear, doc: str) -> Vjp[P]:
+def vjp_of(forward: WithState[P], record: Linear, doc: str) -> Vjp[P]:
     """`<op>_vjp`, with the signature of the op and the cotangents do, behind its arrays, and dstate."""
     more = [WHOLE_DO, _state("dstate")]
     signature = signature_like(forward, dict[str, Any], ("return_state",), more)
     return _checked(record, record.vjp)(derived_signature(forward, f"{record.name}_vjp", signature, doc))
 
 
-def step_of(forward: Documented[P], record: Linear, doc: str) -> Step[P]:
+def step_of(forward: WithState[P], record: Linear, doc: str) -> Step[P]:
     """`<op>_step`, which takes a state and one token; a mask, lengths and chunks are options of sequences."""
     signature = _of_token(forward, tuple[Array, State], [_state("state")])
     return _checked_step(record, record.step, derived_signature(forward, f"{record.name}_step", signature, doc))
 
 
-def step_vjp_of(forward: Documented[P], record: Linear) -> StepVjp[P]:
+def step_vjp_of(forward: WithState[P], record: Linear) -> StepVjp[P]:
     doc = """Gradients {"q_t", "k_t", "v_t"} and, where there was one, "state", for do_t and dstate (None = 0)."""
     more = [WHOLE_DO.replace(name="do_t"), _state("state"), _state("dstate")]
     signature = _of_token(forward, dict[str, Any], more)
     return _checked_step(record, record.step_vjp, derived_signature(forward, f"{record.name}_step_vjp", signature, doc))
 
 
-def _of_token(forward: Callable[..., Any], returns: Any, more: list[inspect.Parameter]) -> inspect.Signature:
+def _of_token(forward: AnyFunction, returns: Any, more: list[inspect.Parameter]) -> inspect.Signature:
     signature = signature_like(forward, returns, (*STATEFUL, *OF_SEQUENCES), more)
     names = {name: f"{name}_t" for name in (*"qkv", *DECAY)}
     return signature.replace(
@@ -204,9 +208,9 @@ def _of_token(forward: Callable[..., Any], returns: Any, more: list[inspect.Para
     )
 
 
-def _checked(record: Linear, body: Callable[..., Any]) -> Callable[[Any], Any]:
+def _checked(record: Linear, body: AnyFunction) -> Callable[[Any], Any]:
     return operation_checked_by(record.context, record.checks, body)
 
 
-def _checked_step(record: Linear, body: Callable[..., Any], documented: Callable[..., Any]) -> Any:
+def _checked_step(record: Linear, body: AnyFunction, documented: AnyFunction) -> AnyFunction:
     return stepping(operation_checked_by(record.step_context, record.checks, body)(documented))

@@ -3,13 +3,12 @@ tile, with gradients through them.
 """
 
 import math
-from typing import Any
 
 from attnkit._core import quadratic
 from attnkit._core.check import is_learned
 from attnkit._core.family import FeatureWeights
 from attnkit._core.tokens import chosen, join_heads, split_heads
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import Array, Keywords, Namespace, Results
 from attnkit.ops.linear import decay
 from attnkit.ops.linear.record import Bodies
 from attnkit.ops.linear.scan import finite, largest
@@ -32,7 +31,7 @@ from attnkit.ops.linear.sums import (
 )
 
 
-def attend(xp: Namespace, rule: Rule, q: Array, k: Array, v: Array, options: Options, return_state: bool) -> Any:
+def attend(xp: Namespace, rule: Rule, q: Array, k: Array, v: Array, options: Options, return_state: bool) -> Results:
     """o in the dtype of q, or (o, state)."""
     m = prepared(xp, rule, q, k, v, options.initial_state, return_state, options.chunk_size, options.common)
     o = divided(xp, m, sums(xp, m))
@@ -69,7 +68,7 @@ def _outputs_backward(xp: Namespace, m: Call, do: Array) -> SumsGradients:
 
 def attend_vjp(
     xp: Namespace, rule: Rule, q: Array, k: Array, v: Array, do: Array | None, dstate: State | None, options: Options
-) -> dict[str, Any]:
+) -> Keywords:
     """{"q", "k", "v"}, "log_decay" of an array and "initial_state" if given, each like its argument."""
     initial = options.initial_state
     m = prepared(xp, rule, q, k, v, initial, dstate is not None, options.chunk_size, options.common)
@@ -83,7 +82,7 @@ def attend_vjp(
     dq = m.q.pull(gathered(xp, [of_o.x], m.q.values, shared))
     dk = m.k.pull(gathered(xp, [of_o.y, of_state.y], m.k.values, shared))
     dv = gathered(xp, [None if g is None else g[..., :-1] for g in (of_o.c, more_c)], wide_v, shared)
-    grads: dict[str, Any] = {
+    grads: Keywords = {
         "q": quadratic.cast(xp, quadratic.sum_to(xp, dq, tuple(q.shape)), q.dtype),
         "k": quadratic.cast(xp, quadratic.sum_to(xp, dk, tuple(k.shape)), k.dtype),
         "v": quadratic.cast(xp, dv, v.dtype),

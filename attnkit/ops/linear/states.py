@@ -13,7 +13,7 @@ from attnkit._core import check
 from attnkit._core.mask import Rows, Visibility, positions
 from attnkit._core.quadratic import cast, compute_dtype
 from attnkit._core.tokens import both, chosen, gradient_like, split_heads, valid_keys, whole, zeros
-from attnkit._core.typing import Array, Causal, Namespace
+from attnkit._core.typing import A, Array, Causal, Keywords, Namespace, OfLibrary, Option, Results
 
 State = tuple[Array, ...]
 INITIAL = ("initial_S", "initial_z")
@@ -48,16 +48,16 @@ class Options(NamedTuple):
 # ---------------------------------------------------------------------------------------------- checks
 
 
-def not_negative(c: check.Context, name: str, value: Any) -> None:
+def not_negative(c: check.Context, name: str, value: object) -> None:
     if check.number(c.op, name, value) < 0:
         raise ValueError(f"{c.op}: {name} must not be negative; got {value}")
 
 
-def _chunk_size(c: check.Context, name: str, value: Any) -> None:
+def _chunk_size(c: check.Context, name: str, value: object) -> None:
     whole(c.op, name, value, 1)
 
 
-def _checked_elsewhere(c: check.Context, name: str, value: Any) -> None:
+def _checked_elsewhere(c: check.Context, name: str, value: object) -> None:
     """The parts of a state are validated where their widths are known."""
 
 
@@ -73,7 +73,7 @@ STATE_CHECKS = {
 def check_parts(
     op: str,
     name: str,
-    state: Any,
+    state: State | None,
     like: Array,
     widths: dict[str, tuple[int, ...]],
     leading: tuple[int, ...],
@@ -101,7 +101,7 @@ def widths_of(k: Array, v: Array) -> dict[str, tuple[int, ...]]:
     return {"S": (k.shape[-1], v.shape[-1]), "z": (k.shape[-1],)}
 
 
-def with_parts(op: str, q: Array, k: Array, v: Array, initial_state: Any = None, **options: Any) -> dict[str, Any]:
+def with_parts(op: str, q: Array, k: Array, v: Array, initial_state: Any = None, **options: object) -> Keywords:
     """The arguments of a call, the parts of its initial state validated and under names of their own."""
     arguments = {"q": q, "k": k, "v": v, **options}
     if initial_state is None:
@@ -129,7 +129,7 @@ def one_head(op: str, mask: Array | None, key_lengths: Any, heads: int) -> None:
             )
 
 
-def state_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def state_context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     """Shapes of q, k, v, of do, and what a state asks of the other options."""
     context = check.attention_context(op, arrays, options)
     stateful = options.get("return_state") or options.get("dstate") is not None
@@ -140,7 +140,7 @@ def state_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> c
     return context
 
 
-def step_context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def step_context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     """Shapes of one token: q_t, k_t (..., d), v_t (..., e)."""
     tokens = {name: arrays[name] for name in ("q_t", "k_t", "v_t")}
     for name, x in tokens.items():
@@ -175,7 +175,7 @@ def stepping(op: Function) -> Function:
     """Let a step take its state as the first argument: what is dispatched on are arrays, and a state is a tuple."""
 
     @wraps(op)
-    def call(state: Any, *arrays: Any, **options: Any) -> Any:
+    def call(state: Any, *arrays: OfLibrary, **options: Option) -> Results:
         return op(*arrays, state=state, **options)
 
     signature = inspect.signature(op)
@@ -279,14 +279,14 @@ def parts_of(
     return Parts(live, seen, valid, split_heads(xp, pairs, shared), shift, shared)
 
 
-def of_queries(xp: Namespace, x: Array, live: Array | None, shared: int | None) -> Array:
+def of_queries(xp: Namespace, x: A, live: Array | None, shared: int | None) -> A:
     """q in its own layout with 0 in rows that take no part."""
     if live is not None and shared is not None and live.ndim > 2:
         live = xp.reshape(live, (*live.shape[:-3], live.shape[-3] * live.shape[-2], live.shape[-1]))
     return chosen(xp, live, x)
 
 
-def of_keys(xp: Namespace, x: Array, seen: Array | None, shared: int | None) -> Array:
+def of_keys(xp: Namespace, x: A, seen: Array | None, shared: int | None) -> A:
     """k or v in its own layout with 0 at keys that no query of any head sees."""
     return chosen(xp, group_any(xp, seen, shared), x)
 

@@ -16,7 +16,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.mask import positions
 from attnkit._core.special import quotient, stop_gradient
 from attnkit._core.tokens import chosen, join_heads, split_heads, zeros
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import Array, Namespace, OfLibrary
 from attnkit.ops.linear import decay
 from attnkit.ops.linear.scan import anticausal, causal, fading, finite, largest, levels_of_queries, total
 from attnkit.ops.linear.states import (
@@ -39,8 +39,8 @@ class Features(NamedTuple):
     """φ of tokens (..., n, d) in their own layout: values (..., n, f), `pull(dvalues) -> dx`, and a constant level
     (..., n) or None. Where there is one, `exponents` (..., n, f) are those whose largest it is."""
 
-    values: Array
-    pull: Callable[[Array], Array]
+    values: OfLibrary
+    pull: Callable[[OfLibrary], OfLibrary]
     level: Array | None = None
     exponents: Array | None = None
 
@@ -190,11 +190,11 @@ def sums(xp: Namespace, m: Call) -> Array:
 class SumsGradients(NamedTuple):
     """Of x, y, c, the initial [S, z] and the gates."""
 
-    x: Any = None
-    y: Any = None
+    x: OfLibrary = None
+    y: OfLibrary = None
     c: Any = None
     state: Any = None
-    g: Any = None
+    g: OfLibrary = None
 
 
 def _pairs_backward(xp: Namespace, m: Call, d: Array) -> SumsGradients:
@@ -270,8 +270,8 @@ def state_terms(xp: Namespace, m: Call, v: Array) -> StateTerms:
     y = chosen(xp, parts.valid, split_heads(xp, m.k.values, shared))
     c = ones_beside(xp, split_heads(xp, of_keys(xp, v, parts.valid, shared), shared))
     if m.g is not None:
-        fade, before = decay.until_end(xp, m.g)
-        return StateTerms(y * fade, c, fade, before, None, None)
+        of_decay, whole = decay.until_end(xp, m.g)
+        return StateTerms(y * of_decay, c, of_decay, whole, None, None)
     if m.k.level is None:
         return StateTerms(y, c, None, 1.0, None, None)
     level = split_heads(xp, m.k.level, shared, axis=-2)
@@ -356,11 +356,11 @@ def _state_cotangent(xp: Namespace, m: Call, terms: StateTerms, dstate: State) -
 class StateGradients(NamedTuple):
     """Of φ(k) (its values), of [v, 1], of the initial [S, z], of its level and of the gates."""
 
-    y: Any = None
+    y: OfLibrary = None
     c: Any = None
     state: Any = None
     level: Any = None
-    g: Any = None
+    g: OfLibrary = None
 
 
 def state_backward(xp: Namespace, m: Call, terms: StateTerms, dstate: State) -> StateGradients:

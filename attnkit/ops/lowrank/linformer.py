@@ -21,7 +21,7 @@ from attnkit._core.tokens import (
     valid_keys,
     zeros,
 )
-from attnkit._core.typing import A, Array, Impl, Namespace
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, Option
 from attnkit.ops.lowrank.products import Attention, Softmax, Weigh
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
@@ -93,7 +93,7 @@ def _check_projection(op: str, name: str, x: Array, keys: int, leading: tuple[in
         check.wrong_shape(op, name, x, f"leading axes that broadcast to {leading}, those of k and v")
 
 
-def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     context = check.attention_context(op, arrays, options)
     leading = context.leading
     if options.get("enable_gqa", False):
@@ -113,7 +113,7 @@ def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.
 _OWN = {"scale": check.plain_number, "mask": key_mask, "dropout_mask": checked_with_arrays}
 
 
-def attend(weigh: Weigh, q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, **common: Any) -> Array:
+def attend(weigh: Weigh, q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, **common: Option) -> Array:
     """`linformer_attention` with products like those of `Softmax.of`."""
     xp = namespace(q)
     p = _parts(xp, weigh, q, k, v, proj_k, proj_v, common)
@@ -122,7 +122,7 @@ def attend(weigh: Weigh, q: Array, k: Array, v: Array, proj_k: Array, proj_v: Ar
 
 
 def pull(
-    weigh: Weigh, q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, do: Array, **common: Any
+    weigh: Weigh, q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, do: Array, **common: Option
 ) -> dict[str, Array]:
     """`linformer_attention_vjp` with them."""
     xp = namespace(q)
@@ -189,7 +189,7 @@ def linformer_attention_weights(
 @operation_checked_by(_context, _OWN)
 @vjp_like(linformer_attention)
 def linformer_attention_vjp(
-    q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, do: Array, **common: Any
+    q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, do: Array, **common: object
 ) -> dict[str, Array]:
     """Gradients {"q", "k", "v", "proj_k", "proj_v"} for the cotangent do; unused columns of the projections get 0."""
     return pull(Softmax.of, q, k, v, proj_k, proj_v, do, **common)
@@ -208,7 +208,9 @@ def kernels(of: Kernel) -> dict[str, Kernel]:
     """The table of a library: attention to the slots by its kernel of softmax attention."""
     weigh = Attention.by(softmax_attention, softmax_attention_vjp, of.name)
 
-    def unsupported(q: Array, k: Array, v: Array, *rest: Array, enable_gqa: bool = False, **options: Any) -> str | None:
+    def unsupported(
+        q: Array, k: Array, v: Array, *rest: Array, enable_gqa: bool = False, **options: Option
+    ) -> str | None:
         drop = {name: x for name, x in options.items() if name == "dropout_mask" and x is not None}
         return of.unsupported(q, k, v, enable_gqa=enable_gqa, **drop)
 

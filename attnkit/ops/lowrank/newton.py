@@ -9,21 +9,21 @@ from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import magnitude, stop_gradient
 from attnkit._core.tokens import cotangent, diagonal, first_maximum, one_of, start, steps
-from attnkit._core.typing import Array, Impl, Namespace
+from attnkit._core.typing import A, Array, DType, Factor, Impl, Keywords, Namespace
 
 NEAR = 1.01  # ‖I - A X_0‖₁ up to which X_0 is not halved
 _ORDERS = 3  # of derivatives that the implicit inverse has
 _SQUARINGS = 50  # 2^50 steps of the power method leave a relative error of m/(e 2^50), below float64's rounding
 
 
-def start_factor(xp: Namespace, init_scale: Any, dtype: Any) -> Any:
+def start_factor(xp: Namespace, init_scale: Any, dtype: DType) -> Factor:
     """init_scale as a number or (..., 1, 1) in the compute dtype."""
     if isinstance(init_scale, numbers.Real):
         return float(init_scale)
     return cast(xp, init_scale, dtype)[..., None, None]
 
 
-def halved(xp: Namespace, a: Array, factor: Any, most: int) -> Any:
+def halved(xp: Namespace, a: Array, factor: float | Array, most: int) -> Any:
     """½ⁿ, (..., 1, 1), by which each X_0 is multiplied after n ≤ most halvings, a constant to automatic
     differentiation; 1 without any.
 
@@ -51,7 +51,7 @@ def _identity(xp: Namespace, a: Array) -> Array:
     return xp.astype(diagonal(xp, a), a.dtype)
 
 
-def iterates(xp: Namespace, a: Array, count: int, factor: Any) -> list[Array]:
+def iterates(xp: Namespace, a: Array, count: int, factor: float | Array) -> list[Array]:
     """X_0 = factor·2/‖A‖₁²·A, then `count` times X <- 2X - XAX. A = 0 stays 0: no 0/0 is formed.
 
     A step is X + X(I - AX). Derivatives of 2X - XAX lose their digits in XLA, whose algebraic simplifier rewrites them
@@ -67,7 +67,7 @@ def iterates(xp: Namespace, a: Array, count: int, factor: Any) -> list[Array]:
     return xs
 
 
-def inverse(xp: Namespace, a: Array, count: int, factor: Any, inverse_grad: str) -> list[Array]:
+def inverse(xp: Namespace, a: Array, count: int, factor: float | Array, inverse_grad: str) -> list[Array]:
     """The iterates, the last of which is differentiated as `inverse_grad` says.
 
     implicit: dX = -X dA X, applied again to the X on its right side, is solved by X(A) = Σ (-X (A - Ā))ᵏ X with X and Ā
@@ -104,7 +104,7 @@ def inverted(
 
 
 def pullback(
-    xp: Namespace, a: Array, xs: list[Array], factor: Any, dx: Array, inverse_grad: str
+    xp: Namespace, a: Array, xs: list[Array], factor: float | Array, dx: Array, inverse_grad: str
 ) -> tuple[Array, Array]:
     """dA and the gradient of the factor, (..., 1, 1), for a cotangent of the last iterate."""
     if inverse_grad == "implicit":
@@ -145,7 +145,7 @@ def spectral_norm(xp: Namespace, x: Array) -> Array:
     return (largest * xp.sqrt(xp.sum(power * gram, axis=(-2, -1), keepdims=True)))[..., 0, 0]
 
 
-def residuals(xp: Namespace, a: Array, xs: list[Array]) -> Array:
+def residuals(xp: Namespace, a: A, xs: list[A]) -> A:
     """‖A X_k A - A‖₂/‖A‖₂ for each iterate, (..., T + 1), a constant to automatic differentiation; 0 for A = 0."""
     a = stop_gradient(a)
     size = spectral_norm(xp, a)
@@ -154,7 +154,7 @@ def residuals(xp: Namespace, a: Array, xs: list[Array]) -> Array:
     return spectral_norm(xp, gaps) / size[..., None]
 
 
-def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     a = arrays["a"]
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
         check.wrong_shape(op, "a", a, "square matrices, (..., m, m)")
@@ -162,7 +162,7 @@ def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.
     return check.Context(op, a, tuple(a.shape[:-2]), a.shape[-1], a.shape[-1], options, "a")
 
 
-def generic_alone(**options: Any) -> str | None:
+def generic_alone(**options: object) -> str | None:
     """Why kernels do not invert with these options."""
     return "halvings are served by the generic implementation" if options.get("halvings") else None
 

@@ -25,7 +25,7 @@ from attnkit._core.tokens import (
     valid_keys,
     whole,
 )
-from attnkit._core.typing import A, Array, Impl, Namespace
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary, Option, Results
 from attnkit.ops.lowrank.products import Attention, Softmax, Weigh
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
@@ -35,7 +35,7 @@ class _Inputs(NamedTuple):
 
     q: Array
     k: Array
-    v: Any  # (..., n, e), None for weights
+    v: OfLibrary  # (..., n, e), None for weights
     valid: Array | None  # (..., n), None = all
     scale: float
     shared: int | None  # heads of k under GQA
@@ -72,7 +72,7 @@ def _prepare(
     num_landmarks: int,
     inverse_steps: int = 6,
     init: str = "exact",
-    **common: Any,
+    **common: Option,
 ) -> _Inputs:
     dtype, n = compute_dtype(xp, q), q.shape[-2]
     shared = k.shape[-3] if common.get("enable_gqa") else None
@@ -81,8 +81,8 @@ def _prepare(
     if valid is not None:
         valid = split_heads(xp, xp.broadcast_to(valid, (*valid.shape[:-1], n)), shared, axis=-2)
     scale = common.get("scale")
-    arrays = (None if x is None else split_heads(xp, cast(xp, x, dtype), shared) for x in (q, k, v))
-    q, k, v = (None if x is None else chosen(xp, valid, x) for x in arrays)
+    q, k = (chosen(xp, valid, split_heads(xp, cast(xp, x, dtype), shared)) for x in (q, k))
+    v = None if v is None else chosen(xp, valid, split_heads(xp, cast(xp, v, dtype), shared))
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     return _Inputs(q, k, v, valid, scale, shared, num_landmarks, inverse_steps, init)
 
@@ -172,7 +172,7 @@ def _inverse_gradient(xp: Namespace, x: _Landmarks, dz: Array, init: str) -> Arr
     return dk2 + dz.mT / norm.value + xp.where(norm.first, to_norm, 0.0)
 
 
-def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     context = check.attention_context(op, arrays, options)
     if context.queries != context.keys:
         expected = f"(..., {context.queries}, d): queries and keys are the same tokens"
@@ -182,7 +182,7 @@ def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.
     return context
 
 
-def _positive(c: check.Context, name: str, value: Any) -> None:
+def _positive(c: check.Context, name: str, value: object) -> None:
     whole(c.op, name, value, 1)
 
 
@@ -195,7 +195,7 @@ _OWN = {
 }
 
 
-def _exact(weigh: Weigh, a: _Inputs) -> Any:
+def _exact(weigh: Weigh, a: _Inputs) -> Results:
     """The weights of exact softmax attention."""
     return weigh(a.q, a.k, a.valid, a.valid, a.scale)
 
@@ -206,7 +206,7 @@ def _middle(xp: Namespace, x: _Landmarks, u: Array, v: Array | None) -> Array:
     return middle if x.exact is None else xp.where(x.exact, x.means if v is None else x.means @ v, middle)
 
 
-def attend(weigh: Weigh, q: Array, k: Array, v: Array, **options: Any) -> Array:
+def attend(weigh: Weigh, q: Array, k: Array, v: Array, **options: Option) -> Array:
     """`nystrom_attention` with products like those of `Softmax.of`."""
     xp = namespace(q)
     a = _prepare(xp, q, k, v, **options)
@@ -218,7 +218,7 @@ def attend(weigh: Weigh, q: Array, k: Array, v: Array, **options: Any) -> Array:
     return cast(xp, join_heads(xp, o, a.shared), q.dtype)
 
 
-def pull(weigh: Weigh, q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
+def pull(weigh: Weigh, q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
     """`nystrom_attention_vjp` with them."""
     xp = namespace(q)
     a = _prepare(xp, q, k, v, **options)
@@ -286,7 +286,7 @@ def nystrom_attention(
 
 @operation_checked_by(_context, _OWN)
 @weights_like(nystrom_attention)
-def nystrom_attention_weights(q: Array, k: Array, **options: Any) -> Array:
+def nystrom_attention_weights(q: Array, k: Array, **options: Option) -> Array:
     """K1 Z K3 (..., n, n), by which `nystrom_attention` multiplies v, in the dtype of q; entries may be negative."""
     xp = namespace(q)
     a = _prepare(xp, q, k, None, **options)
@@ -300,7 +300,7 @@ def nystrom_attention_weights(q: Array, k: Array, **options: Any) -> Array:
 
 @operation_checked_by(_context, _OWN)
 @vjp_like(nystrom_attention)
-def nystrom_attention_vjp(q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
+def nystrom_attention_vjp(q: Array, k: Array, v: Array, do: Array, **options: object) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} for the cotangent do: through the three softmaxes, the means, every inverse step and
     the norm of Z_0, whose maximum passes its gradient to the first column (of the whole batch for "batch_max").
     """
@@ -316,7 +316,7 @@ NumPy, torch and JAX: at n = 2048 and m = 64, 0.70 to 0.79 of the generic time f
 at n = 4096 and m = 256, 0.60 to 0.71 and 0.50 to 0.67; with half as many weights, 0.78 to 0.89 and 0.94 to 1.15."""
 
 
-def is_faster(q: Array, *rest: Array, num_landmarks: int, **options: Any) -> bool:
+def is_faster(q: Array, *rest: Array, num_landmarks: int, **options: object) -> bool:
     """Whether the products outweigh what is beside them."""
     return math.prod(q.shape[:-1]) * min(num_landmarks, q.shape[-2]) >= ENOUGH
 
@@ -325,7 +325,7 @@ def kernels(of: Kernel) -> dict[str, Kernel]:
     """The table of a library: products with the three softmaxes by its kernel of softmax attention."""
     weigh = Attention.by(softmax_attention, softmax_attention_vjp, of.name)
 
-    def unsupported(*arrays: Array, enable_gqa: bool = False, **options: Any) -> str | None:
+    def unsupported(*arrays: Array, enable_gqa: bool = False, **options: Option) -> str | None:
         return of.unsupported(*arrays, enable_gqa=enable_gqa)
 
     kernel = Kernel(of.name, partial(attend, weigh), unsupported, is_faster)

@@ -12,7 +12,7 @@ from attnkit._core.dispatch import namespace
 from attnkit._core.quadratic import sum_to
 from attnkit._core.special import stop_gradient
 from attnkit._core.tokens import both, softmax, softmax_gradient
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace
 
 Weigh = Callable[[Array, Array, Array | None, Array | None, float], Any]
 """W from q, k, the valid queries (..., L) and keys (..., S), None = all, and the scale."""
@@ -122,7 +122,7 @@ class Attention(NamedTuple):
     drop: Array | None = None
 
     @classmethod
-    def by(cls, op: Callable[..., Any], vjp: Callable[..., Any], impl: str) -> Weigh:
+    def by(cls, op: AnyFunction, vjp: AnyFunction, impl: str) -> Weigh:
         """W by an implementation of an op."""
         return partial(cls, partial(op, impl=impl), partial(vjp, impl=impl))
 
@@ -130,7 +130,7 @@ class Attention(NamedTuple):
     def mT(self) -> Self:
         return self._replace(q=self.k, k=self.q, queries=self.keys, keys=self.queries)
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self) -> Keywords:
         mask = None if self.keys is None else self.keys[..., None, :]
         options = {"mask": mask, "query_mask": self.queries, "scale": self.scale}
         return options if self.drop is None else options | {"dropout_mask": self.drop}

@@ -9,7 +9,7 @@ from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.mask import positions
 from attnkit._core.special import magnitude
 from attnkit._core.tokens import Tokens, both, chosen, gradient_like, join_heads, key_mask, split_heads, valid_keys
-from attnkit._core.typing import A, Array, Impl, Namespace
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary, Option
 
 
 class GroupedTokens(Tokens, total=False):
@@ -18,7 +18,7 @@ class GroupedTokens(Tokens, total=False):
     enable_gqa: bool
 
 
-def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     """Shapes as in every attention op; where L = S, padded keys need padded queries."""
     c = check.attention_context(op, arrays, options)
     hidden = [name for name in ("mask", "key_lengths") if options.get(name) is not None]
@@ -122,12 +122,13 @@ def sima_attention(q: A, k: A, v: A, *, eps: float = 1e-12, impl: Impl = "auto",
     """
     xp = namespace(q)
     a = _prepare(xp, q, k, v, eps=eps, **tokens)
-    return quadratic.cast(xp, join_heads(xp, a.q.hat @ (xp.matrix_transpose(a.k.hat) @ a.v), a.shared), q.dtype)
+    o: OfLibrary = join_heads(xp, a.q.hat @ (xp.matrix_transpose(a.k.hat) @ a.v), a.shared)
+    return quadratic.cast(xp, o, q.dtype)
 
 
 @operation_checked_by(_context, OWN)
 @weights_like(sima_attention)
-def sima_attention_weights(q: Array, k: Array, **options: Any) -> Array:
+def sima_attention_weights(q: Array, k: Array, **options: Option) -> Array:
     """The implied weights q̂ k̂ᵀ (..., L, S) of `sima_attention` in the dtype of q, 0 where query or key is not valid."""
     xp = namespace(q)
     a = _prepare(xp, q, k, None, **options)
@@ -136,7 +137,7 @@ def sima_attention_weights(q: Array, k: Array, **options: Any) -> Array:
 
 @operation_checked_by(_context, OWN)
 @vjp_like(sima_attention)
-def sima_attention_vjp(q: Array, k: Array, v: Array, do: Array, **options: Any) -> dict[str, Array]:
+def sima_attention_vjp(q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} of `sima_attention` for the cotangent do, in time O(L d e).
 
     dq̂ = do (k̂ᵀ v)ᵀ, dk̂ = v (q̂ᵀ do)ᵀ, dv = k̂ (q̂ᵀ do); dx = (dx̂ - sign(x) Σ_t dx̂ x̂)/Σ_t |x| where that sum exceeds eps,
@@ -145,6 +146,7 @@ def sima_attention_vjp(q: Array, k: Array, v: Array, do: Array, **options: Any) 
     xp = namespace(q)
     a = _prepare(xp, q, k, v, **options)
     do = chosen(xp, a.live, split_heads(xp, quadratic.cast(xp, do, a.q.x.dtype), a.shared))
+    assert a.v is not None
     values, from_queries = a.k.hat.mT @ a.v, a.q.hat.mT @ do
     of_q = chosen(xp, a.live, _gradient(xp, a.q, do @ values.mT))
     of_k = chosen(xp, a.seen, _gradient(xp, a.k, a.v @ from_queries.mT))

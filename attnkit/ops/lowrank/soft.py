@@ -11,7 +11,7 @@ from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import stop_gradient
 from attnkit._core.tokens import Tokens, both, checked_with_arrays, chosen, cotangent, diagonal, key_mask, valid_keys
-from attnkit._core.typing import A, Array, Impl, Namespace
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary, Option
 from attnkit.ops.gaussian import gaussian_attention, gaussian_attention_vjp
 from attnkit.ops.lowrank.newton import INVERSE_OPTIONS, inverted
 from attnkit.ops.lowrank.products import Attention, Gaussian, Weigh
@@ -25,7 +25,7 @@ class _Kernels(NamedTuple):
     p: Any  # `Gaussian` or `Attention`, (..., m, n)
     a: Array
     kernel: Gaussian
-    v: Any  # (..., n, e), None for weights
+    v: OfLibrary  # (..., n, e), None for weights
     valid: Array | None  # (..., n), None = all
 
 
@@ -52,7 +52,7 @@ def _kernels(
     *,
     landmark_mask: Array | None = None,
     ridge: float = 0.0,
-    **tokens: Any,
+    **tokens: Option,
 ) -> _Kernels:
     """Zero everything invisible, subtract one vector per (batch, head), and form both kernels."""
     dtype = compute_dtype(xp, q)
@@ -68,13 +68,13 @@ def _kernels(
     return _Kernels(weigh(landmarks, q, landmark_mask, valid, scale), a, kernel, v, valid)
 
 
-def _of_inverse(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _of_inverse(options: Keywords) -> tuple[Keywords, Keywords]:
     """The options of the inverse, and those of the kernels."""
     own = {name: x for name, x in options.items() if name in INVERSE_OPTIONS}
     return own, {name: x for name, x in options.items() if name not in own}
 
 
-def attend(inverted: Inverted, weigh: Weigh, q: Array, v: Array, landmarks: Array, **options: Any) -> Array:
+def attend(inverted: Inverted, weigh: Weigh, q: Array, v: Array, landmarks: Array, **options: object) -> Array:
     """`soft_attention` with an inverse like `lowrank_newton.inverted` and products like those of `Gaussian.of`."""
     xp = namespace(q)
     own, others = _of_inverse(options)
@@ -84,7 +84,7 @@ def attend(inverted: Inverted, weigh: Weigh, q: Array, v: Array, landmarks: Arra
 
 
 def pull(
-    inverted: Inverted, weigh: Weigh, q: Array, v: Array, landmarks: Array, do: Array, **options: Any
+    inverted: Inverted, weigh: Weigh, q: Array, v: Array, landmarks: Array, do: Array, **options: Option
 ) -> dict[str, Array]:
     """`soft_attention_vjp` with them."""
     xp = namespace(q)
@@ -102,7 +102,7 @@ def pull(
     return rounded | of_inverse
 
 
-def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     q, v, landmarks = arrays["q"], arrays.get("v"), arrays["landmarks"]
     for name, x in (("q", q), ("v", v), ("landmarks", landmarks)):
         if x is not None and x.ndim < 2:
@@ -124,7 +124,7 @@ def _context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.
     return context
 
 
-def _ridge(c: check.Context, name: str, value: Any) -> None:
+def _ridge(c: check.Context, name: str, value: object) -> None:
     if check.number(c.op, name, value) < 0:
         raise ValueError(f"{c.op}: {name} must not be negative; got {value}")
 
@@ -177,7 +177,7 @@ def soft_attention(
 
 @operation_checked_by(_context, _OWN)
 @weights_like(soft_attention)
-def soft_attention_weights(q: Array, landmarks: Array, **options: Any) -> Array:
+def soft_attention_weights(q: Array, landmarks: Array, **options: object) -> Array:
     """Ŝ = Pᵀ X P (..., n, n), by which `soft_attention` multiplies v (Lu et al. 2021 eq 9), in the dtype of q."""
     xp = namespace(q)
     own, others = _of_inverse(options)
@@ -190,7 +190,7 @@ def soft_attention_weights(q: Array, landmarks: Array, **options: Any) -> Array:
 
 @operation_checked_by(_context, _OWN)
 @vjp_like(soft_attention)
-def soft_attention_vjp(q: Array, v: Array, landmarks: Array, do: Array, **options: Any) -> dict[str, Array]:
+def soft_attention_vjp(q: Array, v: Array, landmarks: Array, do: Array, **options: object) -> dict[str, Array]:
     """Gradients {"q", "v", "landmarks"} and, if it is an array, "init_scale", for the cotangent do.
 
     With U = P v, Y = X U, dU = Xᵀ P do: dv = Pᵀ dU, dP = Y doᵀ + dU vᵀ, dX = (P do) Uᵀ, dA from dX as in
@@ -209,7 +209,7 @@ and 0.85 to 0.96 with gradients; at n = 4096 and m = 256, 0.67 to 0.94 and 0.60 
 1.04 and 1.03 to 1.14. With 32 features it is 0.7 to 1.2, with 128 0.8 to 1.1, with 49 landmarks 0.8 to 1.5."""
 
 
-def is_faster(q: Array, v: Array, landmarks: Array, *rest: Array, **options: Any) -> bool:
+def is_faster(q: Array, v: Array, landmarks: Array, *rest: Array, **options: object) -> bool:
     """Whether the products outweigh what is beside them."""
     m = landmarks.shape[-2]
     return bool(m >= LANDMARKS and q.shape[-2] * m >= ENOUGH)
@@ -219,7 +219,7 @@ def kernels(of: Kernel) -> dict[str, Kernel]:
     """The table of a library: products with P by its kernel of Gaussian attention."""
     weigh = Attention.by(gaussian_attention, gaussian_attention_vjp, of.name)
 
-    def unsupported(*arrays: Array, **options: Any) -> str | None:
+    def unsupported(*arrays: Array, **options: Option) -> str | None:
         return of.unsupported(*arrays)
 
     kernel = Kernel(of.name, partial(attend, inverted, weigh), unsupported, is_faster)

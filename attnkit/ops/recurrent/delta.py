@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Unpack
 
 from attnkit._core.quadratic import sum_to
 from attnkit._core.special import folded
-from attnkit._core.typing import Array, Impl, Namespace
+from attnkit._core.typing import Array, Factor, Impl, Keywords, Namespace, Results
 from attnkit.ops.linear.chunks import Fades, fades, inverse, products, pull_products, sums_before, sums_from
 from attnkit.ops.linear.states import State
 from attnkit.ops.recurrent.record import Call, Recurrent, Tokens, op, step_of, step_vjp_of, vjp_of
@@ -67,7 +67,7 @@ def _run(xp: Namespace, m: Call, c: _Chunks) -> tuple[Array, Array, Array]:
     beta = m.gates["beta"]
     wanted, held = c.inverse @ (beta * m.v), c.inverse @ (beta * c.k_within)
 
-    def step(S: Array, whole: Any, wanted: Array, held: Array, k: Array) -> tuple[Array, tuple[Array, Array]]:
+    def step(S: Array, whole: Factor, wanted: Array, held: Array, k: Array) -> tuple[Array, tuple[Array, Array]]:
         u = wanted - held @ S
         return S * whole + k @ u, (S, u)
 
@@ -85,7 +85,7 @@ def forward(xp: Namespace, m: Call) -> tuple[Array, Array]:
     return c.pairs @ u + c.q_within @ states, last
 
 
-def backward(xp: Namespace, m: Call, do: Array, dstate: Array) -> dict[str, Any]:
+def backward(xp: Namespace, m: Call, do: Array, dstate: Array) -> Keywords:
     """The transposes of `forward`, from the last chunk to the first."""
     g, beta, c = m.gate("log_decay"), m.gates["beta"], _chunks(xp, m)
     states, u, _ = _run(xp, m, c)
@@ -95,7 +95,7 @@ def backward(xp: Namespace, m: Call, do: Array, dstate: Array) -> dict[str, Any]
     if not du.shape[-3]:
         return _nothing(xp, m, dstate)
 
-    def step(R: Array, whole: Any, du: Array, drawn: Array, k: Array, transposed: Array, held: Array) -> Any:
+    def step(R: Array, whole: Factor, du: Array, drawn: Array, k: Array, transposed: Array, held: Array) -> Results:
         db = transposed @ (du + k @ R)
         return R * whole + drawn - held @ db, (R, db)
 
@@ -126,7 +126,7 @@ def backward(xp: Namespace, m: Call, do: Array, dstate: Array) -> dict[str, Any]
     return grads
 
 
-def _nothing(xp: Namespace, m: Call, R: Array) -> dict[str, Any]:
+def _nothing(xp: Namespace, m: Call, R: Array) -> Keywords:
     """The gradients of a call of no tokens."""
     zeros = {name: xp.zeros_like(x) for name, x in {"q": m.q, "k": m.k, "v": m.v, **m.gates}.items()}
     return {**zeros, "first": R}

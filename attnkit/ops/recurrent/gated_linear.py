@@ -2,7 +2,7 @@
 
 from typing import Any, Unpack
 
-from attnkit._core.typing import Array, Impl, Namespace
+from attnkit._core.typing import Array, Impl, Keywords, Namespace
 from attnkit.ops.linear.chunks import fading_sums, pull_fading_sums
 from attnkit.ops.linear.states import State
 from attnkit.ops.recurrent.record import Call, Recurrent, Tokens, op, step_of, step_vjp_of, vjp_of
@@ -13,7 +13,7 @@ def forward(xp: Namespace, m: Call) -> tuple[Array, Array]:
     return fading_sums(xp, m.q, m.k, m.v, m.gates["log_gate"], m.first)
 
 
-def backward(xp: Namespace, m: Call, do: Array, dstate: Array) -> dict[str, Any]:
+def backward(xp: Namespace, m: Call, do: Array, dstate: Array) -> Keywords:
     """The gradients of `forward`."""
     grads = pull_fading_sums(xp, m.q, m.k, m.v, m.gates["log_gate"], m.first, do, dstate)
     return dict(zip(("q", "k", "v", "log_gate", "first"), grads, strict=True))

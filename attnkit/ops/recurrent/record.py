@@ -14,11 +14,11 @@ from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import inverse_root
 from attnkit._core.tokens import checked_with_arrays, chosen, cotangent, key_mask, zeros
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import AnyFunction, Array, Factor, Keywords, Namespace, OfLibrary, Option, Results
 from attnkit.ops.linear.chunks import chunk_length, cut, joined
 from attnkit.ops.linear.states import STATE_CHECKS, State, check_parts, parts_of, step_context, stepping
 
-Documented = Callable[..., Any]
+Documented = AnyFunction
 ONE = ("causal", "chunk_size", "initial_state", "return_state", "mask", "key_lengths")
 """The options of sequences, which a step has not."""
 WHOLE_DO = DO.replace(annotation=Array | None)
@@ -57,16 +57,18 @@ class Recurrent(NamedTuple):
     optional: tuple[str, ...]
     numbers: Callable[[Mapping[str, Array]], tuple[str, ...]]
     forward: Callable[[Namespace, Call], tuple[Array, Array]]  # o in chunks and the last state
-    backward: Callable[[Namespace, Call, Array, Array], dict[str, Any]]  # of do in chunks and dS, by field or gate
+    backward: Callable[[Namespace, Call, Array, Array], Keywords]  # of do in chunks and dS, by field or gate
     token: Callable[[Namespace, Call], tuple[Array, Array]]  # o_t (..., e) and the state after it
 
-    def gates_of(self, arrays: tuple[Array, ...], options: dict[str, Any], end: str = "") -> dict[str, Array]:
+    def gates_of(self, arrays: tuple[Array, ...], options: Keywords, end: str = "") -> dict[str, Array]:
         """The gates of a call by name; takes the optional ones out of the options."""
         own = dict(zip(self.arrays, arrays, strict=True))
         optional = {name: options.pop(name + end, None) for name in self.optional}
         return own | {name: x for name, x in optional.items() if x is not None}
 
-    def attend(self, q: Array, k: Array, v: Array, *arrays: Array, return_state: bool = False, **options: Any) -> Any:
+    def attend(
+        self, q: Array, k: Array, v: Array, *arrays: Array, return_state: bool = False, **options: Option
+    ) -> Results:
         """o in the dtype of q, or (o, state)."""
         p = prepared(self, q, k, v, self.gates_of(arrays, options), **options)
         o, state = self.forward(p.xp, p.call)
@@ -74,12 +76,12 @@ class Recurrent(NamedTuple):
         o = cast(p.xp, p.xp.broadcast_to(o, (*p.leading, q.shape[-2], v.shape[-1])), q.dtype)
         return (o, (state,)) if return_state else o
 
-    def vjp(self, *arrays: Any, **options: Any) -> dict[str, Any]:
+    def vjp(self, *arrays: OfLibrary, **options: Option) -> Keywords:
         return self.gradients(f"{self.name}_vjp", *arrays, **options)
 
     def gradients(
-        self, op: str, q: Array, k: Array, v: Array, *others: Any, dstate: State | None = None, **options: Any
-    ) -> dict[str, Any]:
+        self, op: str, q: Array, k: Array, v: Array, *others: OfLibrary, dstate: State | None = None, **options: Option
+    ) -> Keywords:
         """Gradients in the shapes and dtypes of their arguments; `op` is the function that was called."""
         *arrays, do = others
         gates = self.gates_of(tuple(arrays), options)
@@ -90,7 +92,7 @@ class Recurrent(NamedTuple):
         do = cut(xp, chosen(xp, p.live, cast(xp, do, call.q.dtype)), call.q.shape[-2])
         grads = self.backward(xp, call, do, _state_cotangent(op, xp, call.first, dstate))
         like: dict[str, Array] = {"q": q, "k": k, "v": v, **gates}
-        results: dict[str, Any] = {}
+        results: Keywords = {}
         for name, x in like.items():
             g = grads[name] * p.scale if name == "q" else grads[name]
             g = chosen(xp, p.live if name == "q" else p.valid, joined(xp, g, q.shape[-2]))
@@ -103,7 +105,7 @@ class Recurrent(NamedTuple):
         return results
 
     def step(
-        self, q_t: Array, k_t: Array, v_t: Array, *arrays: Array, state: State | None = None, **options: Any
+        self, q_t: Array, k_t: Array, v_t: Array, *arrays: Array, state: State | None = None, **options: Option
     ) -> tuple[Array, State]:
         gates = self.gates_of(arrays, options, "_t")
         xp, dtype = namespace(q_t), compute_dtype(namespace(q_t), q_t)
@@ -117,13 +119,21 @@ class Recurrent(NamedTuple):
         return cast(xp, xp.broadcast_to(o, (*shape, v.shape[-1])), q_t.dtype), (S,)
 
     def step_vjp(
-        self, q_t: Array, k_t: Array, v_t: Array, *others: Any, state: Any = None, dstate: Any = None, **options: Any
-    ) -> dict[str, Any]:
+        self,
+        q_t: Array,
+        k_t: Array,
+        v_t: Array,
+        *others: OfLibrary,
+        state: Any = None,
+        dstate: Any = None,
+        **options: Option,
+    ) -> Keywords:
         *arrays, do_t = others
         gates = self.gates_of(tuple(arrays), options, "_t")
         numbers = self.numbers(gates)
         rows = {n: x[..., None] if n in numbers else x[..., None, :] for n, x in gates.items()}
-        q, k, v, do = (None if x is None else x[..., None, :] for x in (q_t, k_t, v_t, do_t))
+        q, k, v = (x[..., None, :] for x in (q_t, k_t, v_t))
+        do = None if do_t is None else do_t[..., None, :]
         named = [rows.pop(name) for name in self.arrays]
         grads = self.gradients(
             f"{self.name}_step_vjp", q, k, v, *named, do, dstate=dstate, initial_state=state, **rows, **options
@@ -141,14 +151,14 @@ class Prepared(NamedTuple):
 
     xp: Namespace
     call: Call
-    scale: Any
+    scale: float | Array
     leading: tuple[int, ...]  # of the output
     valid: Array | None  # (..., T): tokens that are not hidden, None = all
     live: Array | None  # (..., T): rows that see a key or a state
     numbers: tuple[str, ...]
 
 
-def _scale(xp: Namespace, q: Array, scale: float | None = None) -> Any:
+def _scale(xp: Namespace, q: Array, scale: float | None = None) -> Factor:
     return inverse_root(xp, q.shape[-1], compute_dtype(xp, q)) if scale is None else float(scale)
 
 
@@ -202,12 +212,12 @@ def _state_cotangent(op: str, xp: Namespace, first: Array, dstate: State | None)
 # ---------------------------------------------------------------------------------------------- checks
 
 
-def _only_causal(c: check.Context, name: str, value: Any) -> None:
+def _only_causal(c: check.Context, name: str, value: object) -> None:
     if value is not True:
         raise ValueError(f"{c.op}: causal must be True, as a recurrence is causal; got {value!r}")
 
 
-def _scale_number(c: check.Context, name: str, value: Any) -> None:
+def _scale_number(c: check.Context, name: str, value: object) -> None:
     if value is not None:
         check.plain_number(c, name, value)
 
@@ -218,7 +228,7 @@ def checks_of(record: Recurrent) -> dict[str, check.OptionCheck]:
     return {"mask": key_mask, "causal": _only_causal, "scale": _scale_number, **gates, **STATE_CHECKS}
 
 
-def _gates_among(record: Recurrent, op: str, arrays: dict[str, Any], options: dict[str, Any], end: str) -> Any:
+def _gates_among(record: Recurrent, op: str, arrays: Keywords, options: Keywords, end: str) -> Any:
     """The gates of a call by name, the optional ones checked as the others have been."""
     q, found = arrays[f"q{end}"], {name: arrays[name + end] for name in record.arrays}
     for name in record.optional:
@@ -233,7 +243,7 @@ def _gates_among(record: Recurrent, op: str, arrays: dict[str, Any], options: di
 def context_of(record: Recurrent) -> check.ContextOf:
     """The shapes of whole sequences."""
 
-    def context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    def context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
         whole = check.attention_context(op, {name: arrays[name] for name in ("q", "k", "v")}, options)
         if whole.queries != whole.keys:
             check.wrong_shape(op, "k", arrays["k"], f"(..., {whole.queries}, d), the tokens of q")
@@ -248,7 +258,7 @@ def context_of(record: Recurrent) -> check.ContextOf:
 def context_of_one(record: Recurrent) -> check.ContextOf:
     """The shapes of one token."""
 
-    def context(op: str, arrays: dict[str, Any], options: dict[str, Any]) -> check.Context:
+    def context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
         tokens = {name: arrays[name] for name in ("q_t", "k_t", "v_t")}
         one = step_context(op, tokens, options)
         leading = _with_gates(record, op, arrays, options, one.leading, (arrays["k_t"].shape[-1],), "_t")
@@ -261,8 +271,8 @@ def context_of_one(record: Recurrent) -> check.ContextOf:
 def _with_gates(
     record: Recurrent,
     op: str,
-    arrays: dict[str, Any],
-    options: dict[str, Any],
+    arrays: Keywords,
+    options: Keywords,
     leading: tuple[int, ...],
     tail: tuple[int, ...],
     end: str = "",
@@ -283,7 +293,7 @@ def _with_gates(
     return check.broadcast(op, f"the leading axes of q, k, v and {', '.join(gates)}", *shapes)
 
 
-def _with_state(op: str, name: str, c: check.Context, k: Array, v: Array, options: dict[str, Any]) -> check.Context:
+def _with_state(op: str, name: str, c: check.Context, k: Array, v: Array, options: Keywords) -> check.Context:
     """The context, the state in its options checked."""
     state = options.get(name)
     if state is not None:
@@ -330,5 +340,5 @@ def _of_token(record: Recurrent, forward: Documented, returns: Any, more: list[i
     return signature.replace(parameters=[p.replace(name=f"{p.name}_t") if p.name in names else p for p in parameters])
 
 
-def _checked_step(record: Recurrent, body: Callable[..., Any], documented: Callable[..., Any]) -> Any:
+def _checked_step(record: Recurrent, body: AnyFunction, documented: AnyFunction) -> AnyFunction:
     return stepping(operation_checked_by(context_of_one(record), checks_of(record), body)(documented))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.adapter import answered, as_numpy
+from attnkit_conformance.adapter import arrays_of, as_numpy
 from attnkit_conformance.adapters.wire import Packed, Question, unpack
 
 CACHED = 1024  # bytes below which NumPy keeps freed memory for itself
@@ -16,7 +16,7 @@ KEPT = 7  # blocks of each size that it keeps
 Fault = tuple[str, str]  # name of the check, message
 
 
-def converted(adapter: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def convert(adapter: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Arrays as the adapter takes them."""
     return {name: adapter.array(x, x.dtype.name) for name, x in arrays.items()}
 
@@ -28,8 +28,8 @@ class Call:
         self.adapter, self.question = adapter, question
         given = unpack(arrays)
         self.sizes = [x.nbytes for x in given.values()]
-        self.arrays = converted(adapter, given)
-        self.others = [converted(adapter, unpack(each)) for each in others]
+        self.arrays = convert(adapter, given)
+        self.others = [convert(adapter, unpack(each)) for each in others]
         self.before = self.contents()
         if name := question.freed:
             self.arrays[name] = adapter.freed(self.arrays[name])
@@ -43,7 +43,7 @@ class Call:
         """The results as NumPy arrays, and as the adapter returned them."""
         question = self.question
         raw = getattr(self.adapter, question.method)(question.op, self.arrays, question.params, *self.others)
-        return answered(self.adapter, question.method, raw), raw
+        return arrays_of(self.adapter, question.method, raw), raw
 
     def changes(self) -> Iterator[Fault]:
         """The arguments that have other contents now."""
@@ -63,7 +63,7 @@ class Former:
 
     def changes(self) -> Iterator[Fault]:
         """The results that have other contents now."""
-        for name, x in answered(self.adapter, self.method, self.raw).items():
+        for name, x in arrays_of(self.adapter, self.method, self.raw).items():
             if x.tobytes() != self.contents[name]:
                 yield "outputs", f"{name} of an earlier {self.method} was changed by this call: it is the same memory"
 

@@ -23,7 +23,7 @@ def cases(family: Family) -> tuple[str, ...]:
 POINTWISE = cases(pointwise.POINTWISE)
 
 
-def learned(op: str, arguments: Mapping[str, Any]) -> str | None:
+def refuse_learned(op: str, arguments: Mapping[str, Any]) -> str | None:
     """Why kernels that are called themselves refuse numbers that are arrays."""
     names = (*numbers(op, arguments), *(name for name in ("gamma",) if is_learned(arguments.get(name))))
     return f"{names[0]} as an array is served by the generic implementation" if names else None

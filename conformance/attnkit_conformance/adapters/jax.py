@@ -26,11 +26,13 @@ Options = dict[str, Any]
 def light() -> Options:
     """Options that reduce XLA's compile time on the CPU, if this version has them; none on other devices."""
     return (
-        {name: value for name, value in LIGHT.items() if known(name, value)} if jax.default_backend() == "cpu" else {}
+        {name: value for name, value in LIGHT.items() if has_option(name, value)}
+        if jax.default_backend() == "cpu"
+        else {}
     )
 
 
-def known(name: str, value: Any) -> bool:
+def has_option(name: str, value: Any) -> bool:
     """Whether this XLA has an option: jaxlib 0.11 dropped one of them."""
     try:
         jax.jit(jax.numpy.negative, compiler_options={name: value})(1.0)
@@ -99,11 +101,11 @@ class Jax(Transformed, AttnkitAdapter):
     def derivatives(self, kind: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> dict[str, Any]:
         """By the transformation of this name, under jit."""
 
-        def transformed(arrays: Arrays, *others: Arrays) -> Any:
+        def transform(arrays: Arrays, *others: Arrays) -> Any:
             return getattr(transformations, kind)(differentiable(self.answer, op, arrays, params), arrays, *others)
 
         with refusing_by_name(op, self.impl):
-            answer: dict[str, Any] = self.compiled(kind, op, params, lambda: transformed)(
+            answer: dict[str, Any] = self.compiled(kind, op, params, lambda: transform)(
                 dict(arrays), *map(dict, others)
             )
         return answer

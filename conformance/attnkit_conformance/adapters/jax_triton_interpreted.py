@@ -18,17 +18,17 @@ from attnkit._core.family import base_op, special_cases
 from attnkit.backends.jax.triton import launch, linear, pointwise, rows
 from attnkit_conformance.adapters import triton_bfloat16
 from attnkit_conformance.adapters.base import VJP, Arrays
-from attnkit_conformance.adapters.cases import base_arguments, handed_on, learned
+from attnkit_conformance.adapters.cases import base_arguments, handed_on, refuse_learned
 from attnkit_conformance.adapters.jax import Jax, light
 from attnkit_conformance.model.case import is_dtype
 from attnkit_conformance.opdb import BY_NAME
 
 
-def interpreted(launched: launch.Launch, compute_capability: int | None = None) -> tuple[jax.Array, ...]:
+def interpret(launched: launch.Launch, compute_capability: int | None = None) -> tuple[jax.Array, ...]:
     """A launch in the interpreter, which takes torch tensors; outputs without the memory of an array start as NaN."""
     import torch
 
-    def shared(x: np.ndarray) -> torch.Tensor:
+    def share_memory(x: np.ndarray) -> torch.Tensor:
         """The memory of an array as a tensor: torch does not know NumPy's bfloat16."""
         if is_dtype(x, "bfloat16"):
             return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
@@ -38,7 +38,7 @@ def interpreted(launched: launch.Launch, compute_capability: int | None = None) 
         copies, outputs = [*map(np.array, arrays)], [np.full(x.shape, np.nan, x.dtype) for x in launched.outputs]
         for array, output in launched.aliases:
             outputs[output] = copies[array]
-        tensors = [shared(x) for x in (*copies, *outputs)]
+        tensors = [share_memory(x) for x in (*copies, *outputs)]
         launched.kernel[(launched.programs,)](*tensors, **launched.constants)
         return tuple(outputs)
 
@@ -70,7 +70,7 @@ class Interpreted(Jax):
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
         triton_bfloat16.install()
-        launch.call = interpreted
+        launch.call = interpret
         dtypes = ("float32", "bfloat16", "float16")
         super().__init__("jax_triton_interpreted", "triton", dtypes, SERVED, light())
         self.description = f"interpreted on the CPU; {self.description}"
@@ -88,4 +88,4 @@ class Interpreted(Jax):
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """What the kernels do not serve on any device."""
         refusal = REFUSED[base_op(op)]
-        return learned(op, {**arrays, **params}) or refusal(**base_arguments(op, {**arrays, **params}))
+        return refuse_learned(op, {**arrays, **params}) or refusal(**base_arguments(op, {**arrays, **params}))

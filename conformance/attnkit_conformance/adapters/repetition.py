@@ -24,7 +24,7 @@ SIDE = 128  # of the matrices that they multiply
 Arrays = Mapping[str, np.ndarray]
 
 
-def repeated(adapter: Any, question: Question, faults: list[Fault]) -> dict[str, Any]:
+def repeat_call(adapter: Any, question: Question, faults: list[Fault]) -> dict[str, Any]:
     """The results of a call, of one with other values, and of the repeat that is farthest from the first; how many
     calls there were and which was the first to differ in a bit, 0 if none did.
     """
@@ -32,7 +32,7 @@ def repeated(adapter: Any, question: Question, faults: list[Fault]) -> dict[str,
     assert again is not None
     one, other = Call(adapter, question, question.arrays, question.others), Call(adapter, question, *again[:2])
     first, raw = one.run()
-    results = {"first": copied(first), "other": copied(other.run()[0])}
+    results = {"first": copy_results(first), "other": copy_results(other.run()[0])}
     kept = Former(adapter, question.method, raw, results["first"])
     sizes, farthest, differs, calls = [x.nbytes for x in first.values()], 0.0, 0, 2
     worked, ended = time.thread_time() + again.seconds, time.monotonic() + again.longest
@@ -50,7 +50,7 @@ def repeated(adapter: Any, question: Question, faults: list[Fault]) -> dict[str,
                 if difference := distance_of(got, results["first"]):
                     differs = differs or calls
                     if difference > farthest:
-                        results["farthest"], farthest = copied(got), difference
+                        results["farthest"], farthest = copy_results(got), difference
                 if enough():
                     break
         other.run()  # the last call too: what it overwrites are results with other values
@@ -61,7 +61,7 @@ def repeated(adapter: Any, question: Question, faults: list[Fault]) -> dict[str,
     return {"calls": calls, "differs": differs, "results": {name: pack(arrays) for name, arrays in results.items()}}
 
 
-def copied(arrays: Arrays) -> dict[str, np.ndarray]:
+def copy_results(arrays: Arrays) -> dict[str, np.ndarray]:
     """Results in memory of their own."""
     return {name: x.copy() for name, x in arrays.items()}
 

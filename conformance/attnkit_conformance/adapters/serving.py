@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from attnkit_conformance.adapter import DERIVATIVES, IllFormed, Unsupported, cut, package_of
-from attnkit_conformance.adapters.calls import Call, Fault, Former, converted, poison
-from attnkit_conformance.adapters.repetition import repeated
+from attnkit_conformance.adapters.calls import Call, Fault, Former, convert, poison
+from attnkit_conformance.adapters.repetition import repeat_call
 from attnkit_conformance.adapters.watch import Watch
 from attnkit_conformance.adapters.wire import Question, pack, plain, unpack
 
@@ -68,9 +68,9 @@ class Served:
     def in_surrounding(self, name: str) -> Any:
         """The adapter, in a surrounding if one is named."""
         if name not in self.inside:
-            from attnkit_conformance.adapters.surroundings import surrounded
+            from attnkit_conformance.adapters.surroundings import surround
 
-            self.inside[name] = surrounded(self.adapter, name)
+            self.inside[name] = surround(self.adapter, name)
         return self.inside[name]
 
     def reply(self, question: Question) -> tuple[str, Any, list[Fault]]:
@@ -83,7 +83,7 @@ class Served:
                     around.enter_context(self.adapter.with_threads(question.threads))
                 kind, value = answer(adapter, question, faults, self.former)
         except Exception as error:
-            kind, value = "error", told(error)
+            kind, value = "error", describe_error(error)
         if seen := self.watch.new_calls():
             more = f" and {len(seen) - SHOWN} more" if len(seen) > SHOWN else ""
             faults.append(("calls", f"{question.method} called {', '.join(seen[:SHOWN])}{more}, which it may not"))
@@ -96,11 +96,11 @@ def answer(adapter: Any, question: Question, faults: list[Fault], former: list[F
         if question.method == "package":
             return "answer", package_of(adapter)
         if question.method == "unsupported":
-            arrays = converted(adapter, unpack(question.arrays))
+            arrays = convert(adapter, unpack(question.arrays))
             reason = adapter.unsupported(question.op, arrays, question.params)
             return "answer", reason if reason is None else cut(str(reason))
         if question.again is not None:
-            return "answer", repeated(adapter, question, faults)
+            return "answer", repeat_call(adapter, question, faults)
         call = Call(adapter, question, question.arrays, question.others)
         poison(call.sizes)
         outputs, raw = call.run()
@@ -113,10 +113,10 @@ def answer(adapter: Any, question: Question, faults: list[Fault], former: list[F
     except IllFormed as error:
         return "ill-formed", cut(str(error))
     except Exception as error:
-        return "error", told(error)
+        return "error", describe_error(error)
 
 
-def told(error: BaseException) -> tuple[str, str]:
+def describe_error(error: BaseException) -> tuple[str, str]:
     """The type and the text of an exception."""
     return type(error).__name__, cut(str(error))
 
@@ -133,7 +133,7 @@ def serve(pipe: Connection, target: str, calls: tuple[str, ...]) -> None:
         served = Served(adapter, calls)
         send(("answer", traits_of(adapter), []))
     except (Exception, SystemExit) as error:  # third-party code may raise anything
-        send(("unloaded", ": ".join(told(error)), []))
+        send(("unloaded", ": ".join(describe_error(error)), []))
         return
     while True:
         try:

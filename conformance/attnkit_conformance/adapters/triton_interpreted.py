@@ -25,7 +25,7 @@ from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
 from attnkit_conformance.adapters import triton_bfloat16
 from attnkit_conformance.adapters.base import VJP, Arrays
-from attnkit_conformance.adapters.cases import base_arguments, handed_on, learned
+from attnkit_conformance.adapters.cases import base_arguments, handed_on, refuse_learned
 from attnkit_conformance.adapters.torch import Autograd
 from attnkit_conformance.opdb import BY_NAME
 
@@ -138,7 +138,7 @@ class Interpreted(Autograd):
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """Why the kernels of an op do not support a call on any device."""
         arguments = {**arrays, **params}
-        return learned(op, arguments) or (REFUSED[op](**arguments) if op in REFUSED else None)
+        return refuse_learned(op, arguments) or (REFUSED[op](**arguments) if op in REFUSED else None)
 
 
 class Atomic(Interpreted):

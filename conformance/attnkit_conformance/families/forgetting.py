@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from attnkit_conformance.families.recurrent.samples import GATES, log_gates
-from attnkit_conformance.families.stick_breaking import adapted
+from attnkit_conformance.families.stick_breaking import adapt_scene
 from attnkit_conformance.model import errors, scoring, tolerance
 from attnkit_conformance.model.case import Case, ErrorSample, compute_dtype, finfo, generator, rounded
 from attnkit_conformance.model.errors import L, S, wrong
@@ -28,7 +28,7 @@ STEPS = Scene("steps", 65, 65, options=("key_lengths", "key_mask", "poison"))
 
 def to_current(scene: Scene, params: Params) -> Scene:
     """The scene without causality, which is no option: keys up to the query's own position."""
-    return adapted(scene, {"attend_current": True})
+    return adapt_scene(scene, {"attend_current": True})
 
 
 def complete(case: Case) -> Case:

@@ -123,7 +123,7 @@ def lsh_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     return lsh_case(op, Scene(name, n, chunk, rounds, buckets, d, e, lead, size, options, causal), dtype)
 
 
-def hidden(case: Case) -> Array:
+def hidden_tokens(case: Case) -> Array:
     """What the mask excludes, (..., n) over the leading axes of the output."""
     arrays = [case.arrays[name] for name in ("qk", "v") if name in case.arrays]
     leading, n = np.broadcast_shapes(*(x.shape[:-2] for x in arrays)), case.arrays["qk"].shape[-2]
@@ -149,9 +149,9 @@ def lsh_case(op: Op, scene: Scene, dtype: str) -> Case:
         raise NoDraw(f"{case.id}: no draw in {ATTEMPTS} keeps its distance from the borders of buckets")
     if "poison" in scene.options:
         for name in ("qk", "v"):
-            rows = np.broadcast_to(hidden(case), case.arrays[name].shape[:-1])
+            rows = np.broadcast_to(hidden_tokens(case), case.arrays[name].shape[:-1])
             case.arrays[name][rows] = np.resize([np.nan, np.inf, -np.inf], case.arrays[name].shape[-1])
-    out = (*hidden(case).shape, scene.e)
+    out = (*hidden_tokens(case).shape, scene.e)
     cotangents = {"o": rounded(rng.standard_normal(out), dtype)} if op.vjp else {}
     names = (*op.arguments, *op.optional)
     arrays = {name: x for name, x in case.arrays.items() if name in names}
@@ -201,7 +201,7 @@ def too_near(case: Case) -> bool:
 
 def lsh_growth(case: Case) -> float:
     """1 + max|s|/16 over tokens that meet; the -1e5 of a token with itself cancels or gives exactly 0."""
-    qk = np.where(of_qk(hidden(case), case.arrays["qk"]), 0.0, case.arrays["qk"])
+    qk = np.where(of_qk(hidden_tokens(case), case.arrays["qk"]), 0.0, case.arrays["qk"])
     unit = qk / np.sqrt(np.sum(qk**2, axis=-1, keepdims=True) + 1e-6 * qk.shape[-1])
     return tolerance.growth_of_exponent(float(np.max(np.abs(qk @ np.swapaxes(unit, -1, -2)), initial=0.0)))
 
@@ -213,7 +213,7 @@ def of_qk(rows: Array, x: Array) -> Array:
 
 def lsh_zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
     """Excluded tokens have output and gradients 0; tokens that do not meet have weight 0."""
-    rows = hidden(case)
+    rows = hidden_tokens(case)
     outputs: dict[str, Array] = {"o": rows[..., None]}
     if case.op.endswith("_weights"):
         outputs["w"] = lsh_attention_weights(**case.arrays, **case.params) == 0

@@ -22,7 +22,7 @@ LONG = Scene("long", 3, 4096, d=4, e=3, lead=((1,),) * 3, params={"scale": 0.5},
 """4,096 scores about -8, whose small shares add up to one."""
 
 
-def adapted(scene: Scene, params: Params) -> Scene:
+def adapt_scene(scene: Scene, params: Params) -> Scene:
     """The scene without causality, which is no option, but with the order that the op has itself."""
     order = "up_to" if params.get("attend_current") else "before"
     options = tuple(option for option in scene.options if option not in attention.EARLIER)
@@ -91,7 +91,7 @@ OPS = (
         growth=growth,
         alike=("r", "w", "k", "v"),
         complete=complete,
-        adapt=adapted,
+        adapt=adapt_scene,
         falling=True,
         invariances=("causal_prefix",),
         declines=("key_permutation", "padding_amount"),  # keys have an order, and positions are aligned at the last

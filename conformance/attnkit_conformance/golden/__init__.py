@@ -13,7 +13,7 @@ from attnkit_conformance.model import scoring, tolerance
 from attnkit_conformance.model.case import Case, NoDraw, Sample, compute_dtype, numpy_dtype
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.probe import explicit, probes
-from attnkit_conformance.model.store import kept
+from attnkit_conformance.model.store import remember
 from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_reference._core import reduce_to
@@ -88,7 +88,7 @@ class Content:
 
 @lru_cache(maxsize=KEPT)
 def of_content(content: Content) -> Golden:
-    return kept(content.digest, lambda: compute(content.case))
+    return remember(content.digest, lambda: compute(content.case))
 
 
 def draw_case(sample: Sample) -> Case:
@@ -194,7 +194,7 @@ def hidden_noise(op: Op, case: Case) -> Mapping[str, np.ndarray]:
     if found is None:
         return {}
     slopes, sc, do = found
-    moved = slopes * scoring.moved(sc) * (1.0 if sc.keep is None else np.abs(sc.keep))
+    moved = slopes * scoring.score_movement(sc) * (1.0 if sc.keep is None else np.abs(sc.keep))
     dv = np.swapaxes(moved, -1, -2) @ np.abs(np.nan_to_num(do))
     return {"v": reduce_to(dv, case.arrays["v"].shape, sc.groups) / tolerance.BOUND["float32"]}
 

@@ -17,7 +17,7 @@ from attnkit_conformance.model.case import Case, generator
 from attnkit_conformance.model.layout import TIED
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.probe import AT_ENDS, EXACT, explicit, may_be_on_kinks
-from attnkit_conformance.model.store import kept
+from attnkit_conformance.model.store import remember
 from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import BY_NAME
 
@@ -131,7 +131,7 @@ def off_kinks(case: Case) -> Case:
 
 @lru_cache(maxsize=KEPT)
 def of_content(content: Content, step: float) -> Derivatives:
-    return kept(f"derivatives of {content.digest} by {step}", Problem(content.case, step).compute)
+    return remember(f"derivatives of {content.digest} by {step}", Problem(content.case, step).compute)
 
 
 def of_samples(limit: Limit, other: Array) -> Limit:

@@ -194,7 +194,7 @@ def judge_op(
     covering = [adapter for adapter in adapters if core.covers(adapter, op.name)]
     members = [adapter for adapter in covering if surroundings.extent(adapter) != surroundings.ALONE]
     refused: dict[str, bool] = {}  # whether an adapter answered no case
-    for sample, free in selected(members, op, profile, keep, dtypes):
+    for sample, free in select(members, op, profile, keep, dtypes):
         try:
             case = draw_case(sample)
         except NoDraw as error:
@@ -215,7 +215,7 @@ def judge_op(
     )
     for check_all, several, own in families:
         for adapter in several:
-            verdicts = check_all(adapter, op, profile, own(adapter, dtypes), prefixed(keep, adapter.name))
+            verdicts = check_all(adapter, op, profile, own(adapter, dtypes), keep_for(keep, adapter.name))
             yield from while_willing(adapter, verdicts)
 
 
@@ -255,7 +255,7 @@ def matching(keep: Matcher, op: Op, adapter: Adapter, dtypes: tuple[str, ...]) -
     return tuple(dtype for dtype in common(adapter, dtypes) if keep.may_match(f"{start}/{dtype}/"))
 
 
-def selected(
+def select(
     adapters: Sequence[Adapter], op: Op, profile: str, keep: Matcher, dtypes: tuple[str, ...]
 ) -> Iterator[tuple[Sample, list[Adapter]]]:
     """The samples of an op that are judged, each with its adapters: those that declare nothing."""
@@ -289,26 +289,26 @@ def in_order(results: Iterable[CaseResult], adapters: Sequence[Adapter]) -> list
     return sorted(results, key=lambda result: (ops[result.op], names.get(result.adapter, len(names))))
 
 
-def prefixed(keep: Keep, adapter: str) -> Keep:
+def keep_for(keep: Keep, adapter: str) -> Keep:
     """`keep` for ids of one adapter."""
     return lambda identity: keep(f"{adapter}::{identity}")
 
 
-def planned(adapters: Iterable[Adapter], profile: str, expression: str | None, dtypes: tuple[str, ...]) -> int:
+def count_verdicts(adapters: Iterable[Adapter], profile: str, expression: str | None, dtypes: tuple[str, ...]) -> int:
     """The number of verdicts on cases by `judge`, for a progress bar."""
     adapters, keep = tuple(adapters), matcher(expression)
     count = 0
     for op in OPDB:
         covering = [adapter for adapter in adapters if core.covers(adapter, op.name)]
         members = [adapter for adapter in covering if surroundings.extent(adapter) != surroundings.ALONE]
-        count += sum(len(free) for _, free in selected(members, op, profile, keep, dtypes))
+        count += sum(len(free) for _, free in select(members, op, profile, keep, dtypes))
         for adapter in members:
-            own, possible = prefixed(keep, adapter.name), matching(keep, op, adapter, dtypes)
-            count += derivatives.planned(adapter, op, profile, possible, own)
+            own, possible = keep_for(keep, adapter.name), matching(keep, op, adapter, dtypes)
+            count += derivatives.count_verdicts(adapter, op, profile, possible, own)
             if declared.declares(adapter, op.name):
                 inside = declared.samples(adapter, op, profile, common(adapter, dtypes))
                 count += sum(own(sample.id) for sample in inside)
         for adapter in covering:
-            own, possible = prefixed(keep, adapter.name), matching(keep, op, adapter, dtypes)
-            count += surroundings.planned(adapter, op, profile, possible, own)
+            own, possible = keep_for(keep, adapter.name), matching(keep, op, adapter, dtypes)
+            count += surroundings.count_verdicts(adapter, op, profile, possible, own)
     return count

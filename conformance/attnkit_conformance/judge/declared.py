@@ -221,7 +221,7 @@ def check_refusal(adapter: Adapter, sample: Sample, choice: str) -> Iterator[Cas
     """A failure unless a call outside the declaration is refused; a refusal gives no verdict."""
     case = draw_case(sample)
     try:
-        core.outputs(adapter, core.asked(adapter, case))
+        core.outputs(adapter, core.case_for(adapter, case))
         text = f"returned a result for {choice}, which it does not declare"
     except Unsupported:
         return

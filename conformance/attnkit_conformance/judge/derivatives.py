@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from attnkit_conformance import core
-from attnkit_conformance.adapter import DERIVATIVES, Adapter, IllFormed, Unsupported, answered
+from attnkit_conformance.adapter import DERIVATIVES, Adapter, IllFormed, Unsupported, arrays_of
 from attnkit_conformance.core import CaseResult, Findings
 from attnkit_conformance.golden import draw_case
 from attnkit_conformance.golden.derivatives import Problem, off_kinks
 from attnkit_conformance.judge import declared
 from attnkit_conformance.model.case import BRIEF, Case, Sample, numpy_dtype
 from attnkit_conformance.model.grammar import Grammar, Row
-from attnkit_conformance.model.layout import aligned
+from attnkit_conformance.model.layout import align
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes import rows
@@ -65,9 +65,7 @@ def in_double(op: Op, own: Grammar, array: Sequence[Row]) -> list[Sample]:
     return list(rows.samples_of(op, "", [first, *held, *(row for row in others if row not in held)]))
 
 
-def selected(
-    adapter: Adapter, op: Op, profile: str, dtypes: tuple[str, ...], keep: Keep
-) -> Iterator[tuple[Sample, str]]:
+def select(adapter: Adapter, op: Op, profile: str, dtypes: tuple[str, ...], keep: Keep) -> Iterator[tuple[Sample, str]]:
     """Each sample with each derivative that is judged on it."""
     if DTYPE in dtypes and kinds(adapter, op):
         pairs = itertools.product(samples(adapter, op, profile), kinds(adapter, op))
@@ -86,15 +84,15 @@ def identities(op: Op) -> Iterator[str]:
     return (identity(sample, kind) for sample in samples for kind in DERIVATIVES)
 
 
-def named(adapter: Adapter, op: str, wanted: str) -> Iterator[tuple[Sample, str]]:
+def find_named(adapter: Adapter, op: str, wanted: str) -> Iterator[tuple[Sample, str]]:
     """The sample and the derivative of a verdict with this id, if it is one on a derivative."""
     if wanted.rpartition("/")[2].partition(".")[0] in DERIVATIVES:
-        yield from selected(adapter, BY_NAME[op], "full", (DTYPE,), lambda identity: identity == wanted)
+        yield from select(adapter, BY_NAME[op], "full", (DTYPE,), lambda identity: identity == wanted)
 
 
-def planned(adapter: Adapter, op: Op, profile: str, dtypes: tuple[str, ...], keep: Keep) -> int:
+def count_verdicts(adapter: Adapter, op: Op, profile: str, dtypes: tuple[str, ...], keep: Keep) -> int:
     """The number of verdicts by `check_all`."""
-    return len(list(selected(adapter, op, profile, dtypes, keep)))
+    return len(list(select(adapter, op, profile, dtypes, keep)))
 
 
 def check_all(
@@ -102,7 +100,7 @@ def check_all(
 ) -> Iterator[CaseResult]:
     """Verdicts on the derivatives of an op. An adapter that declares some has to answer those and to refuse others."""
     promised = declared.derivatives(adapter, op) if declared.declares(adapter, op.name) else None
-    for sample, kind in selected(adapter, op, profile, dtypes, keep):
+    for sample, kind in select(adapter, op, profile, dtypes, keep):
         result = check(adapter, problem_of(sample), kind, identity(sample, kind))
         if promised is None:
             yield result
@@ -121,7 +119,7 @@ def problem_of(sample: Sample) -> Problem:
 
 def check(adapter: Adapter, problem: Problem, kind: str, identity: str) -> CaseResult:
     """Judge one derivative; a failure that hangs on a policy names it."""
-    case = core.asked(adapter, problem.case)
+    case = core.case_for(adapter, problem.case)
 
     def again(case: Case) -> CaseResult:
         return check_once(adapter, replace(problem, case=case), kind, identity)
@@ -157,7 +155,7 @@ def judge_answer(adapter: Adapter, problem: Problem, kind: str, findings: Findin
 
 def answer_of(adapter: Adapter, problem: Problem, kind: str) -> dict[str, np.ndarray]:
     """What an adapter answers for a derivative, as NumPy arrays."""
-    return answered(adapter, kind, answer(adapter, problem, kind))
+    return arrays_of(adapter, kind, answer(adapter, problem, kind))
 
 
 def answer(adapter: Adapter, problem: Problem, kind: str) -> Mapping[str, Any]:
@@ -176,6 +174,4 @@ def answer(adapter: Adapter, problem: Problem, kind: str) -> Mapping[str, Any]:
 def typed(adapter: Adapter, case: Case, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Arrays for arguments of a case, each in the dtype of its argument, converted by the adapter."""
     dtypes = {name: case.dtype_of(name) for name in arrays}
-    return {
-        name: adapter.array(aligned(x.astype(numpy_dtype(dtypes[name]))), dtypes[name]) for name, x in arrays.items()
-    }
+    return {name: adapter.array(align(x.astype(numpy_dtype(dtypes[name]))), dtypes[name]) for name, x in arrays.items()}

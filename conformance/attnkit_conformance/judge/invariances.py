@@ -71,7 +71,7 @@ def differing(first: Arrays, second: Arrays, what: str) -> Iterator[str]:
             yield f"{name} {what}"
 
 
-def changed(case: Case, **arrays: np.ndarray) -> Case:
+def change_arrays(case: Case, **arrays: np.ndarray) -> Case:
     """The case with other arrays, rounded to their dtype."""
     inputs = {n: rounded(x, case.dtype_of(n)) if x.dtype.kind == "f" else x for n, x in arrays.items()}
     return replace(case, arrays={**case.arrays, **inputs})
@@ -106,7 +106,7 @@ def with_another_future(case: Case, past: int) -> Case:
         x[hidden:] = others[name](x[hidden:]) if name in others else 3 - 2 * x[hidden:]
     for name in queries.keys() - keys.keys():
         queries[name][past:] *= -2
-    return changed(case, **variant)
+    return change_arrays(case, **variant)
 
 
 def padding_contents(
@@ -118,7 +118,7 @@ def padding_contents(
     masks = {"mask": valid}
     if tokens.shared and "query_mask" in case.arrays:
         masks["query_mask"] = valid
-    case = changed(case, **masks)
+    case = change_arrays(case, **masks)
     hidden = {}
     if "query_mask" in case.arrays:
         hidden = {name: ~case.arrays["query_mask"] for name in tokens.queries if name not in tokens.keys}
@@ -129,7 +129,7 @@ def padding_contents(
         for name in hidden.keys() & case.arrays.keys():
             x = case.arrays[name]
             filled[name] = np.where(np.broadcast_to(hidden[name], x.shape[:-1])[..., None], content, x)
-        results.append(both(adapter, changed(case, **filled)))
+        results.append(both(adapter, change_arrays(case, **filled)))
     for other, content in zip(results[1:], contents, strict=True):
         text = "NaN" if np.isnan(content) else "1e4"
         yield from differing(results[0], other, f"changes when padding holds {text} instead of 0")
@@ -144,7 +144,7 @@ def limits_of(adapter: Adapter, case: Case) -> Mapping[str, Limit]:
     """The limits of outputs and gradients (as d<name>) of an adapter."""
     truth = golden(case)
     gradients = {f"d{name}": limit for name, limit in truth.gradients.items()}
-    return core.accepted(adapter, case, {**truth.outputs, **gradients})
+    return core.limits_for(adapter, case, {**truth.outputs, **gradients})
 
 
 def beyond(limits: Mapping[str, Limit], results: Arrays) -> Iterator[Measured]:
@@ -153,7 +153,9 @@ def beyond(limits: Mapping[str, Limit], results: Arrays) -> Iterator[Measured]:
     return (measured for measured in every if measured.failures)
 
 
-def judged(adapter: Adapter, case: Case, of: Case, back: Callable[[str, np.ndarray], np.ndarray]) -> Iterator[Measured]:
+def judge_same(
+    adapter: Adapter, case: Case, of: Case, back: Callable[[str, np.ndarray], np.ndarray]
+) -> Iterator[Measured]:
     """The adapter's result on `case`, mapped by `back`, equals the golden one of `of` within the bounds of D."""
     results = both(adapter, case)
     return beyond(limits_of(adapter, of), {name: back(name, x) for name, x in results.items()})
@@ -165,7 +167,7 @@ def key_permutation(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator
     keys, ends = tokens_of(case).keys, case.arrays.get("cu_seqlens_k", (0, S))
     order = np.concatenate([rng.permutation(np.arange(a, b)) for a, b in itertools.pairwise(ends)])
     permuted = replace(case, arrays=along(keys, order, case.arrays), cotangents=along(keys, order, case.cotangents))
-    yield from judged(adapter, permuted, case, lambda name, x: along(keys, np.argsort(order), {name: x})[name])
+    yield from judge_same(adapter, permuted, case, lambda name, x: along(keys, np.argsort(order), {name: x})[name])
 
 
 def first_item(case: Case, arrays: Arrays) -> dict[str, np.ndarray]:
@@ -200,13 +202,13 @@ def padding_amount(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[
 
     short = replace(long, arrays=cut(long.arrays), cotangents=cut(long.cotangents))
     padded = replace(long, arrays={**long.arrays, **masks})
-    yield from judged(adapter, padded, short, lambda name, x: cut({name: x})[name])
+    yield from judge_same(adapter, padded, short, lambda name, x: cut({name: x})[name])
 
 
 def dropout_bits(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
     """dropout=(p, seed) drops exactly the pairs that the reference drops, tested with v = identity."""
     case = make(Scene("property-dropout", L, S, e=S, lead=((2, 3, 2),) * 3, params={"dropout": (0.4, 2**40 + 3)}))
-    case = changed(case, v=np.broadcast_to(np.eye(S), case.arrays["v"].shape))
+    case = change_arrays(case, v=np.broadcast_to(np.eye(S), case.arrays["v"].shape))
     exact = golden(case).outputs["o"].golden
     clear = (exact == 0) | (np.abs(exact) > tolerance.smallest_normal(case.dtype))  # others may vanish in a half type
     keep = (core.outputs(adapter, case)["o"] != 0) & clear
@@ -221,7 +223,7 @@ def kink_gradients(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[
     for kink in BY_NAME[str(case.params.get("op", case.op))].kinks(case.params):
         q = np.broadcast_to([2.0, 0.0], case.arrays["q"].shape)
         k = np.broadcast_to([kink / 2, 1.0], case.arrays["k"].shape)
-        grads = core.gradients(adapter, changed(case, q=q, k=k))
+        grads = core.gradients(adapter, change_arrays(case, q=q, k=k))
         yield from (f"d{n} is not exactly 0 at s = {kink:g}" for n in ("q", "k") if np.any(grads[n] != 0))
 
 
@@ -231,7 +233,7 @@ def with_a_nan(case: Case, key: int = S - 3) -> Case:
     source = next(iter(tokens.keys))
     copies = {source: case.arrays[source].copy()}
     tokens_first(tokens.keys, copies)[source][key] = np.nan
-    return changed(case, **copies)
+    return change_arrays(case, **copies)
 
 
 def visible_nan(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[str]:
@@ -270,7 +272,7 @@ def sigmoid_tail(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[st
     case = make(Scene("property-tail", L, S, d=1, params={"scale": 1.0}))
     q = np.broadcast_to(np.linspace(-80, 16, L).round()[:, None], case.arrays["q"].shape)
     k = np.broadcast_to(np.ones((S, 1)), case.arrays["k"].shape)
-    case = changed(case, q=q, k=k)
+    case = change_arrays(case, q=q, k=k)
     got = core.outputs(adapter, case)["w"].astype(np.float64)
     exact = golden(case).outputs["w"].golden
     compute_eps = tolerance.eps(compute_dtype(case.dtype))
@@ -300,7 +302,7 @@ def part_of(case: Case, rows: slice, keys: slice, state: Mapping[str, np.ndarray
     return replace(case, arrays={**arrays, **initial}, dtypes=dtypes)
 
 
-def resumed(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[Measured]:
+def judge_resumption(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[Measured]:
     """A sequence split in two, the second part starting from the state of the first, gives the same as the whole."""
     for causal in (True,) if BY_NAME[make(PLAIN).op].group == RECURRENT else (True, False):
         case = make(Scene("property-resumed", S, S, params={"causal": causal, "return_state": True}))
@@ -312,11 +314,13 @@ def resumed(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[Measure
         yield from whole_is(adapter, case, {**second, "o": o})
 
 
-def chunked(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[Measured]:
+def judge_chunks(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[Measured]:
     """Chunks of one token, of a few, and one of everything give the same outputs and gradients."""
     case = make(LAST_CAUSAL)
     for size in (1, 5, 1000):
-        yield from judged(adapter, replace(case, params={**case.params, "chunk_size": size}), case, lambda name, x: x)
+        yield from judge_same(
+            adapter, replace(case, params={**case.params, "chunk_size": size}), case, lambda name, x: x
+        )
 
 
 def step_by_step(adapter: Adapter, make: Callable[[Scene], Case]) -> Iterator[Measured]:

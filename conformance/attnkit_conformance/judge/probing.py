@@ -67,7 +67,7 @@ def answers(adapter: Adapter, op: Op, row: Row) -> bool:
     """Whether a call is answered, rightly or not."""
     (sample,) = rows.samples_of(op, rows.PROBE, [row])
     try:
-        core.outputs(adapter, core.asked(adapter, sample.draw(0)))
+        core.outputs(adapter, core.case_for(adapter, sample.draw(0)))
     except Unsupported:
         return False
     except Exception:  # whatever else it raises is judged with its case

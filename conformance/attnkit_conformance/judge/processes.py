@@ -54,7 +54,7 @@ def work(
             verdicts.send(job)
             names, op = job
             if names != present:
-                closed(members)
+                close_all(members)
                 present, members = names, [adapter for name in names for adapter in find([name])]
             for result in judge(members, profile, expression, dtypes, ops=(op,)):
                 verdicts.send(result)
@@ -67,14 +67,14 @@ def work(
     except Exception as error:
         verdicts.send(error)
     finally:
-        closed(members)
+        close_all(members)
 
 
 class Large:
     """What a process says that ends because it has grown large."""
 
 
-def closed(adapters: Iterable[Adapter]) -> None:
+def close_all(adapters: Iterable[Adapter]) -> None:
     """End the processes of adapters."""
     for adapter in adapters:
         if hasattr(adapter, "close"):
@@ -106,7 +106,7 @@ def judge_in_processes(
 
     running, patience = [started() for _ in range(count)], 0.0
     try:
-        yield from collected(running, started)
+        yield from collect(running, started)
         patience = PATIENCE
     finally:
         end = time.monotonic() + patience
@@ -139,7 +139,7 @@ class Running:
         return CaseResult(f"{op}/float32/process", adapter, op, "float32", "fail", failures=(("process", text),))
 
 
-def collected(running: list[Running], started: Callable[[], Running]) -> Iterator[CaseResult]:
+def collect(running: list[Running], started: Callable[[], Running]) -> Iterator[CaseResult]:
     """What the processes send until each is done. One that dies is a failure, and another takes its place."""
     while busy := [each for each in running if not each.done]:
         ready = wait([each.verdicts for each in busy])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported
-from attnkit_conformance.core import CaseResult, Findings, declined, typed_arrays
+from attnkit_conformance.core import CaseResult, Findings, declined_by, typed_arrays
 from attnkit_conformance.judge import invariances
 from attnkit_conformance.judge.invariances import Violation
 from attnkit_conformance.model import policies
@@ -42,7 +42,7 @@ class Property:
 
     def asked(self, adapter: Adapter) -> Check | None:
         """What an adapter is asked: without what it declines; None if nothing is left."""
-        declines = declined(adapter)
+        declines = declined_by(adapter)
         return None if self.name in declines else self.plain if self.policy in declines else self.run
 
 
@@ -87,8 +87,8 @@ PROPERTIES = (
     Property("dropout_bits", lambda op, params: op.group == "a" and op.dropout, invariances.dropout_bits),
     Property("kink_gradients", has_kink, invariances.kink_gradients),
     Property("visible_nan", attention_like, invariances.visible_nan, policies.VISIBLE_NAN),
-    Property("resumed", with_states, invariances.resumed),
-    Property("chunked", with_states, invariances.chunked),
+    Property("resumed", with_states, invariances.judge_resumption),
+    Property("chunked", with_states, invariances.judge_chunks),
     Property("step_by_step", with_states, invariances.step_by_step),
     Property("sigmoid_tail", lambda op, params: False, invariances.sigmoid_tail, policies.TAILS),
 )
@@ -183,7 +183,7 @@ def check_freed(adapter: Any, op: Op, name: str) -> CaseResult:
     """A call whose array of this name has no storage any more raises an error that names the array and says so. To
     refuse it is not enough: the next implementation would read what is not there.
     """
-    findings, case = Findings(), rows.named(op, "float32", "pair.plain").draw(0)
+    findings, case = Findings(), rows.sample_named(op, "float32", "pair.plain").draw(0)
     try:
         arrays = typed_arrays(adapter, case)
         adapter.call(op.name, {**arrays, name: adapter.freed(arrays[name])}, case.params)

@@ -65,15 +65,15 @@ def check_all(
         return
     profile = "quick" if profile in BRIEF else profile
     first, others = EFFORTS[profile]
-    for n, pair in enumerate(itertools.islice(chosen(adapter, op, dtypes, keep), CASES[profile])):
-        yield timed(partial(check, adapter, op, pair, others if n else first, others))
+    for n, pair in enumerate(itertools.islice(choose(adapter, op, dtypes, keep), CASES[profile])):
+        yield time_check(partial(check, adapter, op, pair, others if n else first, others))
     for n, refused in enumerate(adapter.dubious(op.name)):
         identity = f"{op.name}/{refused.dtype}/{REFUSED}-{n}"
         if refused.dtype in dtypes and keep(identity):
-            yield timed(partial(check_refusal, adapter, op, refused, identity))
+            yield time_check(partial(check_refusal, adapter, op, refused, identity))
 
 
-def timed(check: Callable[[], CaseResult]) -> CaseResult:
+def time_check(check: Callable[[], CaseResult]) -> CaseResult:
     """A verdict with its time."""
     started = time.perf_counter()
     return replace(check(), seconds=time.perf_counter() - started)
@@ -94,7 +94,7 @@ class Pair(NamedTuple):
     truth: Golden
 
 
-def chosen(adapter: Isolated, op: Op, dtypes: tuple[str, ...], keep: Keep) -> Iterator[Pair]:
+def choose(adapter: Isolated, op: Op, dtypes: tuple[str, ...], keep: Keep) -> Iterator[Pair]:
     """Cases that the adapter serves, each with a dtype or an argument that those before lack."""
     served = {name for of, *kind in adapter.served if of == op.name for name in kind}
     met: set[str] = set()
@@ -213,7 +213,7 @@ def check_refusal(adapter: Isolated, op: Op, refused: Refused, identity: str) ->
     findings, rng = Findings(), generator(f"{adapter.seed} {identity}")
     for size in SIZES:
         try:
-            adapter.call(op.name, shuffled(refused, rng, size), refused.params)
+            adapter.call(op.name, shuffle(refused, rng, size), refused.params)
         except Exception:  # refused again, or invalid with these values
             continue
         arrays = ", ".join(f"{name} {x.shape}" for name, x in refused.arrays.items())
@@ -223,7 +223,7 @@ def check_refusal(adapter: Isolated, op: Op, refused: Refused, identity: str) ->
     return verdict(adapter, op, identity, findings)
 
 
-def shuffled(refused: Refused, rng: np.random.Generator, size: float) -> dict[str, np.ndarray]:
+def shuffle(refused: Refused, rng: np.random.Generator, size: float) -> dict[str, np.ndarray]:
     """The arrays of a call with their finite numbers in another order, and `size` times as large."""
     arrays = {}
     for name, x in refused.arrays.items():

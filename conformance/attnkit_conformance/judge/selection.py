@@ -15,7 +15,7 @@ from attnkit_conformance.adapters import families
 from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.adapters.isolated import LIMIT, Isolated, process_of
 from attnkit_conformance.adapters.serving import METHOD, METHODS, NEEDED, load, traits_of
-from attnkit_conformance.adapters.surroundings import surrounded
+from attnkit_conformance.adapters.surroundings import surround
 from attnkit_conformance.adapters.worker import NotLoaded, Worker, WorkerDied
 from attnkit_conformance.judge import declared
 from attnkit_conformance.judge.properties import DECLINABLE
@@ -46,12 +46,12 @@ def find(names: list[str], terms: Terms = Terms()) -> list[Adapter]:
     adapters: list[Adapter] = []
     for name in names:
         place, at, surrounding = name.partition("@")
-        plain = [third_party(place, terms)] if ":" in place else named(place)
-        adapters += [surrounded(adapter, surrounding) for adapter in plain] if at else plain
+        plain = [third_party(place, terms)] if ":" in place else adapters_named(place)
+        adapters += [surround(adapter, surrounding) for adapter in plain] if at else plain
     return adapters
 
 
-def named(name: str) -> list[Adapter]:
+def adapters_named(name: str) -> list[Adapter]:
     """One adapter, or all of a family."""
     head = name.partition("-")[0]
     others = (*peers.FAMILIES, peers.ALL)

@@ -37,7 +37,7 @@ def extent(adapter: Adapter) -> str:
     return getattr(adapter, "surroundings", "")
 
 
-def selected(
+def select(
     adapter: Adapter, op: Op, profile: str, dtypes: tuple[str, ...], keep: Keep
 ) -> Iterator[tuple[Surrounding, Sample]]:
     """Each surrounding with each sample that is judged in it."""
@@ -87,16 +87,16 @@ def identity(surrounding: Surrounding, sample: Sample) -> str:
     return f"{start}/{PREFIX}{surrounding.name}.{name}"
 
 
-def planned(adapter: Adapter, op: Op, profile: str, dtypes: tuple[str, ...], keep: Keep) -> int:
+def count_verdicts(adapter: Adapter, op: Op, profile: str, dtypes: tuple[str, ...], keep: Keep) -> int:
     """The number of verdicts by `check_all`."""
-    return len(list(selected(adapter, op, profile, dtypes, keep)))
+    return len(list(select(adapter, op, profile, dtypes, keep)))
 
 
 def check_all(
     adapter: Adapter, op: Op, profile: str, dtypes: tuple[str, ...], keep: Keep = lambda identity: True
 ) -> Iterator[CaseResult]:
     """Verdicts on an op in surroundings."""
-    pairs = selected(adapter, op, profile, dtypes, keep)
+    pairs = select(adapter, op, profile, dtypes, keep)
     for sample, several in itertools.groupby(pairs, key=lambda pair: pair[1]):
         case = draw_case(sample)
         for surrounding, _ in several:

@@ -61,7 +61,7 @@ def told_by_grade(results: Iterable[CaseResult]) -> str:
     return ", ".join(f"{count} {grade}" for grade, count in grade_counts(results).items())
 
 
-def told(result: CaseResult) -> str:
+def describe_failure(result: CaseResult) -> str:
     """The grade of a failure, of an inaccurate one how far it is off, and the policy on which one hangs."""
     if result.policy:
         without = f"{result.rest} without it" if result.rest else "right without it"
@@ -76,7 +76,9 @@ def told(result: CaseResult) -> str:
 def in_a_line(result: CaseResult, failed: int, judged: int) -> str:
     """A failure as soon as it is known: how many there are so far, its case, its grade, and how its message begins."""
     begin = result.message.partition("\n")[0][:LINE]
-    return f"failed ({failed:,} of {judged:,} so far): {result.adapter}::{result.id} ({told(result)}): {begin}"
+    return (
+        f"failed ({failed:,} of {judged:,} so far): {result.adapter}::{result.id} ({describe_failure(result)}): {begin}"
+    )
 
 
 def deciding(results: Iterable[CaseResult], adapters: Iterable[Adapter], threshold: str | None) -> list[CaseResult]:
@@ -92,7 +94,7 @@ def deciding(results: Iterable[CaseResult], adapters: Iterable[Adapter], thresho
     return [result for result in results if decides(result)]
 
 
-def grouped(results: list[CaseResult]) -> dict[str, dict[str, list[CaseResult]]]:
+def group_by_op(results: list[CaseResult]) -> dict[str, dict[str, list[CaseResult]]]:
     """{op: {adapter: verdicts}}, in order of arrival."""
     adapters = dict.fromkeys(result.adapter for result in results)
     groups: dict[str, dict[str, list[CaseResult]]] = {}

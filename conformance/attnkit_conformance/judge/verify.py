@@ -14,7 +14,7 @@ from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.golden import draw_case
-from attnkit_conformance.judge import matcher, selected
+from attnkit_conformance.judge import matcher, select
 from attnkit_conformance.model.case import HAS_BFLOAT16, Sample
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB
@@ -50,9 +50,9 @@ def turns(adapters: Sequence[Adapter], op: Op) -> Iterator[Turn]:
 
 def turns_in(members: Sequence[Adapter], op: Op, dtype: str) -> Iterator[Turn]:
     """One of the quick profile, those of one query, and the rest of the quick profile."""
-    quick = selected(members, op, "quick", matcher(None), (dtype,))
+    quick = select(members, op, "quick", matcher(None), (dtype,))
     yield from islice(quick, 1)
-    yield from selected(members, op, "full", matcher(ONE_QUERY), (dtype,))
+    yield from select(members, op, "full", matcher(ONE_QUERY), (dtype,))
     yield from quick
 
 

@@ -51,7 +51,7 @@ def split(op: Signature, arrays: Arrays, params: Arrays) -> tuple[list[Any], dic
     return [values.pop(name) for name in op.arguments], values
 
 
-def named(op: Signature, params: Arrays, answer: Any) -> dict[str, Any]:
+def name_outputs(op: Signature, params: Arrays, answer: Any) -> dict[str, Any]:
     """The answer of a function under the op's output names."""
     names = op.outputs(params)
     values = answer if isinstance(answer, tuple) else (answer,)
@@ -63,7 +63,7 @@ def named(op: Signature, params: Arrays, answer: Any) -> dict[str, Any]:
 def plain_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
     """op(*arrays, **params) -> output or tuple of outputs."""
     args, keywords = split(op, arrays, params)
-    return named(op, params, getattr(module, op.name)(*args, **keywords))
+    return name_outputs(op, params, getattr(module, op.name)(*args, **keywords))
 
 
 def plain_backward(
@@ -110,7 +110,7 @@ def statistics_backward(
 def regulariser_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
     """attention_regulariser(stats, ...): the arrays are the fields of the statistics."""
     rest = {name: x for name, x in arrays.items() if name not in FIELDS}
-    return named(op, params, getattr(module, op.name)(row_statistics(module, arrays), **rest, **params))
+    return name_outputs(op, params, getattr(module, op.name)(row_statistics(module, arrays), **rest, **params))
 
 
 def regulariser_backward(

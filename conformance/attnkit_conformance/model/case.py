@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.model.layout import DENSE, aligned, laid_out, suits, tied
+from attnkit_conformance.model.layout import DENSE, align, laid_out, suits, tie
 
 INTEGER = "integer"  # an output of integers of any width
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -108,20 +108,20 @@ class Case:
 
     def typed(self, name: str) -> np.ndarray:
         """Array `name` in its dtype and in its memory layout."""
-        x = aligned(self.arrays[name].astype(numpy_dtype(self.dtype_of(name))))
+        x = align(self.arrays[name].astype(numpy_dtype(self.dtype_of(name))))
         return laid_out(x, self.layouts.get(name, DENSE))
 
     def typed_cotangent(self, name: str, dtype: str) -> np.ndarray:
         """The cotangent of output `name` in the dtype of that output and in its memory layout."""
-        x = aligned(self.cotangents[name].astype(numpy_dtype(dtype)))
+        x = align(self.cotangents[name].astype(numpy_dtype(dtype)))
         return laid_out(x, self.layouts.get(f"d{name}", DENSE))
 
     def laid(self, layouts: Mapping[str, str]) -> Case:
         """The case with these layouts, by names of arrays and d<name> of cotangents, as far as they suit what it has;
         values become such that the layouts can hold them.
         """
-        arrays = {name: tied(x, layouts.get(name, DENSE)) for name, x in self.arrays.items()}
-        cotangents = {name: tied(x, layouts.get(f"d{name}", DENSE)) for name, x in self.cotangents.items()}
+        arrays = {name: tie(x, layouts.get(name, DENSE)) for name, x in self.arrays.items()}
+        cotangents = {name: tie(x, layouts.get(f"d{name}", DENSE)) for name, x in self.cotangents.items()}
         every = {**arrays, **{f"d{name}": x for name, x in cotangents.items()}}
         suited = {name: layout for name, layout in layouts.items() if name in every and suits(every[name], layout)}
         return replace(self, arrays=arrays, cotangents=cotangents, layouts=suited)

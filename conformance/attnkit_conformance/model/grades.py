@@ -34,7 +34,7 @@ def reaches(grade: str, threshold: str) -> bool:
     return worst((grade, threshold)) == grade
 
 
-def lost(golden: np.ndarray, dtype: str, at_rest: float = 0.0) -> float:
+def loss_of(golden: np.ndarray, dtype: str, at_rest: float = 0.0) -> float:
     """The error that is lost beside the largest entry of an array, or beside its largest entry where scores are 0: 64
     eps of it in the compute dtype. Half types are computed in float32 (A7), and lose no more.
     """
@@ -53,7 +53,7 @@ def of_entries(gap: np.ndarray, share: np.ndarray, golden: np.ndarray, dtype: st
         return ""
     if dtype == INTEGER:
         return WRONG
-    left = beyond & ~(gap <= lost(golden, dtype, at_rest))
+    left = beyond & ~(gap <= loss_of(golden, dtype, at_rest))
     if not np.any(left):
         return TAIL
     largest = np.max(np.abs(golden), initial=0.0, where=np.isfinite(golden))

@@ -20,14 +20,14 @@ DENSE = "dense"
 WHOLE = "expanded_whole"  # of cotangents, as that of a sum
 
 
-def aligned(x: Array) -> Array:
+def align(x: Array) -> Array:
     """A dense array aligned to 64 bytes. A BLAS may sum in another order if arrays are aligned otherwise, and NumPy's
     alignment varies, while reruns and prefixes are compared bit by bit.
     """
-    return placed(x, 0)
+    return place_at(x, 0)
 
 
-def placed(x: Array, offset: int) -> Array:
+def place_at(x: Array, offset: int) -> Array:
     """A copy that begins `offset` bytes after an aligned address."""
     room = np.empty(x.nbytes + ALIGNMENT + offset, np.uint8)
     copy = np.ndarray(x.shape, x.dtype, room, -room.ctypes.data % ALIGNMENT + offset, x.strides)
@@ -36,11 +36,11 @@ def placed(x: Array, offset: int) -> Array:
 
 
 def block(x: Array) -> Array:
-    """The same as `aligned`, row after row whatever the strides of x are."""
-    return aligned(x.copy(order="C"))
+    """The same as `align`, row after row whatever the strides of x are."""
+    return align(x.copy(order="C"))
 
 
-def turned(x: Array) -> Array:
+def turn_heads(x: Array) -> Array:
     """(B, L, H, d) in memory, seen as (B, H, L, d), as of a projection to all heads; columns of a matrix."""
     if x.ndim < 2:
         return x
@@ -48,7 +48,7 @@ def turned(x: Array) -> Array:
     return np.swapaxes(block(np.swapaxes(x, *axes)), *axes)
 
 
-def stepped(x: Array) -> Array:
+def step_rows(x: Array) -> Array:
     """Every second number of every second row."""
     if not x.ndim:
         return x
@@ -67,9 +67,9 @@ def negative(x: Array) -> Array:
     return block(x[back])[back]
 
 
-def unaligned(x: Array) -> Array:
+def unalign(x: Array) -> Array:
     """One byte after an aligned address, as in the middle of a file."""
-    return placed(x.copy(order="C"), 1) if x.itemsize > 1 else x
+    return place_at(x.copy(order="C"), 1) if x.itemsize > 1 else x
 
 
 def read_only(x: Array) -> Array:
@@ -85,7 +85,7 @@ def overlapping(x: Array) -> Array:
         return x
     rows, columns = x.shape[-2:]
     most = x[..., :-1].reshape(*x.shape[:-2], rows * (columns - 1))
-    sequence = aligned(np.concatenate([most, x[..., -1, -1:]], axis=-1))
+    sequence = align(np.concatenate([most, x[..., -1, -1:]], axis=-1))
     return as_strided(sequence, x.shape, (*sequence.strides[:-1], (columns - 1) * x.itemsize, x.itemsize))
 
 
@@ -134,10 +134,10 @@ def whole(x: Array) -> Array:
 
 MAKERS: Mapping[str, Callable[[Array], Array]] = {
     DENSE: dense,
-    "turned": turned,
-    "stepped": stepped,
+    "turned": turn_heads,
+    "stepped": step_rows,
     "negative": negative,
-    "unaligned": unaligned,
+    "unaligned": unalign,
     "read_only": read_only,
     "overlapping": overlapping,
     "expanded_first": expanded_first,
@@ -149,7 +149,7 @@ TIED = tuple(name for name in MAKERS if name.startswith(("expanded", "overlappin
 """The layouts in which one number in memory is several entries."""
 
 
-def tied(x: Array, layout: str) -> Array:
+def tie(x: Array, layout: str) -> Array:
     """Values that the layout can hold: x with entries of one place in memory made equal."""
     if layout == "overlapping" and overlaps(x):
         x = x.copy()

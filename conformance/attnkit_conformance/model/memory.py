@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attnkit_conformance.model.case import numpy_dtype
-from attnkit_conformance.model.layout import ALIGNMENT, Array, placed, read_only
+from attnkit_conformance.model.layout import ALIGNMENT, Array, place_at, read_only
 
 
 class Memory(NamedTuple):
@@ -25,7 +25,7 @@ class Memory(NamedTuple):
     def array(self) -> Array:
         """The array in another copy of its memory."""
         dtype = numpy_dtype(self.dtype)
-        x = np.ndarray(self.shape, dtype, placed(self.content, self.offset), self.start, self.strides)
+        x = np.ndarray(self.shape, dtype, place_at(self.content, self.offset), self.start, self.strides)
         return x if self.writeable else read_only(x)
 
 
@@ -35,5 +35,5 @@ def memory_of(x: Array) -> Memory:
     start = -sum(end for end in ends if end < 0)
     size = start + sum(end for end in ends if end > 0) + x.itemsize if x.size else 0
     first = x.__array_interface__["data"][0] - start
-    content = placed(np.ctypeslib.as_array((c_uint8 * size).from_address(first)), first % ALIGNMENT)
+    content = place_at(np.ctypeslib.as_array((c_uint8 * size).from_address(first)), first % ALIGNMENT)
     return Memory(content, first % ALIGNMENT, start, x.dtype.name, x.shape, x.strides, x.flags.writeable)

@@ -53,10 +53,10 @@ def probes(op: Op, case: Case, golden: tuple[Arrays, Arrays]) -> tuple[dict[str,
         for sums, moves in zip(rms, of_exact_scores(op, case, golden), strict=True):
             for name, x in moves.items():
                 sums[name] = np.hypot(sums[name], x)
-    outputs, gradients = ({name: floored(x) for name, x in sums.items()} for sums in rms)
+    outputs, gradients = ({name: floor_entries(x) for name, x in sums.items()} for sums in rms)
     if op.falling and "w" in outputs:
         size = np.abs(golden[0]["w"])
-        outputs["w"] = size * floored(np.divide(rms[0]["w"], size, out=np.zeros(size.shape), where=size > 0))
+        outputs["w"] = size * floor_entries(np.divide(rms[0]["w"], size, out=np.zeros(size.shape), where=size > 0))
     return outputs, gradients
 
 
@@ -66,7 +66,7 @@ def of_exact_scores(op: Op, case: Case, golden: tuple[Arrays, Arrays]) -> tuple[
     zeros, while a threshold moves, and with it what is left of a score beside it. Where a slope jumps, it does so on
     one side: the smaller of the two changes counts.
     """
-    grown, shrunk = (explicit(op, stretched(case, 1.0 + change)) for change in (STRETCH, -STRETCH))
+    grown, shrunk = (explicit(op, stretch(case, 1.0 + change)) for change in (STRETCH, -STRETCH))
 
     def moves(truth: Arrays, *moved: Arrays) -> dict[str, Array]:
         return {name: smaller(*(np.abs(each[name] - x) / STRETCH for each in moved)) for name, x in truth.items()}
@@ -79,14 +79,14 @@ def smaller(x: Array, y: Array) -> Array:
     return np.nan_to_num(np.minimum(x, y), nan=0.0, posinf=0.0)
 
 
-def stretched(case: Case, factor: float) -> Case:
+def stretch(case: Case, factor: float) -> Case:
     """The case with every summand of its scores scale·q·k + bias + shift times `factor`, exactly."""
     arrays = {name: np.asarray(x * factor) for name, x in case.arrays.items() if name in SUMMANDS}
     params = {"shift": x * factor} if isinstance(x := case.params.get("shift"), float) else {}
     return replace(case, arrays={**case.arrays, **arrays}, params={**case.params, **params})
 
 
-def floored(x: Array) -> Array:
+def floor_entries(x: Array) -> Array:
     """No entry below a tenth of the rms of its row."""
     if x.ndim == 0:
         return x

@@ -57,7 +57,7 @@ def pointwise_settings(case: Case, settings: Settings) -> dict[str, Any]:
     return {**own, **settings(case.params), **options}
 
 
-def shifted(case: Case, sc: Scores, settings: Settings | None) -> Array:
+def shift_scores(case: Case, sc: Scores, settings: Settings | None) -> Array:
     """The argument of the activation: s + shift for the point-wise family, s for others."""
     if settings is None:
         return sc.s
@@ -68,7 +68,7 @@ def shifted(case: Case, sc: Scores, settings: Settings | None) -> Array:
     return sc.s + (shift[..., None, None] if shift.ndim else shift)
 
 
-def moved(sc: Scores) -> Array:
+def score_movement(sc: Scores) -> Array:
     """By how many roundings of 1 partial sums move each score from one order of summation to another:
     ½ √d √(Σ (scale q_i k_i)²)."""
     squares = sc.q**2 @ np.swapaxes(sc.k**2, -1, -2)
@@ -78,7 +78,7 @@ def moved(sc: Scores) -> Array:
 def largest_exponent(case: Case, settings: Settings | None) -> float:
     """max |visible exponent|, infinite ones (weight exactly 0) left out."""
     sc = case_scores(case, with_v=False)
-    x = np.abs(shifted(case, sc, settings)[sc.visible])
+    x = np.abs(shift_scores(case, sc, settings)[sc.visible])
     x = x[np.isfinite(x)]
     of_activation = (
         None if settings is None else SCORE_FUNCTIONS[pointwise_settings(case, settings)["activation"]].growth

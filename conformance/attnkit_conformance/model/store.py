@@ -28,7 +28,7 @@ SOURCES = (Path(attnkit_reference.__file__).parent, *(KIT / name for name in ("m
 T = TypeVar("T")
 
 
-def kept(key: str, make: Callable[[], T]) -> T:
+def remember(key: str, make: Callable[[], T]) -> T:
     """What was kept under a key, or else what `make` returns, which is kept."""
     named = os.environ.get(FOLDER)
     if not named:

@@ -124,7 +124,7 @@ def without_tails(limit: Limit, at_rest: float = 0.0) -> Limit:
     """The limit of an implementation that declines small entries: what is lost beside the largest is allowed in all."""
     if limit.dtype == INTEGER:
         return limit
-    return replace(limit, allowed=np.maximum(limit.allowed, grades.lost(limit.golden, limit.dtype, at_rest)))
+    return replace(limit, allowed=np.maximum(limit.allowed, grades.loss_of(limit.golden, limit.dtype, at_rest)))
 
 
 def finite_size(x: Array) -> Array:
@@ -157,7 +157,7 @@ def root_mean_square(x: Array) -> float:
     return float(size * np.sqrt(np.mean((finite_size(x) / size) ** 2))) if size else 0.0
 
 
-def widened(x: Array) -> Array:
+def widen(x: Array) -> Array:
     """`x` in float64. Memory that a wrong kernel never wrote may hold signalling NaNs, which must not warn."""
     with np.errstate(invalid="ignore"):
         return x.astype(np.float64)
@@ -165,7 +165,7 @@ def widened(x: Array) -> Array:
 
 def measure(output: str, x: Array, limit: Limit, at_rest: Callable[[], Mapping[str, float]] = dict) -> Measured:
     """Compare array `x` with its limit; `at_rest` says, if it is beyond, how large outputs are where scores are 0."""
-    x, golden, failures, grade = widened(x), limit.golden, [], ""
+    x, golden, failures, grade = widen(x), limit.golden, [], ""
     gap = distance(x, golden)
     share = shares(gap, limit.allowed)
     ratio = float(np.max(share, initial=0.0))

@@ -63,7 +63,7 @@ class JaxHeads:
 
             def outputs(some: Arrays, mask: Any) -> dict[str, Any]:
                 arrays = {**some, **others}  # of the others only what there is counts
-                return {"o": self.function.answer(arrays, params, mask, padded, jax.numpy.broadcast_to)}
+                return {"o": self.function.answer(arrays, params, mask, pad_features, jax.numpy.broadcast_to)}
 
             def gradients(some: Arrays, mask: Any, cotangents: Arrays) -> Any:
                 return jax.vjp(lambda leaves: outputs(leaves, mask), some)[1](cotangents)[0]
@@ -82,6 +82,6 @@ def parts(arrays: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:
     return floats, {name: x for name, x in arrays.items() if name not in FLOATS}
 
 
-def padded(x: Any, features: int) -> Any:
+def pad_features(x: Any, features: int) -> Any:
     """x with so many zeros as further features."""
     return jax.numpy.pad(x, (*((0, 0),) * (x.ndim - 1), (0, features)))

@@ -64,7 +64,7 @@ class JaxNn(JaxAdapter):
         features, values = arrays["q"].shape[-1], arrays["v"].shape[-1]
 
         def outputs(leaves: Any) -> dict[str, Any]:
-            q, k, v = (padded(leaves[name], max(features, values)) for name in ("q", "k", "v"))
+            q, k, v = (pad_features(leaves[name], max(features, values)) for name in ("q", "k", "v"))
             bias = {"bias": broadcast(leaves["bias"], pairs_of(arrays))} if "bias" in leaves else {}
             answer = self.function(q, k, v, **bias, **options)
             o: Any = answer[0] if residual else answer
@@ -118,7 +118,7 @@ def broadcast(x: Any, shape: tuple[int, ...]) -> Any:
     return jax.numpy.broadcast_to(wide, shape).astype(x.dtype)
 
 
-def padded(x: Any, features: int) -> Any:
+def pad_features(x: Any, features: int) -> Any:
     """(B, N, T, H) as (B, T, N, features), padded with zeros."""
     x = jax.numpy.swapaxes(x, 1, 2)
     return jax.numpy.pad(x, ((0, 0), (0, 0), (0, 0), (0, features - x.shape[-1])))

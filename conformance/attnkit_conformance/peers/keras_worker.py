@@ -64,7 +64,7 @@ class Functions:
         mask = None if seen is None else keras.ops.convert_to_tensor(seen)
         features, values = q.shape[-1], v.shape[-1]
         scale = params.get("scale", features**-0.5)
-        q, k, v = (padded(x, max(features, values)) for x in (q, k, v))
+        q, k, v = (pad_features(x, max(features, values)) for x in (q, k, v))
         o = keras.ops.dot_product_attention(q, k, v, bias=bias, mask=mask, scale=scale)
         return {"o": keras.ops.swapaxes(o, 1, 2)[..., :values]}
 
@@ -128,7 +128,7 @@ class Jax(Functions):
         return {name: np.asarray(x) for name, x in grads.items()}
 
 
-def padded(x: Any, features: int) -> Any:
+def pad_features(x: Any, features: int) -> Any:
     """x padded with zeros."""
     return x if x.shape[-1] == features else keras.ops.pad(x, [(0, 0)] * 3 + [(0, features - x.shape[-1])])
 

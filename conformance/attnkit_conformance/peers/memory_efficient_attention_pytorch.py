@@ -41,7 +41,7 @@ def plain(call: Call) -> Any:
     return attention(call.q, call.k, call.v, mask=call.seen, causal=call.causal, attn_bias=call.bias)
 
 
-def blocked(call: Call) -> Any:
+def attend_in_blocks(call: Call) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a checkpoint without use_reentrant
         return memory_efficient_attention(
@@ -65,7 +65,7 @@ def adapters() -> list[Any]:
         ),
         Function(
             f"{NAME}-blocked", f"{about}, memory_efficient_attention", ("float64", "float32"),
-            Takes("keys", "lower_right", bias=True), blocked,
+            Takes("keys", "lower_right", bias=True), attend_in_blocks,
             f"memory_efficient_attention({{q}}, {{k}}, {{v}}, {options})",
             ("import importlib.metadata", f"{BLOCKED}memory_efficient_attention"), VERSION,
         ),
@@ -76,4 +76,4 @@ def adapters() -> list[Any]:
             ("import importlib.metadata", f"from {NAME}.flash_attention import FlashAttentionFunction"), VERSION,
         ),
     )  # fmt: skip
-    return [(Backward if function.run is blocked else TorchHeads)(function) for function in functions]
+    return [(Backward if function.run is attend_in_blocks else TorchHeads)(function) for function in functions]

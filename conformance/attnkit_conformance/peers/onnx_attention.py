@@ -48,11 +48,11 @@ def feeds(call: Call) -> dict[str, np.ndarray]:
 def model(call: Call) -> onnx.ModelProto:
     """The model of the options of a call, for inputs of any size."""
     kinds = tuple((name, onnx.helper.np_dtype_to_tensor_dtype(x.dtype)) for name, x in feeds(call).items())
-    return built(kinds, call.scale, call.causal)
+    return build_model(kinds, call.scale, call.causal)
 
 
 @cache
-def built(kinds: tuple[tuple[str, int], ...], scale: float | None, causal: bool) -> onnx.ModelProto:
+def build_model(kinds: tuple[tuple[str, int], ...], scale: float | None, causal: bool) -> onnx.ModelProto:
     names = [name for name, _ in kinds]
     options = {"is_causal": int(causal), **({} if scale is None else {"scale": scale})}
     node = onnx.helper.make_node("Attention", names, ["Y"], **options)

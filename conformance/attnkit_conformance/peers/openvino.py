@@ -36,13 +36,13 @@ def attend(call: Call) -> np.ndarray:
     scale = None if call.scale is None else np.asarray(call.scale, np.float32)
     arrays = {"query": call.q, "key": call.k, "value": call.v, "attention_mask": mask, "scale": scale}
     inputs = {name: x for name, x in arrays.items() if x is not None}
-    compiled = built(tuple((name, x.dtype.name, x.ndim) for name, x in inputs.items()), call.causal)
+    compiled = build_model(tuple((name, x.dtype.name, x.ndim) for name, x in inputs.items()), call.causal)
     o: np.ndarray = compiled([np.array(x, order="C") for x in inputs.values()])[0].copy()
     return o
 
 
 @cache
-def built(inputs: tuple[tuple[str, str, int], ...], causal: bool) -> Any:
+def build_model(inputs: tuple[tuple[str, str, int], ...], causal: bool) -> Any:
     """The compiled model of arguments of any size: mask and scale have to be in their places."""
     nodes = {name: opset13.parameter([-1] * axes, np.dtype(dtype)) for name, dtype, axes in inputs}
     node = opset13.scaled_dot_product_attention(**nodes, causal=causal)

@@ -21,7 +21,7 @@ def badge(data: Mapping[str, Any]) -> str:
     grey "softmax 12 % served" if less than a third of the profile was met and nothing of it is wrong.
     """
     text, colour = message(data)
-    return drawn(LEFT, text, colour)
+    return draw(LEFT, text, colour)
 
 
 def message(data: Mapping[str, Any]) -> tuple[str, str]:
@@ -29,10 +29,10 @@ def message(data: Mapping[str, Any]) -> tuple[str, str]:
     results = data["results"]
     ops = list(dict.fromkeys(result["op"] for result in results if result["status"] != "unsupported"))
     subject = ops[0].removesuffix("_attention").replace("_", " ") if len(ops) == 1 else f"{len(ops)} ops"
-    return worded(subject, count(results))
+    return words_of(subject, count(results))
 
 
-def worded(subject: str, counted: Count) -> tuple[str, str]:
+def words_of(subject: str, counted: Count) -> tuple[str, str]:
     """The words about a subject, and their colour."""
     if counted.severe:
         return f"{subject} {counted.severe:,} of {counted.judged:,} wrong", RED
@@ -43,7 +43,7 @@ def worded(subject: str, counted: Count) -> tuple[str, str]:
     return f"{subject} {counted.right:,} pass", GREEN
 
 
-def drawn(left: str, right: str, colour: str) -> str:
+def draw(left: str, right: str, colour: str) -> str:
     """Two words side by side. Each has its length prescribed, so that no font goes beyond its half."""
     a, b = (length(text) + 2 * MARGIN for text in (left, right))
     title = html.escape(f"{left}: {right}")

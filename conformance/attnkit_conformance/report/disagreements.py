@@ -100,7 +100,7 @@ def example(results: Sequence[CaseResult], adapters: dict[str, Any]) -> Example 
         adapter = adapters[result.adapter]
         case = core.without_outputs(adapter, case)
         starts = [case] if "/property." in case.id else purer(case)
-        failing = [(start, sight) for start in starts if (sight := seen(adapter, start)) is not None]
+        failing = [(start, sight) for start in starts if (sight := largest_error(adapter, start)) is not None]
         if failing:
             start, sight = min(failing, key=lambda pair: len(traits(pair[0])))
             small = shrink(start, same(adapter, start, sight))
@@ -155,7 +155,7 @@ def simplicity(result: CaseResult, case: Case) -> tuple[Any, ...]:
     return len(traits(case)), not forward, case.dtype not in SINGLES, DTYPES.index(case.dtype), size(case)
 
 
-def seen(adapter: Any, case: Case) -> Sight | None:
+def largest_error(adapter: Any, case: Case) -> Sight | None:
     """The largest error, outputs before gradients, or else another dtype; None if none can be shown."""
     result = core.check(adapter, case)
     wrong = [m for m in result.measured if m.failures and m.dtype != INTEGER]

@@ -25,11 +25,11 @@ from attnkit_conformance.judge.declared import share_of_profile
 from attnkit_conformance.judge.surroundings import extent
 from attnkit_conformance.judge.verdicts import (
     counts,
+    describe_failure,
     grade_counts,
     percent,
     share,
     shares,
-    told,
     told_by_grade,
     too_few,
     worst,
@@ -69,7 +69,7 @@ def about(adapter: Adapter, profile: str) -> dict[str, Any]:
     declines = getattr(adapter, "declines", None)
     return {
         "dtypes": list(adapter.dtypes),
-        "description": described(adapter),
+        "description": describe(adapter),
         "declines": None if declines is None else list(declines),
         "declared": finite(share_of_profile(adapter, profile)),
     }
@@ -85,7 +85,7 @@ def texts(adapters: Iterable[Adapter]) -> dict[str, str]:
     return {name: "; ".join(several) for name, several in by_name.items()}
 
 
-def described(adapter: Adapter) -> str:
+def describe(adapter: Adapter) -> str:
     return str(getattr(adapter, "description", ""))
 
 
@@ -161,7 +161,7 @@ def as_junit(results: list[CaseResult], head: Header) -> str:
             case = xml.SubElement(suite, "testcase", attributes)
             if result.status == "fail":
                 checks = ", ".join(sorted(result.checks))
-                failure = {"type": result.grade, "message": f"{told(result)} ({checks})"}
+                failure = {"type": result.grade, "message": f"{describe_failure(result)} ({checks})"}
                 xml.SubElement(case, "failure", failure).text = result.message
             elif result.status != "pass":
                 xml.SubElement(case, "skipped", message=f"{result.status}: {result.reason}")
@@ -190,7 +190,7 @@ def compact(results: list[CaseResult], every: Sequence[axes.Axis]) -> dict[str, 
         place = [adapters.index(r.adapter), ops.index(r.op), r.id.partition("/")[2], STATUSES.index(r.status)]
         errors = [[m.output, finite(m.ratio), finite(m.rms), finite(m.relative)] for m in r.measured]
         failures = [[check, texts.fitting(text)] for check, text in r.failures]
-        rows.append([*place, reasons.index(r.reason), errors, failures, told(r) if failures else ""])
+        rows.append([*place, reasons.index(r.reason), errors, failures, describe_failure(r) if failures else ""])
     formulas = [BY_NAME[name].formula for name in ops]
     tables = axes.compact(results, every)
     return {

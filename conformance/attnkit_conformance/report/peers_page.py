@@ -256,7 +256,7 @@ def program(example: Example, printed: Mapping[str, str]) -> Record:
     """A snippet and its output here, or the size of the smallest input if it is too long."""
     if example.program not in printed:
         return {"adapter": example.adapter, "size": size(example.case)}
-    tolerance = float(f"{tolerated(example):.3g}")
+    tolerance = float(f"{tolerance_of(example):.3g}")
     said = {"program": example.program, "printed": printed[example.program], "tolerance": tolerance}
     return {"adapter": example.adapter} | said
 
@@ -290,7 +290,7 @@ def snippet(held: Record, tolerance: float) -> str:
     return f'{text}<pre class="printed">{escape(held["printed"])}</pre>'
 
 
-def tolerated(example: Example) -> float:
+def tolerance_of(example: Example) -> float:
     """Half the error that was found; a snippet that reproduces exceeds it."""
     truth, sight = golden(example.case), example.sight
     if not sight.output or not math.isfinite(sight.relative):

@@ -82,7 +82,7 @@ FAILURE: Mapping[str, Kind] = {
 
 def read(path: Path) -> Data:
     """The content of a file; ValueError with its first fault, if it has one."""
-    data, first = parsed(path)
+    data, first = parse(path)
     first = first or next(faults(data), "")
     if first:
         raise ValueError(f"{path}: {first}")
@@ -91,11 +91,11 @@ def read(path: Path) -> Data:
 
 def every_fault(path: Path) -> list[str]:
     """Everything that is wrong with a file."""
-    data, unreadable = parsed(path)
+    data, unreadable = parse(path)
     return [unreadable] if unreadable else list(faults(data))
 
 
-def parsed(path: Path) -> tuple[Any, str]:
+def parse(path: Path) -> tuple[Any, str]:
     """The content of a file, and why it has none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse), ""
@@ -114,10 +114,10 @@ def refuse(constant: str) -> None:
 def faults(data: Any) -> Iterator[str]:
     """What is wrong with the content of a file: a sentence each, with the place."""
     if not isinstance(data, dict):
-        yield f"the file holds {shown(data)}; expected an object"
+        yield f"the file holds {excerpt(data)}; expected an object"
         return
     if data.get("format") != FORMAT:
-        yield f"format is {shown(data.get('format'))}; expected {FORMAT!r}, which is all that this version reads"
+        yield f"format is {excerpt(data.get('format'))}; expected {FORMAT!r}, which is all that this version reads"
         return
     broken = list(of_fields(data, HEAD, ""))
     yield from broken
@@ -133,14 +133,14 @@ def faults(data: Any) -> Iterator[str]:
 def of_fields(x: Any, kinds: Mapping[str, Kind], place: str) -> Iterator[str]:
     """The fields of an object that are missing or of another kind."""
     if not isinstance(x, dict):
-        yield f"{place} is {shown(x)}; expected an object"
+        yield f"{place} is {excerpt(x)}; expected an object"
         return
     start = f"{place}." if place else ""
     for name, kind in kinds.items():
         if name not in x:
             yield f"{start}{name} is missing"
         elif expected := kind(x[name]):
-            yield f"{start}{name} is {shown(x[name])}; expected {expected}"
+            yield f"{start}{name} is {excerpt(x[name])}; expected {expected}"
 
 
 def of_record(result: Any, place: str, adapters: Data) -> Iterator[str]:
@@ -155,22 +155,22 @@ def of_record(result: Any, place: str, adapters: Data) -> Iterator[str]:
         return
     start, status, sizes = f"{result['op']}/{result['dtype']}/", result["status"], [x["max"] for x in result["errors"]]
     if not result["id"].startswith(start):
-        yield f"{place}.id is {shown(result['id'])}; expected one that begins with {start}"
+        yield f"{place}.id is {excerpt(result['id'])}; expected one that begins with {start}"
     if result["adapter"] not in adapters:
-        yield f"{place}.adapter is {shown(result['adapter'])}, which adapters does not name"
+        yield f"{place}.adapter is {excerpt(result['adapter'])}, which adapters does not name"
     if status == "fail" and not result["failures"]:
         yield f"{place} has status fail, but no failures"
     if status in ("pass", "unsupported") and result["failures"]:
         yield f"{place} has status {status}, but failures"
     if (status in ("fail", "xfail")) != bool(result["grade"]):
-        yield f"{place} has status {status} and grade {shown(result['grade'])}; failures have one, and nothing else"
+        yield f"{place} has status {status} and grade {excerpt(result['grade'])}; failures have one, and nothing else"
     if status == "unsupported" and not result["reason"]:
         yield f"{place} has status unsupported, but no reason"
     if status == "pass" and any(size is None or size > 1 for size in sizes):
         yield f"{place} has status pass, but an error beyond what is allowed"
     largest = None if None in sizes else max(sizes, default=0.0)
     if result["ratio"] != largest:
-        yield f"{place}.ratio is {shown(result['ratio'])}; expected {shown(largest)}, the largest of its errors"
+        yield f"{place}.ratio is {excerpt(result['ratio'])}; expected {excerpt(largest)}, the largest of its errors"
 
 
 def of_totals(data: Data) -> Iterator[str]:
@@ -181,10 +181,10 @@ def of_totals(data: Data) -> Iterator[str]:
     for name, names, counted in (("totals", STATUSES, statuses), ("grades", tuple(GRADES), by_grade)):
         for one in names:
             if data[name].get(one, 0) != counted[one]:
-                yield f"{name}.{one} is {shown(data[name].get(one))}; counted {counted[one]}"
+                yield f"{name}.{one} is {excerpt(data[name].get(one))}; counted {counted[one]}"
 
 
-def shown(x: Any) -> str:
+def excerpt(x: Any) -> str:
     """A value as JSON, cut."""
     text = json.dumps(x)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -13,11 +13,11 @@ from attnkit_conformance.core import STATUSES, CaseResult
 from attnkit_conformance.judge.verdicts import (
     SHORT,
     counts,
-    grouped,
+    describe_failure,
+    group_by_op,
     in_a_line,
     percent,
     share,
-    told,
     told_by_grade,
     too_few,
     worst,
@@ -150,7 +150,9 @@ def brief(reason: str) -> str:
 def show_failure(alike: list[CaseResult]) -> None:
     """The first of similar failures, the program of its smallest case, and the ids of others."""
     first, *others = alike
-    print(f"FAIL {first.adapter}::{first.id} ({told(first)})\n     " + first.message.replace("\n", "\n     "))
+    print(
+        f"FAIL {first.adapter}::{first.id} ({describe_failure(first)})\n     " + first.message.replace("\n", "\n     ")
+    )
     if first.program:
         print("     the smallest case:\n       " + first.program.replace("\n", "\n       "))
     if others:
@@ -160,7 +162,7 @@ def show_failure(alike: list[CaseResult]) -> None:
 
 def show_lines(results: list[CaseResult]) -> None:
     """One line per op and adapter: worst error relative to its bound by dtype, then the counts."""
-    for op, by_adapter in grouped(results).items():
+    for op, by_adapter in group_by_op(results).items():
         for adapter, verdicts in by_adapter.items():
             if verdicts:
                 by_dtype = {SHORT[d]: worst(r for r in verdicts if r.dtype == d) for d in DTYPES}

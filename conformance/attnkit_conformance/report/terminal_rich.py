@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge.verdicts import counts, grouped, in_a_line, percent, worst
+from attnkit_conformance.judge.verdicts import counts, group_by_op, in_a_line, percent, worst
 
 
 def show_progress(results: Iterable[CaseResult], total: Callable[[], int | None]) -> list[CaseResult]:
@@ -39,7 +39,7 @@ def show_matrix(results: list[CaseResult]) -> None:
     matrix.add_column("op", no_wrap=True)
     for adapter in dict.fromkeys(result.adapter for result in results):
         matrix.add_column(adapter.replace("-", "-\u200b").replace("_", "_\u200b"), justify="right")
-    for op, by_adapter in grouped(results).items():
+    for op, by_adapter in group_by_op(results).items():
         matrix.add_row(op, *(cell(verdicts) for verdicts in by_adapter.values()))
     Console().print(matrix)
 

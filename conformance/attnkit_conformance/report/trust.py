@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnkit_conformance.judge.verdicts import percent, told, worst
+from attnkit_conformance.judge.verdicts import describe_failure, percent, worst
 from attnkit_conformance.judge.verify import Verdict
 from attnkit_conformance.report.terminal import brief
 
@@ -37,7 +37,7 @@ def line(verdict: Verdict) -> str:
         first = verdict.failures[0]
         return (
             f"{verdict.op:30} DO NOT TRUST  {len(verdict.failures)} of {cases} wrong{left}\n"
-            f"      {first.id} ({told(first)}): {brief(first.message)}"
+            f"      {first.id} ({describe_failure(first)}): {brief(first.message)}"
         )
     if not verdict.judged:
         return f"{verdict.op:30} not judged    {brief(verdict.refusal) or 'no case fits'}"

@@ -252,7 +252,7 @@ def drawn_case(
 def too_near(case: Case, kink: float, settings: scoring.Settings | None) -> bool:
     """Whether rounding could move a visible score across a kink, where the gradient jumps."""
     sc = scoring.case_scores(case)
-    x = scoring.shifted(case, sc, settings)
+    x = scoring.shift_scores(case, sc, settings)
     size = np.abs(sc.scale) * (np.abs(sc.q) @ np.abs(np.swapaxes(sc.k, -1, -2))) + np.abs(x - sc.s)
     size = size if sc.bias is None else size + np.abs(sc.bias)
     return bool(np.any(sc.visible & (np.abs(x - kink) < MARGIN * (size + abs(kink)))))
@@ -294,7 +294,7 @@ def attention_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     profile and dtype."""
     scenes = tuple(scene for scene in FULL if op.serves(scene.options))
     always = [(scene, op.variants[0]) for scene in (NO_KEYS, *BLOCKS)]
-    pairs = [*shared(scene_variants(scenes, op.variants, profile), dtype), *always, *op.extra]
+    pairs = [*share_pairs(scene_variants(scenes, op.variants, profile), dtype), *always, *op.extra]
     pairs += [(TURNED_SCORES, op.variants[0])] if op.group == "a" else []
     pairs += [(scene, op.variants[0]) for scene in LEARNED_SCALES if op.group == "a" and profile == "full"]
     for scene, variant in fitting(op, pairs):
@@ -344,7 +344,7 @@ def statistics_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
         scenes = tuple(s for s in FULL if s.name in STATISTICS_SCENES and subject.serves(s.options))
         extra = [(scene, subject.statistics_variant(variant, left_out)) for scene, variant in subject.extra]
         extra += [(scene, variants[0]) for scene in LEARNED_SCALES if subject.group == "a"]
-        pairs = [*shared(scene_variants(scenes, variants, "full"), dtype), *extra]
+        pairs = [*share_pairs(scene_variants(scenes, variants, "full"), dtype), *extra]
         for scene, variant in fitting(op, pairs, subject.name):
             if "integers" in scene.options and subject.group != "a":
                 continue  # not for features of integers: rounding decides which of equal keys has the maximum
@@ -371,7 +371,7 @@ def scene_variants(scenes: tuple[Scene, ...], variants: tuple[Mapping[str, Any],
     return distinct([(scene, variants[v]) for scene, v in pairs])
 
 
-def shared(pairs: list[Pair], dtype: str) -> list[Pair]:
+def share_pairs(pairs: list[Pair], dtype: str) -> list[Pair]:
     """The half types alternate, because both are computed in float32, unless few samples are meaningful."""
 
     def keeps(n: int, scene: Scene, variant: Mapping[str, Any]) -> bool:

@@ -71,14 +71,14 @@ def of_some_dtype(name: str, keys: int, x: Array, whole: bool = False) -> Array:
     largest number of the dtype, beyond the integers that most libraries count with: all keys.
     """
     fitting = [dtype for dtype in INTEGERS if np.iinfo(dtype).max >= keys]
-    dtype = fitting[drawn(name, len(fitting))]
+    dtype = fitting[draw_number(name, len(fitting))]
     own = x.astype(dtype)
     if whole:
         own[x == keys - 1] = np.iinfo(dtype).max
     return own
 
 
-def drawn(name: str, count: int) -> int:
+def draw_number(name: str, count: int) -> int:
     """A number below `count`, the same for the same name."""
     return zlib.crc32(name.encode()) % count
 
@@ -103,7 +103,7 @@ def with_infinities(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     return bias
 
 
-def dropped(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+def draw_dropout(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     return (rng.random(shape) < KEEP) / KEEP
 
 
@@ -153,9 +153,9 @@ MAKERS: Mapping[str, Mapping[str, Maker]] = {
         "bias=infinite": lambda scene, rng: with_infinities(rng, pairs(scene)),
     },
     "dropout_mask": {
-        "dropout_mask": lambda scene, rng: dropped(rng, pairs(scene)),
-        "dropout=mask": lambda scene, rng: dropped(rng, pairs(scene)),
-        "dropout=2d": lambda scene, rng: dropped(rng, (scene.L, scene.S)),
+        "dropout_mask": lambda scene, rng: draw_dropout(rng, pairs(scene)),
+        "dropout=mask": lambda scene, rng: draw_dropout(rng, pairs(scene)),
+        "dropout=2d": lambda scene, rng: draw_dropout(rng, (scene.L, scene.S)),
     },
     "scale": {
         "scale=array": lambda scene, rng: numbers_of(scene, "scale", "array"),

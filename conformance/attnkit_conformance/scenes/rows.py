@@ -19,10 +19,10 @@ from attnkit_conformance.model.grammar import Choice, Grammar, Level, Row
 from attnkit_conformance.model.layout import TIED
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
-from attnkit_conformance.model.store import kept
+from attnkit_conformance.model.store import remember
 from attnkit_conformance.scenes import layouts
 from attnkit_conformance.scenes.attention import ATTEMPTS, GQA, LENGTH_ARRAY, scene_sample
-from attnkit_conformance.scenes.options import DECAYS, FAR, LEARNED, NUMBERS, drawn
+from attnkit_conformance.scenes.options import DECAYS, FAR, LEARNED, NUMBERS, draw_number
 from attnkit_conformance.scenes.sizes import COUNTS, MANY, SHAPES, WIDTHS, combined_rows, single_rows
 
 PREFIX = {
@@ -204,7 +204,7 @@ def rows(op: Op, array: str) -> tuple[Row, ...]:
         makers = {"layouts": partial(laid_out_rows, op), "sizes": partial(single_rows, own, op.sizes)}
         makers["large"] = partial(large_rows, op, own)
         make = makers.get(array) or partial(covering_rows, own, array)
-        known[op.name, array] = kept(f"{array} of {own.digest}", make)
+        known[op.name, array] = remember(f"{array} of {own.digest}", make)
     return known[op.name, array]
 
 
@@ -321,7 +321,7 @@ def own_sample(op: Op, name: str, row: Row) -> Sample:
     return Sample(identity, draw)
 
 
-def named(op: Op, dtype: str, name: str) -> Sample:
+def sample_named(op: Op, dtype: str, name: str) -> Sample:
     """The sample of a row by its name."""
     prefix, _, text = name.removeprefix(PROBE).partition(".")
     whole = grammar(op, "pairs", "tiles", *OF_SIZES)
@@ -380,7 +380,7 @@ def parameters(name: str, row: Row, L: int, S: int, exact: bool) -> dict[str, An
     if row.get("causal", "none") != "none":
         params["causal"] = True if row["causal"] == "lower_right" else "upper_left"
     if row.get("window", "none") != "none":
-        far = FAR[drawn(name, len(FAR))]
+        far = FAR[draw_number(name, len(FAR))]
         windows = {"left": (S // 2, far), "right": (far, S // 8), "both": (S // 2, S // 3)}
         params["window"] = windows[str(row["window"])]
     if row.get("scale") in LEARNED:

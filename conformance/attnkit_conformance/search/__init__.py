@@ -233,7 +233,7 @@ def program_of(recipe: Recipe, adapter: Adapter, result: CaseResult) -> str:
     return f"{text}\n# with {recipe.threads} threads" if text and recipe.threads > 1 else text
 
 
-def replayed(adapters: Sequence[Adapter], paths: Sequence[Path], dtypes: tuple[str, ...]) -> list[CaseResult]:
+def replay(adapters: Sequence[Adapter], paths: Sequence[Path], dtypes: tuple[str, ...]) -> list[CaseResult]:
     """Verdicts on kept recipes; ValueError for files that are none."""
     results = []
     for path in paths:

@@ -144,9 +144,9 @@ def of_op(op: Op, grammar: Grammar, rng: random.Random, fixed: Collection[str] =
     """A recipe of an op, within a grammar, whose lengths or widths may be `fixed`."""
     row = legal_row(grammar, rng)
     if op.row_case:
-        row |= {name: resized(str(row[name]), rng) for name in COUNTS if name in row and name not in fixed}
+        row |= {name: resize(str(row[name]), rng) for name in COUNTS if name in row and name not in fixed}
     else:
-        row |= sized(grammar, row, rng, fixed)
+        row |= draw_sizes(grammar, row, rng, fixed)
     row |= {INTEGERS: rng.choice(INTEGER_DTYPES)} if row.get("key_lengths") in ("some", "zero") else {}
     row |= {name: number(grammar.factors[name], row[name], rng) for name in op.own if name in row and not op.row_case}
     places = drawn_layouts(op, row.get("poison", "no") == "no", rng)
@@ -164,12 +164,12 @@ def legal_row(grammar: Grammar, rng: random.Random) -> dict[str, Any]:
             return row
 
 
-def resized(level: str, rng: random.Random) -> str:
+def resize(level: str, rng: random.Random) -> str:
     """A level with other numbers, as far as any number will do."""
     return re.sub(r"\d+", lambda n: str(rng.choice((rng.randint(1, 9), n[0], n[0], n[0]))), level)
 
 
-def sized(grammar: Grammar, row: Row, rng: random.Random, fixed: Collection[str]) -> dict[str, str]:
+def draw_sizes(grammar: Grammar, row: Row, rng: random.Random, fixed: Collection[str]) -> dict[str, str]:
     """Lengths, widths and leading axes of a scene. As many queries as keys, fewer or more, as in the row: what is legal
     depends on it.
     """
@@ -231,7 +231,7 @@ def scene_draw(op: Op, name: str, recipe: Recipe) -> Callable[..., Case]:
     row = {factor: level for factor, level in recipe.row.items() if factor != LEAD and factor not in BESIDE}
     own = {factor: level for factor, level in row.items() if factor in op.own}
     scene = rows.scene_of(name, {n: x for n, x in row.items() if n not in own}, bool(op.subjects))
-    scene = replace(scene, lead=lead_of(row, recipe.row.get(LEAD)), params=varied(scene, recipe.seed))
+    scene = replace(scene, lead=lead_of(row, recipe.row.get(LEAD)), params=vary(scene, recipe.seed))
     own |= {"fields": rows.FIELDS[own["fields"]]} if "fields" in own else {}
     variant = {factor: level for factor, level in own.items() if level is not None}
 
@@ -257,7 +257,7 @@ def lead_of(row: Row, lead: Any) -> tuple[tuple[int, ...], ...]:
     return ((batch, of_q), (batch, of_k), (batch, of_k))
 
 
-def varied(scene: Scene, seed: int) -> dict[str, Any]:
+def vary(scene: Scene, seed: int) -> dict[str, Any]:
     """The parameters of a scene with other numbers, each from a generator of its own, so that it does not depend on
     what else there is."""
     params = dict(scene.params)

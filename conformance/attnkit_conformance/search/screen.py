@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from attnkit_conformance import core, golden
-from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, answered, as_numpy
+from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, arrays_of, as_numpy
 from attnkit_conformance.core import CaseResult, Findings
 from attnkit_conformance.golden.rest import sizes_at_rest
 from attnkit_conformance.model import probe, tolerance
@@ -83,7 +83,7 @@ def check(adapter: Adapter, case: Case, truth: Truth | None = None) -> CaseResul
     """Judge one adapter on one case; None where its result tells nothing, for bounds are meaningless there or results
     leave the range of their dtype. What its process noticed is a failure whatever the result.
     """
-    asked = core.asked(adapter, case)
+    asked = core.case_for(adapter, case)
     result = check_once(adapter, asked, truth if truth is not None and asked is case else Truth(asked))
     if result is None:
         return None
@@ -107,7 +107,7 @@ def judged(adapter: Adapter, case: Case, truth: Truth) -> CaseResult | None:
     except IllFormed:
         raise
     except Unsupported as refusal:
-        if undeclared(adapter, case):
+        if is_undeclared(adapter, case):
             text = f"refused without having declared it: {refusal}"
             return verdict(adapter, case, "fail", Findings(failures=[("refused", text)]))
         return verdict(adapter, case, "unsupported", reason=str(refusal) or "unsupported")
@@ -127,7 +127,7 @@ def judged(adapter: Adapter, case: Case, truth: Truth) -> CaseResult | None:
     return None if is_blurred(result, truth.whole) else result
 
 
-def undeclared(adapter: Adapter, case: Case) -> bool:
+def is_undeclared(adapter: Adapter, case: Case) -> bool:
     """Whether an adapter that says beforehand what it refuses does not say so of a case."""
     declares = getattr(adapter, "unsupported", None)
     return declares is not None and declares(case.op, core.typed_arrays(adapter, case), case.params) is None
@@ -137,11 +137,11 @@ def answers(adapter: Adapter, case: Case) -> tuple[dict[str, Array], dict[str, A
     """The outputs of an adapter and its gradients, None where it has none; ValueError if it changes its inputs."""
     arrays = core.typed_arrays(adapter, case)
     before = {name: as_numpy(adapter, name, x).tobytes() for name, x in arrays.items()}
-    outputs, gradients = answered(adapter, "call", adapter.call(case.op, arrays, case.params)), None
+    outputs, gradients = arrays_of(adapter, "call", adapter.call(case.op, arrays, case.params)), None
     if BY_NAME[case.op].vjp:
         with suppress(Unsupported):
             cotangents = core.typed_cotangents(adapter, case)
-            gradients = answered(adapter, "vjp", adapter.vjp(case.op, arrays, case.params, cotangents))
+            gradients = arrays_of(adapter, "vjp", adapter.vjp(case.op, arrays, case.params, cotangents))
     for name, x in arrays.items():
         if adapter.numpy(x).tobytes() != before[name]:
             raise ValueError(f"{name} was changed by the call")
@@ -155,7 +155,7 @@ def compared(
     findings = Findings()
     for kind, results, of_kind in zip(("output", "gradient"), got, limits, strict=True):
         if results is not None:
-            wide = core.accepted(adapter, case, of_kind, "d" if kind == "gradient" else "")
+            wide = core.limits_for(adapter, case, of_kind, "d" if kind == "gradient" else "")
             core.judge_arrays(findings, kind, results, wide, {}, lambda: sizes_at_rest(case))
     return findings
 

@@ -52,7 +52,7 @@ def with_programs(results: Sequence[CaseResult], adapters: Sequence[Adapter]) ->
 
 def program_of(adapter: Adapter, result: CaseResult) -> str:
     """The program of a failure; empty for what is no case, such as a property."""
-    for sample, kind in derivatives.named(adapter, result.op, result.id):
+    for sample, kind in derivatives.find_named(adapter, result.op, result.id):
         smallest = smaller(adapter, result, derivatives.problem_of(sample).case, kind)
         return program_of_derivative(adapter, smallest, kind)
     case = case_of(result)
@@ -68,7 +68,7 @@ def case_of(result: CaseResult) -> Case | None:
     """The case of a verdict, by its id; None if it is not a case, such as a property."""
     op, (_, dtype, name) = BY_NAME[result.op], result.id.split("/", 2)
     if name.startswith(tuple(rows.PREFIX.values())):
-        return draw_case(rows.named(op, dtype, name))
+        return draw_case(rows.sample_named(op, dtype, name))
     scenes = core.samples(result.op, "scenes", (dtype,))
     return next((draw_case(sample) for sample in scenes if sample.id == result.id), None)
 
@@ -102,7 +102,7 @@ def program(adapter: Adapter, case: Case) -> str:
     """Arrays with their shapes, the call, and what it raises or, for each wrong result, the expected and the actual
     values.
     """
-    case = core.asked(adapter, case)
+    case = core.case_for(adapter, case)
     with np.errstate(all="ignore"):
         result, truth = core.check(adapter, case), golden(case)
         raised = [f"raises {text}" for check, text in result.failures if check == "exception"]
@@ -119,7 +119,7 @@ def program(adapter: Adapter, case: Case) -> str:
 
 def program_of_derivative(adapter: Adapter, case: Case, kind: str) -> str:
     """The same for a derivative; q_dot is the direction of q, and o_dot the tangent of o."""
-    problem = Problem(core.asked(adapter, case))
+    problem = Problem(core.case_for(adapter, case))
     case = problem.case
     with np.errstate(all="ignore"):
         result = derivatives.check(adapter, problem, kind, case.id)

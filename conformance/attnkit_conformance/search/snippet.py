@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from attnkit_conformance.adapters.bases.arguments import visible_pairs
-from attnkit_conformance.core import held, typed_arrays
+from attnkit_conformance.core import layouts_held_by, typed_arrays
 from attnkit_conformance.golden import golden
 from attnkit_conformance.model.case import Case
 from attnkit_conformance.model.memory import memory_of
@@ -27,7 +27,7 @@ def snippet(
     text replaces the result; `of_dtype`, the names of dtypes replace both sides. Arrays lie in memory as they do in the
     case, as far as the library has such arrays.
     """
-    case = held(adapter, case)
+    case = layouts_held_by(adapter, case)
     arrays = typed_arrays(adapter, case)
     source: Source = adapter.source(case.op, arrays, case.params)
     truth = golden(case)

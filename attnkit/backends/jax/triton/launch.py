@@ -20,6 +20,7 @@ from attnkit._core import blocks, quadratic
 from attnkit._core.check import dtype_name
 from attnkit._core.mask import log, power
 from attnkit._core.special import is_key
+from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option, Results
 from attnkit.backends.jax import gpu, transforms
 from attnkit.backends.jax.blocked import SEED, Arrays, Static, arguments_of
 from attnkit.backends.jax.rows import lengths
@@ -56,7 +57,7 @@ class Launch(NamedTuple):
     programs: int
     arrays: tuple[Array, ...]
     outputs: tuple[jax.ShapeDtypeStruct, ...]
-    constants: dict[str, Any]
+    constants: Keywords
     aliases: tuple[tuple[int, int], ...] = ()
 
 
@@ -111,7 +112,7 @@ class Call(NamedTuple):
 
     arrays: Arrays  # those of `INPUTS` that are present, and n^-alpha and log n of every query
     plan: Plan
-    arguments: dict[str, Any]
+    arguments: Keywords
 
     @property
     def half(self) -> bool:
@@ -131,18 +132,18 @@ class Call(NamedTuple):
         return blocks_of(a.queries, rows) * blocks_of(a.keys, keys) * items * heads
 
     @property
-    def of_keys(self) -> dict[str, Any]:
+    def of_keys(self) -> Keywords:
         """What kernels of gradients of keys have in place of other constants."""
         a = self.plan.layout
         return {"STORED": a.keys, "HEADS": (a.kv_heads, a.groups)}
 
     @property
-    def of_bias(self) -> dict[str, Any]:
+    def of_bias(self) -> Keywords:
         """The same for kernels of the gradient of a bias."""
         return {"STORED": self.plan.layout.keys, "ITEMS": self.plan.layout.items, "OWN": (self.plan.dbias or ())[:2]}
 
 
-def call_of(static: Static, arrays: Arrays, **fixed: Any) -> Call:
+def call_of(static: Static, arrays: Arrays, **fixed: Option) -> Call:
     """The options of pointwise_attention."""
     arguments = {**arguments_of(static, arrays), **fixed}
     q, k, v = (arguments[name] for name in "qkv")
@@ -197,12 +198,12 @@ def strides(x: Array | Output | None) -> tuple[int, ...] | None:
     return None if x is None else as_items(x.shape, row_major(x.shape), x.shape[:-2], *x.shape[-2:])
 
 
-def constants(c: Call, inputs: Views, outputs: Sequence[Output]) -> dict[str, Any]:
+def constants(c: Call, inputs: Views, outputs: Sequence[Output]) -> Keywords:
     """Compile-time arguments of all kernels."""
     from attnkit.kernels.triton.sizes import padded
 
     a, limits, n, *_ = c.plan
-    values: dict[str, Any] = {"d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e), "LAST_KEPT": n.last_kept}
+    values: Keywords = {"d": a.d, "e": a.e, "D": padded(a.d), "E": padded(a.e), "LAST_KEPT": n.last_kept}
     values |= {"STRIDES": (*inputs.strides, *map(strides, outputs)), "HEADS": (a.heads, a.groups)}
     values |= {"LIMITS": (a.queries, limits.keys, limits.left, limits.right)}
     return values | {"PRECISION": "tf32x3" if dtype_name(c.arrays["q"]) == "float32" else "ieee"}
@@ -270,17 +271,17 @@ def of_every_element(size: int, x: Array, one: Output) -> Array:
     return x.reshape(size, *one.shape)
 
 
-def mapped(function: Any, static: Static, own: tuple[str, ...]) -> Any:
+def mapped(function: Any, static: Static, own: tuple[str, ...]) -> AnyFunction:
     """`function(static, arrays, ...)` with a rule for vmap: one more leading axis, or a loop if there is dropout.
 
     Arrays in `own` get that axis even if they are the same for all elements: results are their gradients.
     """
 
     @custom_vmap
-    def run(arrays: Arrays, *rest: Any) -> Any:
+    def run(arrays: Arrays, *rest: OfLibrary) -> Results:
         return function(static, arrays, *rest)
 
-    def rule(size: int, batched: list[Any], arrays: Arrays, *rest: Any) -> tuple[Any, Any]:
+    def rule(size: int, batched: list[Any], arrays: Arrays, *rest: OfLibrary) -> tuple[Any, Any]:
         def repeated(x: Array, batched: bool) -> Array:
             return x if batched else jnp.broadcast_to(x, (size, *x.shape))
 
@@ -304,7 +305,7 @@ class Explicit(NamedTuple):
     `forward(static, arrays)` is (outputs, saved); `backward(static, arrays, cotangents, saved)` are gradients by name.
     """
 
-    forward: Callable[..., Any]
+    forward: AnyFunction
     backward: Callable[..., Arrays]
 
     def pull(self, static: Static, arrays: Arrays, cotangents: Any, saved: Any) -> Arrays:
@@ -339,7 +340,7 @@ attended.defvjp(_attended_fwd, _attended_bwd)
 # ---------------------------------------------------------------------------------------------- what is supported
 
 
-def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: Option) -> str | None:
     """Why the kernels do not support a call on any device."""
     if dtype_name(q) == "float64":
         return "float64 is served by the generic implementation"
@@ -353,11 +354,11 @@ def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: A
     return None
 
 
-def unsupported_device(*arrays: Array | None, **options: Any) -> str | None:
+def unsupported_device(*arrays: Array | None, **options: Option) -> str | None:
     """Why the kernels do not run on JAX's device, or not under these transformations."""
     return gpu.unsupported(*arrays, options) or missing()
 
 
-def unsupported(*arrays: Array, **options: Any) -> str | None:
+def unsupported(*arrays: Array, **options: Option) -> str | None:
     """Why a call is not supported."""
     return unsupported_device(*arrays, **options) or unsupported_options(*arrays, **options)

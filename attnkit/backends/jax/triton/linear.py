@@ -12,6 +12,7 @@ from jax import Array
 from attnkit._core import quadratic
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import with_gradients
+from attnkit._core.typing import Keywords, Option, Results
 from attnkit.backends.jax import gpu
 from attnkit.backends.jax.blocked import Arrays, Static, arguments_of, divided
 from attnkit.backends.jax.triton import launch
@@ -31,7 +32,7 @@ INPUTS = (
 OPTIONAL = dict.fromkeys(("SLOPE", "SLOPE_OF", "TWICE", "NORMALIZE", "FLOOR", "D", "E", "BLOCK"))
 """Constants that only some kernels have."""
 State = tuple[Array, Array]
-Arguments = dict[str, Any]
+Arguments = Keywords
 
 
 # ---------------------------------------------------------------------------------------------- a call
@@ -94,7 +95,7 @@ def placed(x: Array, tail: int, leading: tuple[int, ...]) -> Array:
 # ---------------------------------------------------------------------------------------------- launches
 
 
-def constants(c: Call, name: str, by_values: bool) -> dict[str, Any]:
+def constants(c: Call, name: str, by_values: bool) -> Keywords:
     return linear_calls.constants(name, c.s, dtype_name(c.like), by_values, launch.capability())
 
 
@@ -263,12 +264,12 @@ def sum_to(name: str, grad: Array, shape: tuple[int, ...]) -> Array:
 EXPLICIT = launch.Explicit(forward, backward)
 
 
-def attend(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def attend(q: Array, k: Array, v: Array, **options: object) -> Results:
     """linear_attention."""
     return launch.attended(EXPLICIT, *divided(OP, states.with_parts(OP, q, k, v, **options)))[0]
 
 
-def pull(q: Array, k: Array, v: Array, do: Array, dstate: Any = None, **options: Any) -> dict[str, Any]:
+def pull(q: Array, k: Array, v: Array, do: Array, dstate: Any = None, **options: Option) -> Keywords:
     """linear_attention_vjp."""
     op = f"{OP}_vjp"
     arguments = states.with_parts(op, q, k, v, **options)
@@ -278,7 +279,7 @@ def pull(q: Array, k: Array, v: Array, do: Array, dstate: Any = None, **options:
         shapes = ((*leading, *width) for width in widths.values())
         parts = (jnp.zeros(shape, jnp.float32) if x is None else x for x, shape in zip(dstate, shapes, strict=True))
         arguments["return_state"] = True
-        grads: dict[str, Any] = EXPLICIT.pull(*divided(OP, arguments), (do, tuple(parts)), None)
+        grads: Keywords = EXPLICIT.pull(*divided(OP, arguments), (do, tuple(parts)), None)
     else:
         grads = EXPLICIT.pull(*divided(OP, arguments), do, None)
     if INITIAL[0] in grads:
@@ -286,17 +287,17 @@ def pull(q: Array, k: Array, v: Array, do: Array, dstate: Any = None, **options:
     return grads
 
 
-def unsupported_options(*arrays: Array, **options: Any) -> str | None:
+def unsupported_options(*arrays: Array, **options: Option) -> str | None:
     """Why the kernels do not support a call on any device."""
     return launch.unsupported_options(*arrays, **options) or linear_calls.unsupported_options(*arrays, **options)
 
 
-def unsupported(*arrays: Array, **options: Any) -> str | None:
+def unsupported(*arrays: Array, **options: Option) -> str | None:
     """Why a call is not supported."""
     return launch.unsupported_device(*arrays, **options) or unsupported_options(*arrays, **options)
 
 
-def is_faster(q: Array, k: Array, v: Array, *rest: Array, **options: Any) -> bool:
+def is_faster(q: Array, k: Array, v: Array, *rest: Array, **options: object) -> bool:
     """Whether a call is predicted not to be slower; the generic body keeps no weights either."""
     kind, width = linear_calls.kind("linear", options), max(q.shape[-1], v.shape[-1])
     units = linear_calls.units(q, k)

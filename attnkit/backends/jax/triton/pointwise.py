@@ -5,7 +5,6 @@ Queries and keys of Gaussian attention are centred by JAX (`attnkit.kernels.trit
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from jax import Array
 
 from attnkit._core.activations import is_in_pieces, lacking
 from attnkit._core.dispatch import Kernel, with_gradients
+from attnkit._core.typing import DType, Keywords, Option
 from attnkit.backends.jax import gpu
 from attnkit.backends.jax.blocked import Arrays, Static, divided
 from attnkit.backends.jax.rows import bounds
@@ -21,7 +21,7 @@ from attnkit.backends.jax.triton.launch import INPUTS, Call, Launch, Output, Out
 from attnkit.ops.gaussian import gaussian_attention
 from attnkit.ops.pointwise import POINTWISE, pointwise_attention
 
-FIXED: dict[str, dict[str, Any]] = {
+FIXED: dict[str, Keywords] = {
     POINTWISE.name: {},
     gaussian_attention.__name__: {"activation": "exp", "alpha": 0.0},
 }
@@ -39,13 +39,13 @@ def activation(c: Call) -> str:
 # ---------------------------------------------------------------------------------------------- distances
 
 
-def rounded(x: Array, dtype: Any) -> Array:
+def rounded(x: Array, dtype: DType) -> Array:
     """float32 numbers as this dtype has them, which XLA may not leave out."""
     kind = jnp.finfo(dtype)
     return x if kind.bits == 32 else jax.lax.reduce_precision(x, kind.nexp, kind.nmant)
 
 
-def within_range(x: Array, dtype: Any) -> Array:
+def within_range(x: Array, dtype: DType) -> Array:
     """x, but float16's largest numbers instead of those beyond them: what is missing is left to the rest."""
     largest = float(jnp.finfo(dtype).max)
     return jnp.clip(x, -largest, largest) if dtype == jnp.float16 else x
@@ -109,7 +109,7 @@ def views(c: Call, owner: str, do: Array | None = None) -> Views:
     return launch.views(c, scored(c, owner) | {"do": do}, names)
 
 
-def run(c: Call, kernel: str, inputs: Views, programs: Callable[..., int], *outputs: Output, **of: Any) -> Outputs:
+def run(c: Call, kernel: str, inputs: Views, programs: Callable[..., int], *outputs: Output, **of: object) -> Outputs:
     """The outputs of a kernel; `programs` takes the queries and keys of its tile, `of` are constants of its own."""
     from attnkit.kernels.triton import activations, flat, sizes
 
@@ -158,25 +158,25 @@ def backward(static: Static, arrays: Arrays, do: Array, saved: None) -> Arrays:
 EXPLICIT = launch.Explicit(forward, backward)
 
 
-def attend(op: str, q: Array, k: Array, v: Array, **options: Any) -> Array:
+def attend(op: str, q: Array, k: Array, v: Array, **options: object) -> Array:
     """pointwise_attention or gaussian_attention."""
     o: Array = launch.attended(EXPLICIT, *divided(op, {"q": q, "k": k, "v": v, **options}))[0]
     return o
 
 
-def pull(op: str, q: Array, k: Array, v: Array, do: Array, **options: Any) -> Arrays:
+def pull(op: str, q: Array, k: Array, v: Array, do: Array, **options: Option) -> Arrays:
     """The explicit gradients of pointwise_attention or gaussian_attention."""
     return EXPLICIT.pull(*divided(op, {"q": q, "k": k, "v": v, **options}), do, None)
 
 
-def unsupported_options(*arrays: Array, activation: str = "relu", **options: Any) -> str | None:
+def unsupported_options(*arrays: Array, activation: str = "relu", **options: Option) -> str | None:
     """Why the kernels do not support a call on any device."""
     from attnkit.kernels.triton.activations import ACTIVATIONS  # needs triton
 
     return lacking("triton", ACTIVATIONS, activation) or launch.unsupported_options(*arrays, **options)
 
 
-def unsupported(*arrays: Array, **options: Any) -> str | None:
+def unsupported(*arrays: Array, **options: Option) -> str | None:
     """Why a call is not supported."""
     return launch.unsupported_device(*arrays, **options) or unsupported_options(*arrays, **options)
 

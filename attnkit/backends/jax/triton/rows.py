@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from attnkit._core.dispatch import Kernel
+from attnkit._core.typing import Keywords, Option, Results
 from attnkit.backends.jax import gpu
 from attnkit.backends.jax.blocked import Arrays, Static, divided
 from attnkit.backends.jax.triton import launch
@@ -31,9 +32,7 @@ def call_of(static: Static, arrays: Arrays) -> tuple[Call, Normaliser]:
 # ---------------------------------------------------------------------------------------------- launches
 
 
-def constants(
-    c: Call, of: Normaliser, names: tuple[str, ...], inputs: Views, outputs: tuple[Output, ...]
-) -> dict[str, Any]:
+def constants(c: Call, of: Normaliser, names: tuple[str, ...], inputs: Views, outputs: tuple[Output, ...]) -> Keywords:
     """The compile-time arguments of the first of the kernels for which a row fits into registers."""
     from attnkit.kernels.triton import normalisers, rows, rows_gradients, sizes
 
@@ -61,8 +60,8 @@ def forward(static: Static, arrays: Arrays) -> tuple[Any, Array]:
     else:
         names = ("forward_online",) if of.above is None else ("forward_resident", "forward_tiled")
         inputs = launch.views(c, c.arrays, INPUTS)
-        values = constants(c, of, names, inputs, (o, numbers)) | {"STEPS": newton_steps(a.keys)}
-        values = {"SLOPE": None, "NEGATIVE": False} | values
+        values: Keywords = {"SLOPE": None, "NEGATIVE": False, **constants(c, of, names, inputs, (o, numbers))}
+        values["STEPS"] = newton_steps(a.keys)
         programs = c.blocks_of_queries(values["ROWS"], values["KEYS"])
         results = launch.call(Launch(flat_rows.forward, programs, inputs.arrays, (o, numbers), values))
     lse = dict(static.options).get("return_lse", False)
@@ -91,7 +90,7 @@ def backward(static: Static, arrays: Arrays, cotangents: Any, numbers: Array) ->
 
 def run(
     c: Call, of: Normaliser, arrays: Any, names: tuple[str, ...], programs: Callable[..., int], *outputs: Output,
-    **own: Any,
+    **own: object,
 ) -> Outputs:  # fmt: skip
     """The outputs of the first of the kernels for which a row fits; `own` are its constants."""
     from attnkit.kernels.triton import flat_rows
@@ -108,12 +107,12 @@ def run(
 EXPLICIT = launch.Explicit(forward, backward)
 
 
-def attend(op: str, q: Array, k: Array, v: Array, **options: Any) -> Any:
+def attend(op: str, q: Array, k: Array, v: Array, **options: object) -> Results:
     """softmax_attention or entmax_attention."""
     return launch.attended(EXPLICIT, *divided(op, {"q": q, "k": k, "v": v, **options}))[0]
 
 
-def pull(op: str, q: Array, k: Array, v: Array, do: Array, dlse: Array | None = None, **options: Any) -> Arrays:
+def pull(op: str, q: Array, k: Array, v: Array, do: Array, dlse: Array | None = None, **options: Option) -> Arrays:
     """The explicit gradients of softmax_attention or entmax_attention."""
     static, arrays = divided(op, {"q": q, "k": k, "v": v, **options})
     numbers = launch.attended(EXPLICIT, static, arrays)[1]
@@ -128,7 +127,7 @@ def unsupported_options(
     dlse: Array | None = None,
     *,
     vjp: bool = False,
-    **options: Any,
+    **options: Option,
 ) -> str | None:
     """Why the kernels do not support a call on any device."""
     if is_array(options.get("alpha")):
@@ -136,7 +135,7 @@ def unsupported_options(
     return launch.unsupported_options(q, k, v, *((do,) if vjp else ()), **options)
 
 
-def unsupported(*arrays: Array, vjp: bool, **options: Any) -> str | None:
+def unsupported(*arrays: Array, vjp: bool, **options: Option) -> str | None:
     """Why a call is not supported."""
     return launch.unsupported_device(*arrays, **options) or unsupported_options(*arrays, vjp=vjp, **options)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from attnkit._core.activations import ACTIVATIONS, is_in_pieces
+from attnkit._core.typing import Keywords, Option
 from attnkit.backends.torch import layout
 from attnkit.kernels.plan import Layout, Plan, blocks_of, cached_plan, signature, summed_axes
 
@@ -60,7 +61,7 @@ class Call(NamedTuple):
 
 
 def call_of(
-    q: Tensor, k: Tensor, v: Tensor | None, *, activation: str = "relu", atomic: bool = False, **options: Any
+    q: Tensor, k: Tensor, v: Tensor | None, *, activation: str = "relu", atomic: bool = False, **options: Option
 ) -> Call:
     """A call with the options of pointwise_attention.
 
@@ -134,7 +135,7 @@ class Launch(NamedTuple):
     kernel: Any
     programs: int
     arguments: tuple[Any, ...]
-    constants: dict[str, Any]
+    constants: Keywords
 
     def __call__(self) -> Any:
         """Run it; the answer is what Triton compiled, if anything."""
@@ -178,7 +179,7 @@ EXACT = ("rows", "backward_bias")
 """The kernels that round neither weights nor gradients of scores to the type of the inputs before they sum them."""
 
 
-def constants_of(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: str) -> dict[str, Any]:
+def constants_of(kernel: str, q: Tensor, c: Call, statistics: bool, *functions: str) -> Keywords:
     """Compile-time arguments of a kernel: the named ones of the functions H and DH, widths, precision, and the tile."""
     from attnkit.kernels.triton import activations, sizes
     from attnkit.kernels.triton.sizes import padded, with_pairs

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import with_gradients
+from attnkit._core.typing import AnyFunction, Keywords, Option, Results
 from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.triton import launch, pointwise, recorded
@@ -115,27 +116,27 @@ CUSTOM = recorded.register("triton_linear", _forward, _backward, ("q", "k", "v",
 # ---------------------------------------------------------------------------------------------- what the library calls
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, op: str = OP, **options: Any) -> Any:
+def attend(q: Tensor, k: Tensor, v: Tensor, *, op: str = OP, **options: object) -> Results:
     """linear_attention, for another op's features under its name."""
     o, *state = CUSTOM.outputs(op, **states.with_parts(op, q, k, v, **options))
     return (o, tuple(state)) if state else o
 
 
 def pull(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, dstate: Any = None, *, op: str = OP, **options: Any
-) -> dict[str, Any]:
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, dstate: Any = None, *, op: str = OP, **options: Option
+) -> Keywords:
     """linear_attention_vjp."""
     arguments = states.with_parts(f"{op}_vjp", q, k, v, **options)
     if dstate is not None:
         states.check_parts(f"{op}_vjp", "dstate", dstate, q, states.widths_of(k, v), axes_of_state(arguments), True)
         arguments |= {"return_state": True, "dS": dstate[0], "dz": dstate[1]}
-    grads: dict[str, Any] = CUSTOM.pull(op, do, **arguments)
+    grads: Keywords = CUSTOM.pull(op, do, **arguments)
     if INITIAL[0] in grads:
         grads["initial_state"] = tuple(grads.pop(name) for name in INITIAL)
     return grads
 
 
-def prepared(arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def prepared(arrays: tuple[Tensor, ...], options: Keywords) -> AnyFunction | None:
     """o, and a state if requested, of calls with the same signature."""
     arguments = states.with_parts(OP, *arrays, **options)
     if not options.get("return_state"):
@@ -144,12 +145,12 @@ def prepared(arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
     return recorded.prepared(CUSTOM, OP, arguments, names, lambda outputs: (outputs[0], tuple(outputs[1:3])))
 
 
-def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
+def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Option) -> str | None:
     """Why Triton does not support a call."""
     return pointwise.unsupported(q, k, v, *rest) or unsupported_options(q, k, v, **options)
 
 
-def is_faster(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> bool:
+def is_faster(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: object) -> bool:
     """Whether a call is predicted not to be slower; the generic body keeps no weights either."""
     width = max(q.shape[-1], v.shape[-1])
     return predicted.takes(kind("linear", options), q.dtype.itemsize, 0, width, units(q, k), major=pointwise.major(q))

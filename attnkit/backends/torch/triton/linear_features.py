@@ -19,7 +19,7 @@ from torch import Tensor
 from attnkit._core import quadratic
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
 from attnkit._core.tokens import softmax, softmax_gradient
-from attnkit._core.typing import Namespace
+from attnkit._core.typing import Array, Keywords, Namespace, OfLibrary, Option, Results
 from attnkit.backends.torch.triton import linear, pointwise
 from attnkit.kernels import linear_calls, predicted
 from attnkit.ops.linear import states
@@ -30,7 +30,7 @@ from attnkit.ops.linear.record import OF_SEQUENCES, Linear
 from attnkit.ops.linear.scan import fading
 from attnkit.ops.linear.sums import Features
 
-SUMS: dict[str, dict[str, Any]] = {
+SUMS: dict[str, Keywords] = {
     COSINE.name: {"normalize": True, "eps": FLOOR, "floor": True},
     PERFORMER.name: {"normalize": True, "eps": 0.0},
     EFFICIENT.name: {"normalize": False},
@@ -44,15 +44,15 @@ class Call(NamedTuple):
 
     q: Features
     k: Features
-    options: dict[str, Any]
+    options: Keywords
 
 
 # ---------------------------------------------------------------------------------------------- features
 
 
 def _faded(
-    xp: Namespace, k: Features, level: Tensor, seen: Tensor | None, ordered: bool
-) -> tuple[Features, Tensor | None]:
+    xp: Namespace, k: Features, level: Array, seen: Array | None, ordered: bool
+) -> tuple[Features, Array | None]:
     """values·exp(level) divided by the largest among the keys that are seen; if `ordered`, by the largest of those so
     far, which is then the level of the kernels."""
     level = (level if seen is None else xp.where(seen, level, -math.inf))[..., None]
@@ -62,7 +62,7 @@ def _faded(
     return Features(k.values * fade, lambda d: k.pull(d * fade)), top[..., 0] if ordered else None
 
 
-def _softmaxes(xp: Namespace, q: Tensor, k: Tensor, seen: Tensor | None) -> tuple[Features, Features]:
+def _softmaxes(xp: Namespace, q: Array, k: Array, seen: Array | None) -> tuple[Features, Features]:
     """softmax(q) over features and softmax(k) over the tokens that are seen."""
     x, y = softmax(xp, q, None), softmax(xp, k.mT, None if seen is None else seen[..., None, :]).mT
     return (
@@ -71,7 +71,7 @@ def _softmaxes(xp: Namespace, q: Tensor, k: Tensor, seen: Tensor | None) -> tupl
     )
 
 
-def call_of(record: Linear, q: Tensor, k: Tensor, *arrays: Tensor, keeps: bool = False, **options: Any) -> Call:
+def call_of(record: Linear, q: Tensor, k: Tensor, *arrays: Tensor, keeps: bool = False, **options: Option) -> Call:
     """`arrays` are those of the op beside q, k and v. `keeps`: keys without a query stay, for a state."""
     xp, common = namespace(q), {name: options[name] for name in WHOLE if name in options}
     initial = common.pop("initial_state", None)
@@ -93,7 +93,7 @@ def call_of(record: Linear, q: Tensor, k: Tensor, *arrays: Tensor, keeps: bool =
 # ---------------------------------------------------------------------------------------------- what the library calls
 
 
-def attend(record: Linear, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor, **options: Any) -> Any:
+def attend(record: Linear, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor, **options: object) -> Results:
     """The op, with gradients by autograd."""
     keeps = bool(options.get("return_state"))
     call = call_of(record, q, k, *arrays, keeps=keeps, **options)
@@ -101,7 +101,9 @@ def attend(record: Linear, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor, **o
     return (result[0].to(q.dtype), result[1]) if keeps else result.to(q.dtype)
 
 
-def pull(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: Any, dstate: Any = None, **options: Any) -> Any:
+def pull(
+    record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, dstate: Any = None, **options: Option
+) -> Results:
     """Its explicit gradients."""
     *arrays, do = others
     call, xp = call_of(record, q, k, *arrays, keeps=dstate is not None, **options), namespace(q)
@@ -119,12 +121,14 @@ def width(record: Linear, q: Tensor, *arrays: Tensor) -> int:
     return q.shape[-1] + (record is COSINE)
 
 
-def exponential(record: Linear, kernel: str = "softmax", **options: Any) -> bool:
+def exponential(record: Linear, kernel: str = "softmax", **options: object) -> bool:
     """Whether features are exponentials, which fade as the largest key grows."""
     return record is EFFICIENT or (record is PERFORMER and kernel == "softmax")
 
 
-def unsupported_options(record: Linear, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor, **options: Any) -> str | None:
+def unsupported_options(
+    record: Linear, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor, **options: Option
+) -> str | None:
     """Why the kernels do not support a call on any device."""
     if width(record, q, *arrays) > pointwise.WIDEST:
         return f"more than {pointwise.WIDEST} features are served by the generic implementation"
@@ -138,7 +142,7 @@ def unsupported_options(record: Linear, q: Tensor, k: Tensor, v: Tensor, *arrays
     return linear_calls.unsupported_options(q, k, v, **options)
 
 
-def _per_query_head(heads: int, options: dict[str, Any]) -> bool:
+def _per_query_head(heads: int, options: Keywords) -> bool:
     """Whether a key mask or lengths have more heads than k."""
     mask, lengths = options.get("mask"), options.get("key_lengths")
     shapes = [] if mask is None else [mask.shape[:-2]]
@@ -146,7 +150,7 @@ def _per_query_head(heads: int, options: dict[str, Any]) -> bool:
     return any(len(shape) > 0 and shape[-1] not in (1, heads) for shape in shapes)
 
 
-def unsupported(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: Any, **options: Any) -> str | None:
+def unsupported(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: Option) -> str | None:
     """Why Triton does not support a call."""
     if pointwise.unsupported_device(q):
         return pointwise.unsupported_device(q)
@@ -157,7 +161,7 @@ def unsupported(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: Any, *
     return unsupported_options(record, q, k, v, *others, **options)
 
 
-def is_faster(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: Any, **options: Any) -> bool:
+def is_faster(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: Option) -> bool:
     """Whether a causal call is predicted not to be slower, in float32: the features are the same on both sides.
 
     Without causality the sums of the generic body are two products, which no kernel is predicted to beat.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import namespace
+from attnkit._core.typing import Keywords, OfLibrary, Option
 from attnkit.backends.torch.triton import launch
 from attnkit.backends.torch.triton.launch import Launch, View
 from attnkit.kernels import linear_calls
@@ -28,7 +29,7 @@ State = tuple[Tensor, Tensor]
 
 
 def setting(
-    q: Tensor, k: Tensor, v: Tensor, *, edges_q: Tensor | None = None, edges_k: Tensor | None = None, **options: Any
+    q: Tensor, k: Tensor, v: Tensor, *, edges_q: Tensor | None = None, edges_k: Tensor | None = None, **options: Option
 ) -> Setting:
     """The options of `attnkit.kernels.linear_calls.setting`; with edges sequences are packed."""
     packed = None
@@ -74,12 +75,12 @@ class Call:
     def room(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.like.device)
 
-    def constants(self, name: str, by_values: bool) -> dict[str, Any]:
+    def constants(self, name: str, by_values: bool) -> Keywords:
         """The compile-time arguments of a kernel."""
         capability = launch.capability(self.like.device)
         return linear_calls.constants(name, self.s, dtype_name(self.like), by_values, capability)
 
-    def launch(self, name: str, tokens: int, by_values: bool, by_states: bool, *arguments: Any) -> Launch:
+    def launch(self, name: str, tokens: int, by_values: bool, by_states: bool, *arguments: OfLibrary) -> Launch:
         """A launch with the programs of `attnkit.kernels.linear_calls.parts`."""
         values = self.constants(name, by_values)
         parts = linear_calls.parts(self.s, tokens, values.get("BLOCK"), by_values, by_states)

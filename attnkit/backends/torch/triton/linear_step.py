@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnkit._core.check import broadcast
 from attnkit._core.dispatch import Kernel
+from attnkit._core.typing import Option
 from attnkit.backends.torch.custom import Arguments, Outputs
 from attnkit.backends.torch.triton import launch, pointwise, recorded
 from attnkit.backends.torch.triton.launch import Launch, view_of
@@ -95,7 +96,7 @@ CUSTOM = recorded.register("triton_linear_step", _forward, _backward, ("q", "k",
 # ---------------------------------------------------------------------------------------------- what the library calls
 
 
-def attend(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Any = None, **options: Any) -> tuple[Tensor, Any]:
+def attend(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Any = None, **options: Option) -> tuple[Tensor, Any]:
     """linear_attention_step."""
     check_state(q_t, k_t, v_t, state, bool(options.get("enable_gqa")))
     parts = {} if state is None else dict(zip(INITIAL, state, strict=True))
@@ -110,7 +111,7 @@ def check_state(q: Tensor, k: Tensor, v: Tensor, state: Any, enable_gqa: bool) -
         states.check_parts(OP, "state", state, q, widths, a.shared, False)
 
 
-def unsupported_options(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Any = None, **options: Any) -> str | None:
+def unsupported_options(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Any = None, **options: Option) -> str | None:
     """Why the kernel does not support a step on any device."""
     if options.get("log_decay_t") is not None:
         return "log_decay is served by the generic implementation"
@@ -127,12 +128,12 @@ def unsupported_options(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Any = N
     return linear_calls.unsupported_map(options.get("feature_map", linear_calls.DEFAULT_MAP))
 
 
-def unsupported(q_t: Tensor, k_t: Tensor, v_t: Tensor, **options: Any) -> str | None:
+def unsupported(q_t: Tensor, k_t: Tensor, v_t: Tensor, **options: Option) -> str | None:
     """Why Triton does not support a step."""
     return pointwise.unsupported(q_t, k_t, v_t) or unsupported_options(q_t, k_t, v_t, **options)
 
 
-def is_faster(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Any = None, **options: Any) -> bool:
+def is_faster(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Any = None, **options: Option) -> bool:
     """Whether a step without gradients is predicted not to be slower."""
     if not pointwise.without_gradients(q_t, k_t, v_t, *(state or ())):
         return False

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
+from attnkit._core.typing import OfLibrary, Option, Results
 from attnkit.backends.torch.custom import Arguments, Outputs
 from attnkit.backends.torch.triton import launch, pointwise, recorded
 from attnkit.backends.torch.triton.launch import Launch, View
@@ -67,7 +68,7 @@ class Call(NamedTuple):
         shape = (self.matrices, several, padded(self.m), padded(self.m))
         return torch.empty(shape, dtype=torch.float32, device=self.a.device)
 
-    def launch(self, name: str, *arguments: Any, **flags: Any) -> Launch:
+    def launch(self, name: str, *arguments: OfLibrary, **flags: Option) -> Launch:
         from attnkit.kernels.triton import newton
 
         values = sizes.newton(name, self.m, launch.capability(self.a.device))
@@ -149,7 +150,7 @@ CUSTOM = recorded.register("triton_newton", _forward, _backward, ("a", "init_sca
 # ---------------------------------------------------------------------------------------------- what the library calls
 
 
-def invert(a: Tensor, **options: Any) -> Any:
+def invert(a: Tensor, **options: object) -> Results:
     """newton_inverse; residuals are the generic ones of the iterates of the kernel."""
     if not options.get("return_residuals"):
         return CUSTOM.attend(OP, a=a, **options)
@@ -157,41 +158,41 @@ def invert(a: Tensor, **options: Any) -> Any:
     return x, lowrank_newton.residuals(namespace(a), a.to(x.dtype), list(xs.detach().unbind(-3)))
 
 
-def pull(a: Tensor, dx: Tensor, **options: Any) -> dict[str, Tensor]:
+def pull(a: Tensor, dx: Tensor, **options: Option) -> dict[str, Tensor]:
     """newton_inverse_vjp."""
     return CUSTOM.pull(OP, dx, a=a, **options)
 
 
-def inverted(a: Tensor, **options: Any) -> tuple[Tensor, Any]:
+def inverted(a: Tensor, **options: object) -> tuple[Tensor, Any]:
     """X, and its gradients as a function of its cotangent, for SOFT."""
     return invert(a, **options), lambda dx: pull(a, dx, **options)
 
 
-def unsupported_options(m: int, **options: Any) -> str | None:
+def unsupported_options(m: int, **options: Option) -> str | None:
     """Why matrices of m rows are not inverted on any device."""
     if m > LARGEST:
         return f"matrices with more than {LARGEST} rows are served by the generic implementation"
     return lowrank_newton.generic_alone(**options)
 
 
-def unsupported(a: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
+def unsupported(a: Tensor, *rest: Tensor | None, **options: Option) -> str | None:
     """Why newton_inverse or its gradients are not supported by Triton."""
     none = "no cotangent of the output was given" if any(x is None for x in rest) else None
     return pointwise.unsupported_device(a) or unsupported_options(a.shape[-1], **options) or none
 
 
-def soft_unsupported(q: Tensor, v: Tensor, landmarks: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
+def soft_unsupported(q: Tensor, v: Tensor, landmarks: Tensor, *rest: Tensor | None, **options: object) -> str | None:
     """Why the inverse of SOFT is not supported by Triton."""
     none = "no cotangent of the output was given" if any(x is None for x in rest) else None
     return pointwise.unsupported_device(q) or unsupported_options(landmarks.shape[-2], **options) or none
 
 
-def is_faster(a: Tensor, *rest: Tensor | None, newton_steps: int = 20, **options: Any) -> bool:
+def is_faster(a: Tensor, *rest: Tensor | None, newton_steps: int = 20, **options: object) -> bool:
     """Whether the inversion is predicted not to be slower."""
     return predicted.takes_inverses(math.prod(a.shape[:-2]), newton_steps, pointwise.major(a))
 
 
-def soft_is_faster(q: Tensor, v: Tensor, landmarks: Tensor, *rest: Tensor | None, **options: Any) -> bool:
+def soft_is_faster(q: Tensor, v: Tensor, landmarks: Tensor, *rest: Tensor | None, **options: Option) -> bool:
     """The same for that of the landmarks; the rest is the generic body."""
     return is_faster(landmarks, newton_steps=options.get("newton_steps", 20))
 

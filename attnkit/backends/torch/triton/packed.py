@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, with_gradients
+from attnkit._core.typing import AnyFunction, Keywords, Option, Results
 from attnkit.backends.torch.triton import linear, pointwise, rows
 from attnkit.kernels import linear_calls, predicted
 from attnkit.ops.packed import linear_attention_packed, pointwise_attention_packed, softmax_attention_packed
 from attnkit.ops.softmax import SOFTMAX
 
 Edges: TypeAlias = tuple[int, ...] | Tensor
-Attend = Callable[..., Any]
+Attend = AnyFunction
 Pull = Callable[..., dict[str, Tensor]]
-Prepare = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+Prepare = Callable[[tuple[Any, ...], Keywords], Any]
 
 
 def _edges(q: Tensor, edges: Edges) -> Tensor:
@@ -29,7 +30,7 @@ def _heads_first(*arrays: Tensor | None) -> list[Tensor | None]:
     return [None if x is None else x.transpose(0, 1) for x in arrays]
 
 
-def attend(op: Attend, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, **options: Any) -> Any:
+def attend(op: Attend, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, **options: object) -> Results:
     """The outputs of `op` on arrays (heads, tokens, features) with edges, tokens first."""
     answer = op(*_heads_first(q, k, v), edges_q=_edges(q, cu_q), edges_k=_edges(q, cu_k), **options)
     if isinstance(answer, tuple):
@@ -38,7 +39,7 @@ def attend(op: Attend, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges
 
 
 def pull(
-    op: Pull, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: Any
+    op: Pull, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: Option
 ) -> dict[str, Tensor]:
     """The gradients, tokens first."""
     arrays = _heads_first(q, k, v, *cotangents)
@@ -46,7 +47,7 @@ def pull(
     return {name: x.transpose(0, 1) for name, x in grads.items()}
 
 
-def prepared(op: Prepare, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def prepared(op: Prepare, arrays: tuple[Tensor, ...], options: Keywords) -> AnyFunction | None:
     """The answers to calls with the same signature whose edges are on the device."""
     *of_heads, cu_q, cu_k = arrays
     edges = {"edges_q": cu_q, "edges_k": cu_k}
@@ -54,26 +55,26 @@ def prepared(op: Prepare, arrays: tuple[Any, ...], options: dict[str, Any]) -> A
         return None
     of_sequences = op(tuple(_heads_first(*of_heads)), edges | options)
 
-    def call(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **options: Any) -> Any:
+    def call(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **options: Option) -> Results:
         return attend(of_sequences, q, k, v, cu_q, cu_k, **options)
 
     return call
 
 
-def unsupported_options(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> str | None:
+def unsupported_options(q: Tensor, k: Tensor, v: Tensor, **options: Option) -> str | None:
     """Why the kernels do not support a call on any device: its score function, or an option of linear attention."""
     return pointwise.unsupported_options(**options) or linear_calls.unsupported_options(q, k, v, **options)
 
 
 def unsupported(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: Any
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: Option
 ) -> str | None:
     """Why Triton does not support a call."""
     return pointwise.unsupported(q, k, v, *cotangents[:1]) or unsupported_options(q, k, v, **options)
 
 
 def is_faster(
-    kind: str, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: Any
+    kind: str, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: object
 ) -> bool:
     """Beside the generic body, which calls the op for every sequence, or masks all pairs if boundaries are arrays."""
     heads, calls, masked = q.shape[1], len(cu_q) - 1, isinstance(cu_q, Tensor)
@@ -89,7 +90,7 @@ def is_faster(
     return predicted.takes(kind, q.dtype.itemsize, kept, width, units, max(calls, 1), major=major)
 
 
-OPS: dict[Callable[..., Any], tuple[str, Attend, Pull, Prepare]] = {
+OPS: dict[AnyFunction, tuple[str, Attend, Pull, Prepare]] = {
     softmax_attention_packed: (
         "softmax",
         partial(rows.attend, SOFTMAX.name),

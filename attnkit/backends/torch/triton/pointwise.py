@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnkit._core.activations import lacking
 from attnkit._core.dispatch import Kernel, with_gradients
+from attnkit._core.typing import AnyFunction, Keywords, Option
 from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments
 from attnkit.backends.torch.triton import decoding, launch, recorded
@@ -25,7 +25,7 @@ OLDEST_DEVICE = (8, 0)
 WIDEST = 256  # larger head sizes do not fit into the registers of a program
 DIFFERENTIABLE = ("q", "k", "v", "bias")
 DECODED = ("pointwise", "softmax")  # kinds of calls whose kernels for few queries are predicted
-GAUSSIAN: dict[str, Any] = {"activation": "exp", "alpha": 0.0}  # Gaussian attention as a point-wise one
+GAUSSIAN: Keywords = {"activation": "exp", "alpha": 0.0}  # Gaussian attention as a point-wise one
 
 
 def _triton_version() -> tuple[int, ...] | None:
@@ -61,12 +61,12 @@ CUSTOM = recorded.register("triton_pointwise", _forward, _backward, DIFFERENTIAB
 # ---------------------------------------------------------------------------------------------- what the library calls
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
     """pointwise_attention."""
     return CUSTOM.attend(OP, q=q, k=k, v=v, **options)
 
 
-def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: Any) -> dict[str, Tensor]:
+def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: Option) -> dict[str, Tensor]:
     """pointwise_attention_vjp."""
     return CUSTOM.pull(OP, do, q=q, k=k, v=v, **options)
 
@@ -113,12 +113,12 @@ def _refused(activation: str) -> str | None:
 _refused._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def unsupported_options(*, activation: str = "relu", **options: Any) -> str | None:
+def unsupported_options(*, activation: str = "relu", **options: Option) -> str | None:
     """Why the kernels do not support a call on any device."""
     return _refused(activation)
 
 
-def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> str | None:
+def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Option) -> str | None:
     """Why Triton does not support a call."""
     if (reason := unsupported_device(q)) is not None:
         return reason
@@ -129,7 +129,7 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options
     return unsupported_options(**options)
 
 
-def is_faster(kind: str | None, q: Tensor, k: Tensor, *rest: Tensor | None, **options: Any) -> bool:
+def is_faster(kind: str | None, q: Tensor, k: Tensor, *rest: Tensor | None, **options: object) -> bool:
     """Whether a kind of call is predicted not to be slower, or the generic body would keep too much; that alone for
     calls of no kind."""
     pairs, size = predicted.pairs(q.shape, k.shape), q.dtype.itemsize
@@ -155,34 +155,34 @@ def taken(q: Tensor) -> None:
         verdicts.warn_once(".".join(map(str, found)))
 
 
-def kernel(kind: str | None, call: Callable[..., Any], unsupported: Callable[..., str | None]) -> Kernel:
+def kernel(kind: str | None, call: AnyFunction, unsupported: Callable[..., str | None]) -> Kernel:
     """A row of the table of kernels that `auto` takes by prediction."""
     return Kernel("triton", call, unsupported, partial(is_faster, kind), taken=taken, misplaced=misplaced)
 
 
-def prepared(own: Arguments, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def prepared(own: Arguments, arrays: tuple[Tensor, ...], options: Keywords) -> AnyFunction | None:
     """o of calls with the same signature, with the parameters `own` of an op."""
     return recorded.prepared(CUSTOM, OP, dict(zip("qkv", arrays, strict=True)) | own | options)
 
 
-def only_by_name(*arrays: Tensor, **options: Any) -> bool:
+def only_by_name(*arrays: Tensor, **options: object) -> bool:
     """False: sums in no fixed order, and predicted slower than the kernels with one."""
     return False
 
 
-def unsupported_atomic(*arrays: Tensor, **options: Any) -> str | None:
+def unsupported_atomic(*arrays: Tensor, **options: Option) -> str | None:
     """Why kernels that add gradients in any order do not support a call."""
     if torch.are_deterministic_algorithms_enabled():
         return "adds gradients of q in no fixed order, and torch is asked for deterministic algorithms"
     return unsupported(*arrays, **options)
 
 
-def attend_to_distances(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+def attend_to_distances(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
     """gaussian_attention."""
     return attend(q, k, v, **GAUSSIAN, **options)
 
 
-def pull_from_distances(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: Any) -> dict[str, Tensor]:
+def pull_from_distances(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: object) -> dict[str, Tensor]:
     """gaussian_attention_vjp."""
     return pull(q, k, v, do, **GAUSSIAN, **options)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnkit._core.special import without_autocast
+from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option
 from attnkit.backends.torch import custom
 from attnkit.backends.torch.alignment import are_aligned
 from attnkit.backends.torch.custom import RATE, SEED, Arguments, Custom, encoded
@@ -70,7 +71,7 @@ class Operation(NamedTuple):
 
     function: Any
     arguments: tuple[Any, ...]
-    options: dict[str, Any]
+    options: Keywords
     made: View | None
 
     def __call__(self, memory: list[Any], addresses: list[int]) -> None:
@@ -116,7 +117,7 @@ class Recorder(TorchDispatchMode):
         self.memory.append(x)
         return len(self.memory) - 1
 
-    def _with_places(self, x: Any) -> Any:
+    def _with_places(self, x: OfLibrary) -> Any:
         if isinstance(x, Tensor):
             return self.view(x)
         return tuple(self._with_places(part) for part in x) if isinstance(x, (tuple, list)) else x
@@ -131,14 +132,14 @@ class Recorder(TorchDispatchMode):
         return View(self.place(x), tuple(x.shape), tuple(x.stride()))
 
 
-def _with_views(x: Any, memory: Sequence[Tensor]) -> Any:
+def _with_views(x: OfLibrary, memory: Sequence[Tensor]) -> Any:
     """Arguments of an operation with tensors instead of views."""
     if type(x) is View:
         return x.of(memory)
     return tuple([_with_views(part, memory) for part in x]) if type(x) is tuple else x
 
 
-def _with_places(x: Any, recorder: Recorder) -> Any:
+def _with_places(x: OfLibrary, recorder: Recorder) -> Any:
     """Arguments with places instead of tensors and views."""
     if isinstance(x, Tensor):
         return recorder.place(x)
@@ -149,13 +150,13 @@ def _with_places(x: Any, recorder: Recorder) -> Any:
     return tuple(_with_places(part, recorder) for part in x)
 
 
-def _places(x: Any) -> list[Place]:
+def _places(x: Tensor) -> list[Place]:
     if type(x) is Place:
         return [x]
     return [place for part in x for place in _places(part)] if type(x) is tuple else []
 
 
-def _with_addresses(x: Any, addresses: Sequence[int]) -> Any:
+def _with_addresses(x: Tensor, addresses: Sequence[int]) -> Any:
     """Arguments with addresses instead of tensors."""
     if type(x) is Place:
         address = addresses[x.slot] + x.offset
@@ -163,7 +164,7 @@ def _with_addresses(x: Any, addresses: Sequence[int]) -> Any:
     return tuple([_with_addresses(part, addresses) for part in x]) if type(x) is tuple else x
 
 
-def _with_tensors(x: Any, memory: Sequence[Tensor]) -> Any:
+def _with_tensors(x: OfLibrary, memory: Sequence[Tensor]) -> Any:
     """Arguments with tensors, of which Triton asks address and dtype."""
     if type(x) is Place:
         base = memory[x.slot].view(x.dtype)
@@ -314,7 +315,7 @@ class Repeated:
     """
 
     def __init__(
-        self, custom: Custom, op: str, arguments: Arguments, returned: tuple[str, ...], answer: Callable[..., Any]
+        self, custom: Custom, op: str, arguments: Arguments, returned: tuple[str, ...], answer: AnyFunction
     ) -> None:
         given = {name: x for name, x in arguments.items() if x is not None}
         tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
@@ -330,7 +331,7 @@ class Repeated:
         self.forward: list[Recording | None] = []  # once it is known
         self.backward: dict[Any, Recording | None] = {}
 
-    def __call__(self, *arrays: Tensor, **options: Any) -> Any:
+    def __call__(self, *arrays: Tensor, **options: Option) -> Any:
         """The answer, for arrays by position or by name."""
         tensors = list(arrays)
         for name, index in self.given[len(arrays) :]:
@@ -424,7 +425,7 @@ def prepared(
     op: str,
     arguments: Arguments,
     returned: tuple[str, ...] = (),
-    answer: Callable[..., Any] = only_first,
+    answer: AnyFunction = only_first,
 ) -> Repeated:
     """What serves calls of an op with arguments like these. Seeds of dropout are given each time."""
     given = dict(arguments)

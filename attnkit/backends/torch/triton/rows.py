@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option, Results
 from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.softmax import sdpa_unsupported
@@ -76,7 +77,7 @@ def views_of_numbers(a: Layout, rows: Tensor) -> tuple[View, ...]:
     return tuple(_of_rows(a, row) for row in rows)
 
 
-def functions(kernel: Any, call: Call, dtype: torch.dtype) -> dict[str, Any]:
+def functions(kernel: Any, call: Call, dtype: torch.dtype) -> Keywords:
     """The compile-time functions of a kernel, and whether its scale is negative."""
     from attnkit.kernels.triton import normalisers
 
@@ -84,7 +85,7 @@ def functions(kernel: Any, call: Call, dtype: torch.dtype) -> dict[str, Any]:
     return normalisers.functions(kernel, call.normaliser.name, dtype != torch.float32, negative)
 
 
-def _sizes(name: str, q: Tensor, call: Call, statistics: bool = False) -> dict[str, Any] | None:
+def _sizes(name: str, q: Tensor, call: Call, statistics: bool = False) -> Keywords | None:
     """Sizes of tiles; None for a resident kernel if a row does not fit into registers, or has statistics."""
     from attnkit.kernels.triton import sizes
 
@@ -97,7 +98,7 @@ def _sizes(name: str, q: Tensor, call: Call, statistics: bool = False) -> dict[s
     return None if tile is None else _widths(q, a) | tile._asdict()
 
 
-def _widths(q: Tensor, a: Layout) -> dict[str, Any]:
+def _widths(q: Tensor, a: Layout) -> Keywords:
     """Compile-time arguments of all kernels."""
     from attnkit.kernels.triton.sizes import padded
 
@@ -178,7 +179,7 @@ def backward_launches(
     shared = (views_of_numbers(a, rows), _of_rows(a, delta))
     common = tuples(call)
 
-    def launch_of(name: str, programs: Any, *arguments: Any) -> Launch:
+    def launch_of(name: str, programs: Any, *arguments: Tensor) -> Launch:
         kernel, sizes = getattr(kernels, name), _sizes(name, q, call, of_rows is not None)
         assert sizes is not None
         return Launch(
@@ -186,7 +187,7 @@ def backward_launches(
         )
 
     dq = view(a, "q", grads.get("q"))
-    arguments: tuple[Any, ...] = (*inputs, dq, *shared, view(a, "rows", dlse), *common, a.heads, a.groups)
+    arguments: tuple[OfLibrary, ...] = (*inputs, dq, *shared, view(a, "rows", dlse), *common, a.heads, a.groups)
     resident = _sizes("backward_resident", q, call, of_rows is not None) is not None
     name = "backward_resident" if resident else "backward_tiled"
     launches = [launch_of(name, lambda size, keys: a.blocks(a.queries, size) * a.heads * a.items, *arguments)]
@@ -271,20 +272,20 @@ CUSTOM = recorded.register("triton_rows", _forward, _backward, DIFFERENTIABLE, _
 # ---------------------------------------------------------------------------------------------- what the library calls
 
 
-def attend(op: str, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+def attend(op: str, q: Tensor, k: Tensor, v: Tensor, **options: object) -> Results:
     """softmax_attention or entmax_attention."""
     outputs = CUSTOM.outputs(op, q=q, k=k, v=v, **options)
     return (outputs[0], outputs[1]) if options.get("return_lse") else outputs[0]
 
 
 def pull(
-    op: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, dlse: Tensor | None = None, **options: Any
+    op: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, dlse: Tensor | None = None, **options: Option
 ) -> dict[str, Tensor]:
     """Explicit gradients of softmax_attention or entmax_attention."""
     return CUSTOM.pull(op, do, q=q, k=k, v=v, dlse=dlse, **options)
 
 
-def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def prepared(op: str, arrays: tuple[Tensor, ...], options: Keywords) -> AnyFunction | None:
     """o, and lse if requested, of calls with the same signature."""
     arguments = dict(zip("qkv", arrays, strict=True)) | options
     if not options.get("return_lse"):
@@ -292,7 +293,7 @@ def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
     return recorded.prepared(CUSTOM, op, arguments, ("lse",), lambda outputs: (outputs[0], outputs[1]))
 
 
-def unsupported_options(*arrays: Tensor | None, **options: Any) -> str | None:
+def unsupported_options(*arrays: Tensor | None, **options: Option) -> str | None:
     """Why the kernels do not support a call on any device."""
     if isinstance(options.get("alpha"), Tensor):
         return "an array alpha is served by the generic implementation"
@@ -300,14 +301,21 @@ def unsupported_options(*arrays: Tensor | None, **options: Any) -> str | None:
 
 
 def unsupported(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor | None = None, dlse: Tensor | None = None, *, vjp: bool, **options: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    do: Tensor | None = None,
+    dlse: Tensor | None = None,
+    *,
+    vjp: bool,
+    **options: Option,
 ) -> str | None:
     """Why Triton does not support a call."""
     rest = (do,) if vjp else ()
     return pointwise.unsupported(q, k, v, *rest) or unsupported_options(**options)
 
 
-def softmax_is_faster(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Any) -> bool:
+def softmax_is_faster(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: object) -> bool:
     """Not against torch's own fused softmax, which is listed after it."""
     fused = not rest and sdpa_unsupported(q, k, v, **options) is None
     return not fused and pointwise.is_faster("softmax", q, k, v, **options)

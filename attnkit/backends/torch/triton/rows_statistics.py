@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnkit._core.typing import Keywords
 from attnkit.backends.torch.custom import Arguments
 from attnkit.backends.torch.triton import launch, rows
 from attnkit.backends.torch.triton.launch import Launch, view
@@ -61,7 +62,7 @@ def softmax_launch(
     return Launch(kernel, programs, (*views, *of_rows, *rows.tuples(call), a.heads, a.groups), constants)
 
 
-def _constants(kernel: Any, q: Tensor, call: rows.Call, tile: Any) -> dict[str, Any]:
+def _constants(kernel: Any, q: Tensor, call: rows.Call, tile: Any) -> Keywords:
     """Compile-time arguments of both kernels."""
     from attnkit.kernels.triton.sizes import padded, with_pairs
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnkit._core import quadratic
 from attnkit._core.family import base_op
+from attnkit._core.typing import Keywords, Option
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.triton import launch, pointwise, recorded, rows, rows_statistics
 from attnkit.backends.torch.triton.pointwise import DIFFERENTIABLE, GAUSSIAN
@@ -24,7 +25,7 @@ from attnkit.ops.statistics import RowStatistics
 FIELDS = RowStatistics._fields
 WITH_GRADIENT = FIELDS[:4]
 SAVED = ("total", "entropy", "first")
-OPTIONS: dict[str, dict[str, Any]] = {POINTWISE.name: {}, gaussian.GAUSSIAN.name: GAUSSIAN}
+OPTIONS: dict[str, Keywords] = {POINTWISE.name: {}, gaussian.GAUSSIAN.name: GAUSSIAN}
 """What the ops, and their special cases, add to their options to make these those of pointwise_attention."""
 SERVED = (*OPTIONS, *rows_statistics.OPS)
 
@@ -101,7 +102,7 @@ def _names(op: str, fields: str) -> tuple[str, ...]:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor | None, *, op: str, fields: tuple[str, ...], **options: Any
+    q: Tensor, k: Tensor, v: Tensor | None, *, op: str, fields: tuple[str, ...], **options: object
 ) -> dict[str, Tensor]:
     """{"o": o if there is a v, field: rows} for an op, its options being those of pointwise_attention."""
     text = ",".join(fields)
@@ -112,7 +113,7 @@ def attend(
 
 
 def pull(
-    q: Tensor, k: Tensor, v: Tensor | None, do: Tensor | None, dstats: dict[str, Tensor], *, op: str, **options: Any
+    q: Tensor, k: Tensor, v: Tensor | None, do: Tensor | None, dstats: dict[str, Tensor], *, op: str, **options: Option
 ) -> dict[str, Tensor]:
     """Gradients of q, k, v and bias, those that there are, for cotangents of o and of statistics."""
     args = {"q": q, "k": k, **OPTIONS.get(base_op(op), {}), **options}
@@ -124,19 +125,19 @@ def pull(
     return CUSTOM.pull(op, do, **args, v=v)
 
 
-def unsupported_options(op: str, **options: Any) -> str | None:
+def unsupported_options(op: str, **options: Option) -> str | None:
     """Why the rows of an op have no statistics here on any device."""
     if base_op(op) not in SERVED:
         return f"statistics of {op} are served by the generic implementation"
     return (rows if normalised(op) else pointwise).unsupported_options(**options)
 
 
-def unsupported(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: Any) -> str | None:
+def unsupported(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: Option) -> str | None:
     """Why Triton does not support a call."""
     return pointwise.unsupported(q, k, q if v is None else v) or unsupported_options(op, **options)
 
 
-def is_faster(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: Any) -> bool:
+def is_faster(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: object) -> bool:
     """Whether a call is predicted not to be slower; of weights that sum to 1, whether the generic body would keep too
     much."""
     if normalised(op):
@@ -144,21 +145,21 @@ def is_faster(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **optio
     return pointwise.is_faster("statistics", q, k, v)
 
 
-def _rows(q: Tensor, k: Tensor, **options: Any) -> RowStatistics:
+def _rows(q: Tensor, k: Tensor, **options: Option) -> RowStatistics:
     return RowStatistics(**attend(q, k, None, **options))
 
 
-def _rows_vjp(q: Tensor, k: Tensor, *, dstats: RowStatistics, fields: Any, **options: Any) -> dict[str, Tensor]:
+def _rows_vjp(q: Tensor, k: Tensor, *, dstats: RowStatistics, fields: Any, **options: Option) -> dict[str, Tensor]:
     return pull(q, k, None, None, dstats._asdict(), **options)
 
 
-def _both(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, RowStatistics]:
+def _both(q: Tensor, k: Tensor, v: Tensor, **options: Option) -> tuple[Tensor, RowStatistics]:
     results = attend(q, k, v, **options)
     return results.pop("o"), RowStatistics(**results)
 
 
 def _both_vjp(
-    q: Tensor, k: Tensor, v: Tensor, *, do: Tensor | None, dstats: RowStatistics, fields: Any, **options: Any
+    q: Tensor, k: Tensor, v: Tensor, *, do: Tensor | None, dstats: RowStatistics, fields: Any, **options: Option
 ) -> dict[str, Tensor]:
     return pull(q, k, v, do, dstats._asdict(), **options)
 

@@ -27,7 +27,7 @@ from attnkit.ops.statistics import attention_with_statistics, row_statistics
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.adapters.base import Arrays
-from attnkit_conformance.adapters.cases import POINTWISE, base_arguments, cases, learned
+from attnkit_conformance.adapters.cases import POINTWISE, base_arguments, cases, refuse_learned
 from attnkit_conformance.adapters.cuda_cpu.build import Edits, Library, missing_compiler
 from attnkit_conformance.adapters.cuda_cpu.machine import KernelFault, Machine
 from attnkit_conformance.model.case import DTYPES
@@ -176,7 +176,7 @@ class CudaOnCpu:
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """Why the kernels do not support a call on any device."""
         arguments = {**arrays, **params}
-        return learned(op, arguments) or SERVED[op].unsupported_options(**arguments)
+        return refuse_learned(op, arguments) or SERVED[op].unsupported_options(**arguments)
 
     def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, np.ndarray]:
         """Outputs, from both runs."""

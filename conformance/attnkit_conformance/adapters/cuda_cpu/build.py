@@ -139,7 +139,7 @@ class Library:
         """The function that runs the kernel of a launch; compiled on first use."""
         text = unit(launch)
         if text not in self.loaded:
-            self.loaded[text] = ctypes.PyDLL(str(compiled(text, included(text, self.files))))
+            self.loaded[text] = ctypes.PyDLL(str(compile_unit(text, headers_of(text, self.files))))
         return self.loaded[text].run
 
     def run(self, launch: Launch, descending: bool) -> Answer:
@@ -153,7 +153,7 @@ class Library:
         return answer
 
 
-def included(text: str, files: dict[str, str]) -> tuple[tuple[str, str], ...]:
+def headers_of(text: str, files: dict[str, str]) -> tuple[tuple[str, str], ...]:
     """The headers that a unit includes, directly or indirectly, with their texts."""
     headers: dict[str, str] = {}
     texts = [text]
@@ -165,7 +165,7 @@ def included(text: str, files: dict[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 @functools.cache
-def compiled(text: str, files: tuple[tuple[str, str], ...]) -> Path:
+def compile_unit(text: str, files: tuple[tuple[str, str], ...]) -> Path:
     """The path of the shared library of a unit."""
     digest = hashlib.sha256(repr((text, files, FLAGS, compiler_version())).encode()).hexdigest()[:32]
     path = cache() / f"{digest}.so"

@@ -48,7 +48,7 @@ class Region:
         return None
 
 
-def protected(size: int, behind: bool, what: str) -> Region:
+def protect(size: int, behind: bool, what: str) -> Region:
     """Poisoned memory whose last byte (`behind`) or first byte is next to a protected page."""
     room = max(-(-size // PAGE), 1) * PAGE
     pages = mmap.mmap(-1, room + 2 * PAGE)
@@ -74,7 +74,7 @@ class Machine:
         """Poisoned memory that kernels may write to."""
         kind = np.dtype(dtype)
         size = int(np.prod(shape)) * kind.itemsize
-        region = protected(size, self.behind, f"an output {shape} of {kind.name}")
+        region = protect(size, self.behind, f"an output {shape} of {kind.name}")
         self.regions.append(region)
         return np.ndarray(shape, kind, region.usable.data, region.start)
 
@@ -94,7 +94,7 @@ class Machine:
 
     def copied(self, x: np.ndarray) -> int:
         low, high = np.lib.array_utils.byte_bounds(x) if x.size else (x.ctypes.data,) * 2
-        region = protected(high - low, self.behind, f"an input {x.shape} of {x.dtype.name}")
+        region = protect(high - low, self.behind, f"an input {x.shape} of {x.dtype.name}")
         first = region.start + x.ctypes.data - low
         if x.size:
             np.ndarray(x.shape, x.dtype, region.usable.data, first, x.strides)[...] = x

@@ -119,7 +119,7 @@ def within(adapter: Adapter, surrounding: Surrounding) -> Adapter:
     return apart(surrounding.name, surrounding.text) if apart else Surrounded(adapter, surrounding)
 
 
-def surrounded(adapter: Adapter, name: str) -> Adapter:
+def surround(adapter: Adapter, name: str) -> Adapter:
     """An adapter in a surrounding by name; ValueError for an unknown one."""
     library = library_of(adapter)
     known = surroundings_of(library)

@@ -22,7 +22,7 @@ Around = Callable[[OfTwo], OfTwo]
 AXIS = "surrounding"
 
 
-def compiled(program: Program, *arguments: Tree) -> Tree:
+def run_compiled(program: Program, *arguments: Tree) -> Tree:
     """A program under jit; what is compiled of it is not kept."""
     jitted: Any = jax.jit(program, compiler_options=light())
     try:
@@ -35,7 +35,7 @@ def program(
     name: str,
     text: str,
     around: Around = lambda function: function,
-    run: Callable[..., Tree] = compiled,
+    run: Callable[..., Tree] = run_compiled,
     gradient_inside: bool = False,
 ) -> Surrounding:
     """`around` a function of two trees, the floats and the rest, or around its gradient; and how the whole is `run`."""
@@ -68,7 +68,7 @@ def within(name: str, text: str, context: Callable[[], AbstractContextManager[An
 
     def run(program: Program, *arguments: Tree) -> Tree:
         with context():
-            return compiled(program, *arguments)
+            return run_compiled(program, *arguments)
 
     return program(name, text, run=run)
 
@@ -78,7 +78,7 @@ def at_once(program: Program, *arguments: Tree) -> Tree:
     return program(*arguments)
 
 
-def stacked(tree: Tree) -> Tree:
+def stack_twice(tree: Tree) -> Tree:
     """Everything twice, on a new first axis."""
     return jax.tree.map(lambda x: jnp.stack([x, x]), tree)
 
@@ -94,7 +94,7 @@ def in_scan(function: OfTwo) -> OfTwo:
         def step(carry: Tree, floats: Arrays) -> tuple[Tree, Tree]:
             return carry, function(floats, rest)
 
-        return second(jax.lax.scan(step, 0, stacked(floats))[1])
+        return second(jax.lax.scan(step, 0, stack_twice(floats))[1])
 
     return outputs
 
@@ -102,7 +102,7 @@ def in_scan(function: OfTwo) -> OfTwo:
 def in_vmap(function: OfTwo) -> OfTwo:
     """The second item of two, on an axis with a name."""
     mapped = jax.vmap(function, in_axes=(0, None), axis_name=AXIS)
-    return lambda floats, rest: second(mapped(stacked(floats), rest))
+    return lambda floats, rest: second(mapped(stack_twice(floats), rest))
 
 
 def in_branch(function: OfTwo) -> OfTwo:
@@ -134,17 +134,17 @@ def on_mesh(function: OfTwo) -> OfTwo:
     return outputs
 
 
-def checkpointed(function: OfTwo) -> OfTwo:
+def with_checkpoints(function: OfTwo) -> OfTwo:
     return jax.checkpoint(function)
 
 
-def exported(program: Program, *arguments: Tree) -> Tree:
+def run_exported(program: Program, *arguments: Tree) -> Tree:
     """Written by jax.export, read and run."""
     written = jax.export.export(jax.jit(program))(*arguments).serialize()
     return jax.export.deserialize(written).call(*arguments)
 
 
-def donated(program: Program, *arguments: Tree) -> Tree:
+def run_donating(program: Program, *arguments: Tree) -> Tree:
     """The memory of the arguments may become that of the results."""
     copies = jax.tree.map(jnp.copy, arguments)
     numbers = tuple(range(len(arguments)))
@@ -177,8 +177,8 @@ SURROUNDINGS = (
     program("shard_map", "shard_map, its outputs differentiated", on_mesh),
     program("shard_map_gradient", "shard_map around the gradient", on_mesh, gradient_inside=True),
     program("shard_map_scan", "a step of lax.scan inside shard_map", lambda function: on_mesh(in_scan(function))),
-    program("checkpoint", "jax.checkpoint", checkpointed),
-    program("export", "jax.export to bytes, and back", run=exported),
-    program("donation", "jit with donated arguments", run=donated),
+    program("checkpoint", "jax.checkpoint", with_checkpoints),
+    program("export", "jax.export to bytes, and back", run=run_exported),
+    program("donation", "jit with donated arguments", run=run_donating),
     program("threads", "two threads at the same time, each with a call of its own", run=beside_a_thread()),
 )

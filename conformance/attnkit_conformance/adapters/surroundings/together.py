@@ -36,7 +36,7 @@ def both_in_threads(mine: Callable[[], Any], other: Callable[[], Any]) -> Any:
     """What `mine` returns the last time of several, while another thread repeats `other` until then."""
     start, done = threading.Barrier(2), threading.Event()
 
-    def repeated() -> Any:
+    def repeat() -> Any:
         start.wait()
         try:
             return [mine() for _ in range(REPEATS)][-1]
@@ -50,7 +50,7 @@ def both_in_threads(mine: Callable[[], Any], other: Callable[[], Any]) -> Any:
             other()
 
     with ThreadPoolExecutor(2) as pool:
-        answer, neighbour = pool.submit(repeated), pool.submit(beside)
+        answer, neighbour = pool.submit(repeat), pool.submit(beside)
     neighbour.result()
     return answer.result()
 

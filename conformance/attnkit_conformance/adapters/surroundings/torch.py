@@ -102,7 +102,7 @@ def deterministic() -> Iterator[None]:
 
 
 @contextmanager
-def flushed() -> Iterator[None]:
+def flush_subnormals() -> Iterator[None]:
     """Numbers below the normal range become 0."""
     torch.set_flush_denormal(True)
     try:
@@ -156,7 +156,7 @@ class Operators(TorchDispatchMode):
         return function(*arguments, **(keywords or {}))
 
 
-def checkpointed(name: str, text: str, use_reentrant: bool) -> Surrounding:
+def with_checkpoints(name: str, text: str, use_reentrant: bool) -> Surrounding:
     """The forward pass is run again in the backward pass."""
 
     def run(function: Function, leaves: Arrays, rest: Arrays) -> Arrays:
@@ -257,8 +257,8 @@ SURROUNDINGS = (
     around("autocast", "autocast to bfloat16 around the forward and the backward pass", autocast),
     within("autocast_forward", "autocast around the forward pass, as one should", autocast),
     within("autocast_backward", "autocast around the backward pass alone", backward=autocast),
-    checkpointed("checkpoint", "torch.utils.checkpoint, use_reentrant=False", use_reentrant=False),
-    checkpointed("checkpoint_reentrant", "torch.utils.checkpoint, use_reentrant=True", use_reentrant=True),
+    with_checkpoints("checkpoint", "torch.utils.checkpoint, use_reentrant=False", use_reentrant=False),
+    with_checkpoints("checkpoint_reentrant", "torch.utils.checkpoint, use_reentrant=True", use_reentrant=True),
     around("deterministic", "torch.use_deterministic_algorithms(True), which fills new memory with NaN", deterministic),
     detecting_anomalies("anomalies", "torch.autograd.set_detect_anomaly(True)"),
     within("save_on_cpu", "torch.autograd.graph.save_on_cpu()", torch.autograd.graph.save_on_cpu),
@@ -267,7 +267,7 @@ SURROUNDINGS = (
     around("dispatch_mode", "a TorchDispatchMode that passes everything on", Operators),
     as_parameters("parameters", "arguments that are torch.nn.Parameter"),
     twice("retain_graph", "backward twice, with retain_graph=True"),
-    around("flush_denormal", "torch.set_flush_denormal(True)", flushed),
+    around("flush_denormal", "torch.set_flush_denormal(True)", flush_subnormals),
     beside_a_thread("threads", "two threads at the same time, each with a call of its own"),
     beside_a_task("tasks", "two asyncio tasks, which take turns between forward and backward"),
 )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attnkit_conformance.families.analysis import samples
-from attnkit_conformance.model.binding import Arrays, Binding, Signature, named, split
+from attnkit_conformance.model.binding import Arrays, Binding, Signature, name_outputs, split
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import zeros
 from attnkit_conformance.model.grammar import Choice, Level, Row
@@ -22,7 +22,7 @@ NEEDS_LINALG = ("analysis.condition_number", "analysis.effective_rank")  # the s
 def analysis_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
     """`analysis.<name>(...)`."""
     args, keywords = split(op, arrays, params)
-    return named(op, params, attrgetter(op.name)(module)(*args, **keywords))
+    return name_outputs(op, params, attrgetter(op.name)(module)(*args, **keywords))
 
 
 def analysis_magnitudes(

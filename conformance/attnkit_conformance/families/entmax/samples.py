@@ -72,7 +72,7 @@ def entmax_complete(case: Case, alpha: float = 1.5) -> Case | None:
         moved = {n: case.arrays[n] + 0.1 * normals(case, n, case.arrays[n].shape) for n in ("q", "k")}
         arrays = {**case.arrays, **{n: rounded(x, case.dtype) for n, x in moved.items()}}
         case = replace(case, arrays=arrays, tags=case.tags - {"integers"})
-    return settled(with_alpha(case), alpha)
+    return settle(with_alpha(case), alpha)
 
 
 def with_alpha(case: Case) -> Case:
@@ -90,7 +90,7 @@ def alphas_of(case: Case, alpha: float) -> Any:
     return case.arrays.get("alpha", case.params.get("alpha", alpha))
 
 
-def settled(case: Case, default: float) -> Case | None:
+def settle(case: Case, default: float) -> Case | None:
     """The case with other queries where rounding could move a score across the threshold of its row: nonzero and, for
     α > 1.5 and for entropy, slopes jump there. A query is replaced by its features in another order, with other signs,
     one of a single feature by that of another query; where that does not help, as it does not if keys are equal, it

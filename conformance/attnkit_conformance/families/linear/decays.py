@@ -97,13 +97,13 @@ def with_decay(case: Case) -> Case:
     x = rounded(decay(level, of_v[:-2], heads, of_v[-2], rng), dtype)
     case = replace(case, params=params, arrays={**case.arrays, "log_decay": x})
     case = replace(case, dtypes={**case.dtypes, "log_decay": dtype})
-    hides = hidden(case)
+    hides = hidden_decays(case)
     if hides is not None and "poison" in case.tags:
         x[hides] = np.nan
     return case
 
 
-def hidden(case: Case) -> Array | None:
+def hidden_decays(case: Case) -> Array | None:
     """Of a decay for each token, those of tokens that no query may see, whatever the order."""
     x = case.arrays.get("log_decay")
     sc = scoring.case_scores(case, with_v=False)

@@ -202,7 +202,7 @@ WITH_STATE = tuple((INITIAL_STATE, ("causal", name)) for name in ("lower_right",
 """With a state causality needs as many queries as keys (A3)."""
 
 
-def unserved(*own: tuple[Choice, ...]) -> tuple[tuple[Choice, ...], ...]:
+def unserved_choices(*own: tuple[Choice, ...]) -> tuple[tuple[Choice, ...], ...]:
     """With a state query heads of a group share their keys (A3)."""
     grouped = [("heads", name) for name in ("grouped", "shared")]
     states = (INITIAL_STATE, RETURNED_STATE)
@@ -311,7 +311,7 @@ LINEAR_ATTENTION = row(
         "scale": (None, 0.05),
         "log_decay": decays.LEVELS,
     },
-    forbidden=unserved(
+    forbidden=unserved_choices(
         *((("eps", 0.1), choice) for choice in (("normalize", False), ("feature_map", "identity"))),
         *((("log_decay", level), ("causal", "upper_left")) for level in decays.LEVELS[1:]),
     ),
@@ -333,7 +333,7 @@ COSINE = row(
         "values": ("normal", "tiny", "large", "equal_keys"),
         "width": ("12x20", "17x5", "8x8"),
     },
-    forbidden=unserved(),
+    forbidden=unserved_choices(),
     equal_lengths=WITH_STATE,
     errors=cosine_errors,
     adapt=linear_samples.without_kinks,
@@ -348,7 +348,7 @@ PERFORMER = row(
     own=("kernel", "eps"),
     variants=({}, {"kernel": "relu"}, {"chunk_size": 5}, RESUMED, {"kernel": "relu", **RESUMED}, RETURN_STATE),
     levels={"kernel": (None, "relu"), "eps": (None, 0.1, 0.3)},
-    forbidden=unserved(*ties()),
+    forbidden=unserved_choices(*ties()),
     equal_lengths=WITH_STATE,
     errors=performer_errors,
     adapt=no_scale,
@@ -363,7 +363,7 @@ EFFICIENT = row(
         *((scene, {}) for scene in linear_samples.OPPOSITE),
         *((scene, {"chunk_size": 5}) for scene in attention.FULL if scene.name == "1x257"),
     ),
-    forbidden=unserved(*ties()),
+    forbidden=unserved_choices(*ties()),
     equal_lengths=WITH_STATE,
     errors=efficient_errors,
     adapt=key_masks,

@@ -275,7 +275,7 @@ def zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
         if name in case.arrays:
             shape = (*case.arrays[name].shape[:-1], 1)
             gradients[name] = reduce_to(unseen[..., None], shape, sc.groups, np.logical_and)
-    without_decay = decays.hidden(case)
+    without_decay = decays.hidden_decays(case)
     if without_decay is not None:
         gradients["log_decay"] = without_decay
     return {**rows, "w": ~sc.visible}, gradients

@@ -129,7 +129,7 @@ def valid_queries(arrays: Mapping[str, Array], leading: Shape, n: int) -> Array:
     return np.broadcast_to(arrays.get("query_mask", np.ones(n, bool)), (*leading, n))
 
 
-def finished(op: Op, scene: Scene, dtype: str, case: Case, hidden: Mapping[str, Array], out: Shape) -> Case:
+def finish(op: Op, scene: Scene, dtype: str, case: Case, hidden: Mapping[str, Array], out: Shape) -> Case:
     """Rounded arrays, NaN and infinities in padding, and a cotangent."""
     inputs = {n: rounded(x, case.dtype_of(n)) if x.dtype.kind == "f" else x for n, x in case.arrays.items()}
     if "poison" in scene.options:
@@ -191,7 +191,7 @@ def soft_case(op: Op, scene: Scene, dtype: str) -> Case:
     hidden = {"q": tokens, "v": tokens}
     if "landmark_mask" in arrays:
         hidden["landmarks"] = np.broadcast_to(~arrays["landmark_mask"], landmarks.shape[:-1])
-    return finished(op, scene, dtype, case, hidden, (*leading, n, scene.e))
+    return finish(op, scene, dtype, case, hidden, (*leading, n, scene.e))
 
 
 def soft_property(op: Op, scene: attention.Scene, params: Mapping[str, Any], label: str, dtype: str) -> Case:

@@ -13,7 +13,7 @@ from attnkit_conformance.families.lowrank.samples import (
     Array,
     Scene,
     Shape,
-    finished,
+    finish,
     inputs_of,
     masks_of,
     new_case,
@@ -119,7 +119,7 @@ def nystrom_case(op: Op, scene: Scene, dtype: str, variant: Mapping[str, Any], l
     if "poison" in scene.options:
         tokens = ~(valid_keys(inputs_of(case), leading, n) & valid_queries(arrays, leading, n))
         hidden = {name: whole_items(tokens, arrays[name], "gqa" in scene.options) for name in ("q", "k", "v")}
-    return finished(op, scene, dtype, case, hidden, (*leading, n, scene.e))
+    return finish(op, scene, dtype, case, hidden, (*leading, n, scene.e))
 
 
 def nystrom_property(op: Op, scene: attention.Scene, params: Mapping[str, Any], label: str, dtype: str) -> Case:
@@ -141,7 +141,7 @@ def scores_growth(case: Case) -> float:
     q = np.where(of_input(queries[..., None], q), q, 0.0)
     q, k = (np.where(np.isfinite(x), x, 0.0) for x in (q, k))  # rows that see nothing may hold anything
     if "proj_k" in case.arrays:
-        k = projected(case.arrays["proj_k"], np.where(keys_of_input(keys, k), k, 0.0), case)
+        k = project(case.arrays["proj_k"], np.where(keys_of_input(keys, k), k, 0.0), case)
     k = np.repeat(k, q.shape[-3] // k.shape[-3], axis=-3) if case.params.get("enable_gqa") else k
     s = np.abs(q @ np.swapaxes(k, -1, -2)) * abs(case.params.get("scale", 1.0 / np.sqrt(q.shape[-1])))
     return 1.0 + float(np.max(s, initial=0.0, where=np.isfinite(s))) / EXPONENT_STEP
@@ -155,7 +155,7 @@ def keys_of_input(keys: Array, k: Array) -> Array:
     return np.asarray(head[..., None])
 
 
-def projected(projection: Array, k: Array, case: Case) -> Array:
+def project(projection: Array, k: Array, case: Case) -> Array:
     return projection[..., : k.shape[-2]] @ k
 
 
@@ -227,7 +227,7 @@ def linformer_case(op: Op, scene: Scene, dtype: str) -> Case:
         unseen, hidden["q"] = unseen_and_null(case)
         hidden |= {name: whole_items(unseen, arrays[name], "gqa" in scene.options) for name in ("k", "v")}
         hidden["dropout_mask"] = hidden["q"]
-    return finished(op, scene, dtype, case, hidden, (*leading, n, scene.e))
+    return finish(op, scene, dtype, case, hidden, (*leading, n, scene.e))
 
 
 def linformer_property(op: Op, scene: attention.Scene, params: Mapping[str, Any], label: str, dtype: str) -> Case:

@@ -60,7 +60,7 @@ def edges_of(lengths: tuple[int, ...]) -> np.ndarray:
     return np.cumsum((0, *lengths), dtype=np.int32)
 
 
-def named(pack: Pack, variant: Params) -> str:
+def name_of(pack: Pack, variant: Params) -> str:
     return ".".join(filter(None, (pack.name, variant_label(variant))))
 
 
@@ -89,7 +89,7 @@ def packed_case(op: Op, pack: Pack, variant: Params, dtype: str) -> Case:
     cotangents = {
         name: rounded(rng.standard_normal(answers[name]), op.output_dtype(name, dtype)) for name in op.outputs(params)
     }
-    name, tags = f"{op.name}/{dtype}/{named(pack, variant)}", frozenset((pack.name, "packed", "grid"))
+    name, tags = f"{op.name}/{dtype}/{name_of(pack, variant)}", frozenset((pack.name, "packed", "grid"))
     return Case(name, op.name, dtype, arrays, params, cotangents, tags, dtypes)
 
 
@@ -164,7 +164,7 @@ def packed_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     pairs += [(FULL[0], n) for n in range(len(op.variants))] if profile == "full" else []
     for m, (pack, n) in enumerate(pairs):
         if (pack, n) not in pairs[:m]:
-            yield sample(op.name, dtype, named(pack, op.variants[n]), packed_case, op, pack, op.variants[n], dtype)
+            yield sample(op.name, dtype, name_of(pack, op.variants[n]), packed_case, op, pack, op.variants[n], dtype)
 
 
 def takes_windows(op: Op) -> bool:

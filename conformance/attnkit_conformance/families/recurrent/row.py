@@ -34,7 +34,7 @@ def of_delta(row: Row) -> Mapping[str, bool]:
     return {"beta": True} | ({} if decay == "none" else {"log_decay": decay == "number"})
 
 
-def scaled(k: Array, size: float) -> Array:
+def rescale(k: Array, size: float) -> Array:
     """Keys of any length."""
     return size * k
 
@@ -46,7 +46,7 @@ def unit(k: Array, size: float) -> Array:
     return min(1.0, size) * k / (norm if k.shape[-1] > 1 else 1 + norm)
 
 
-GATED = Kind(of_gated, scaled)
+GATED = Kind(of_gated, rescale)
 DELTA = Kind(of_delta, unit, {"decay": "features"})
 
 

@@ -104,7 +104,7 @@ def tokens(
     return arrays
 
 
-def finished(
+def finish(
     op: Op, name: str, dtype: str, row: Row, arrays: dict[str, Array], params: Params, rng: np.random.Generator
 ) -> Case:
     """The case of these arrays, rounded, with cotangents of all outputs."""
@@ -136,13 +136,13 @@ def row_case(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
         arrays["key_lengths"] = of_some_dtype(name, T, ends.astype(np.int64).reshape(outer))
     if row["initial_state"] is not None:
         arrays[f"{INITIAL}S"] = rng.standard_normal((*leads[1], *width))
-    case = finished(op, name, dtype, row, arrays, params, rng)
+    case = finish(op, name, dtype, row, arrays, params, rng)
     if row["poison"] == "yes":
         poison(op, case)
     return case
 
 
-def hidden(case: Case) -> tuple[Array, Array]:
+def hidden_tokens(case: Case) -> tuple[Array, Array]:
     """Tokens (..., T) over the leading axes of the output that no query sees, and queries that see nothing."""
     shape = np.broadcast_shapes(*(x.shape[:-2] for n, x in case.arrays.items() if n in ("q", "k", "v")))
     options = {n: x for n, x in (*case.arrays.items(), *case.params.items()) if n in ("mask", "key_lengths")}
@@ -157,7 +157,7 @@ def hidden(case: Case) -> tuple[Array, Array]:
 
 def poison(op: Op, case: Case) -> None:
     """Write NaN and infinities where nothing is read (in place): hidden tokens, and queries that see nothing."""
-    unseen, null = hidden(case)
+    unseen, null = hidden_tokens(case)
     for name, x in (*case.arrays.items(), ("do", case.cotangents["o"])):
         rows = null if name in ("q", "do") else unseen
         if x.dtype.kind == "f" and not name.startswith(INITIAL):
@@ -168,7 +168,7 @@ def zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
     """Rows that see nothing are 0, and so are gradients of what is not read."""
     if "q_t" in case.arrays:
         return {}, {}
-    unseen, null = hidden(case)
+    unseen, null = hidden_tokens(case)
     gradients = {}
     for name, x in case.arrays.items():
         rows = null if name == "q" else unseen
@@ -193,22 +193,22 @@ def property_case(op: Op, scene: Property, params: Params, label: str, dtype: st
     arrays = tokens(op.kind, op.kind.in_properties, (of_q, of_k, of_v), T, (scene.d, scene.e), scene.size, rng)
     if "mask" in scene.options:
         arrays["mask"] = rng.random((*scene.leading, 1, T)) < 0.7
-    return finished(op, scene.name, dtype, op.kind.in_properties, arrays, own, rng)
+    return finish(op, scene.name, dtype, op.kind.in_properties, arrays, own, rng)
 
 
 def samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """Few small calls; and thousands of tokens whose gates are of all kinds, once in every profile."""
-    yield from written(op, dtype, SCENES, row_case)
+    yield from samples_of(op, dtype, SCENES, row_case)
     if dtype == "float32":
-        yield from written(op, dtype, LONG_SCENE, row_case)
+        yield from samples_of(op, dtype, LONG_SCENE, row_case)
 
 
 def step_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """The first token, and one after a state."""
-    yield from written(op, dtype, STEP_SCENES, step_row)
+    yield from samples_of(op, dtype, STEP_SCENES, step_row)
 
 
-def written(op: Op, dtype: str, scenes: Mapping[str, Row], make: Callable[..., Case]) -> Iterator[Sample]:
+def samples_of(op: Op, dtype: str, scenes: Mapping[str, Row], make: Callable[..., Case]) -> Iterator[Sample]:
     """Plain rows of the grammar, but for what the scenes name."""
     plain = {name: levels[0] for name, levels in op.levels.items()} | op.kind.in_properties
     for name, row in scenes.items():
@@ -224,4 +224,4 @@ def step_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     if row["initial_state"] is not None:
         arrays[f"{INITIAL}S"] = rng.standard_normal((*leads[1], *width))
     params = {} if row["scale"] is None else {"scale": row["scale"]}
-    return finished(op, name, dtype, row, arrays, params, rng)
+    return finish(op, name, dtype, row, arrays, params, rng)

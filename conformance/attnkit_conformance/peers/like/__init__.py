@@ -73,7 +73,7 @@ def keywords_of(function: Callable[..., Any], names: Collection[str]) -> tuple[s
     return tuple(name for name in names if name in by_name)
 
 
-def described(what: str, takes: Collection[str], names: Collection[str], forward_only: bool) -> str:
+def describe(what: str, takes: Collection[str], names: Collection[str], forward_only: bool) -> str:
     """What a function is judged as, and on what it is not."""
     lacking = [name for name in names if name not in takes]
     parts = [

@@ -15,7 +15,7 @@ from attnkit_conformance.adapters.bases.jax import JaxAdapter
 from attnkit_conformance.adapters.jax import light
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.jax_nn import FLOATS, JaxNn, broadcast, pairs_of
-from attnkit_conformance.peers.like import described, function_at, keywords_of
+from attnkit_conformance.peers.like import describe, function_at, keywords_of
 from attnkit_conformance.peers.like.axes import FourAxes
 
 Arrays = Mapping[str, Any]
@@ -109,7 +109,7 @@ class Like(JaxAdapter):
         self.dtypes = (*(("float64",) if doubles else ()), "float32", *half)
         self.forward_only = no_gradient(function)
         self.serves = declaration_of(self.ops[0], *levels(takes), self.without)
-        self.description = described("called like jax.nn.dot_product_attention", takes, KEYWORDS, self.forward_only)
+        self.description = describe("called like jax.nn.dot_product_attention", takes, KEYWORDS, self.forward_only)
 
     def function(self, op: str, arrays: Arrays, params: Arrays) -> Callable[[Arrays], dict[str, Any]]:
         """The outputs of a call as a function of its floats."""
@@ -128,7 +128,7 @@ class Like(JaxAdapter):
         """One call, under jit."""
         with refusing():
             outputs = self.function(op, arrays, params)
-            return compiled(outputs)({name: arrays[name] for name in FLOATS if name in arrays})
+            return compile_function(outputs)({name: arrays[name] for name in FLOATS if name in arrays})
 
     def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
         """jax.vjp, under jit."""
@@ -137,11 +137,11 @@ class Like(JaxAdapter):
         with refusing():
             outputs = self.function(op, arrays, params)
             leaves = {name: arrays[name] for name in BY_NAME[op].differentiable if name in arrays}
-            pull = compiled(lambda leaves, cotangents: jax.vjp(outputs, leaves)[1](cotangents)[0])
+            pull = compile_function(lambda leaves, cotangents: jax.vjp(outputs, leaves)[1](cotangents)[0])
             return pull(leaves, dict(cotangents))
 
 
-def compiled(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+def compile_function(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """A function under jit, which runs it once."""
     jitted: Callable[..., dict[str, Any]] = jax.jit(function, compiler_options=light())
     return jitted

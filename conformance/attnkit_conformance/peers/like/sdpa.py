@@ -10,7 +10,7 @@ import torch
 from attnkit_conformance.adapter import Unsupported, refusing
 from attnkit_conformance.adapters.bases import HIDING, NUMBERS, declaration_of
 from attnkit_conformance.adapters.bases.torch import TorchAdapter
-from attnkit_conformance.peers.like import described, function_at, keywords_of
+from attnkit_conformance.peers.like import describe, function_at, keywords_of
 from attnkit_conformance.peers.like.axes import FourAxes
 from attnkit_conformance.peers.torch_sdpa import KEYWORDS, Sdpa
 
@@ -34,7 +34,7 @@ class Like(TorchAdapter):
         self.peer = Sdpa(name, None, function, takes)
         self.biased, self.serves = biased, declaration_of(self.ops[0], *levels(takes, biased), self.without)
         self.forward_only = self.gives_no_gradient(function)
-        self.description = described(what, takes, KEYWORDS, self.forward_only)
+        self.description = describe(what, takes, KEYWORDS, self.forward_only)
 
     def call(self, op: str, arrays: Arrays, params: Arrays) -> Mapping[str, Any]:
         """One call."""

@@ -25,7 +25,8 @@ def modules_of(files: set[Path]) -> list[str]:
 
 def functions_of(files: set[Path]) -> dict[Path, dict[Place, list[FunctionType]]]:
     """By file and place, the functions in memory."""
-    names, found = {str(file): file for file in files}, defaultdict[Path, dict](dict)
+    names = {str(file): file for file in files}
+    found = defaultdict[Path, dict[Place, list[FunctionType]]](dict)
     for x in gc.get_objects():
         if type(x) is FunctionType and x.__code__.co_filename in names:
             found[names[x.__code__.co_filename]].setdefault(place(x.__code__), []).append(x)

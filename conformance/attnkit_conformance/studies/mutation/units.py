@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from attnkit_conformance import core, golden
 from attnkit_conformance.adapter import Adapter
-from attnkit_conformance.judge import Matcher, properties, selected
+from attnkit_conformance.judge import Matcher, properties, select
 from attnkit_conformance.judge.selection import find
 from attnkit_conformance.model.case import Case, judged_dtypes
 from attnkit_conformance.model.op import Op
@@ -33,7 +33,7 @@ def cases(adapter: str, keep: Matcher, keeps_golden: bool) -> list[Unit]:
     (judged,), dtypes = find([adapter]), judged_dtypes()
     units = []
     for op in OPDB:
-        for sample, _ in selected([judged], op, "quick", keep, dtypes):
+        for sample, _ in select([judged], op, "quick", keep, dtypes):
             case = golden.draw_case(sample)
             units.append(Unit(case.id, _case(judged, case, golden.golden(case) if keeps_golden else None)))
         if core.covers(judged, op.name) and keep(f"{adapter}::{op.name}/property"):
