@@ -19,8 +19,9 @@ checkpointing computes again is not counted, so that it lowers the MFU."""
 # NVIDIA's data sheets, dense: half of what they give with sparsity, in which H100 SXM has 1,979 and 989, H100 PCIe
 # 1,513 and 756, the NVL cards 1,671 and 835, L40S 733 and 366, L4 242 and 120; A100, A10 and A40 are given dense too.
 # H200 SXM computes as H100 SXM does. Compared with copies of the sheets of H100 SXM and PCIe, A100, L40S and A40 (a
-# vendor's tables, and that of an engineer of supercomputers), and in bfloat16 with what others compute MFU by for the
-# rest; for float32 of the NVL cards no copy was found: 132 multiprocessors of 128 lanes at 1.785 GHz are 60.
+# vendor's tables, and that of an engineer of supercomputers), and in bfloat16 of H100 NVL, L4 and A10 with what others
+# compute MFU by. Not compared: H200 NVL, TF32 and float32 of H100 NVL and A10; float32 of the NVL cards is that of 132
+# multiprocessors of 128 lanes at 1.785 GHz.
 PEAKS: dict[str, tuple[float, float, float]] = {
     # bfloat16, TF32, float32
     "NVIDIA H200 NVL": (835.5, 417.5, 60.0),
