@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from attnkit.kernels.triton.activations import LOG2_E, d_relu, exp, relu, relu_squared
-from attnkit.kernels.triton.special import fast_exp2, fast_power
+from attnkit.kernels.triton.special import fast_exp2, fast_power, step
 
 
 @triton.jit
@@ -41,8 +41,8 @@ def weigh_relu(t, power):
 
 @triton.jit
 def slope_relu(t, power):
-    """1 for t > 0."""
-    return d_relu(t)
+    """1 for t > 0; a NaN is left to the weight."""
+    return step(t)
 
 
 @triton.jit
