@@ -64,9 +64,18 @@ def test_rows_sum_to_one_on_the_support_of_the_reference(
     assert torch.all((p - exact).abs() <= 16 * EPS / (alpha - 1)), (p - exact).abs().max()
 
 
-def test_a_row_does_not_see_how_many_steps_its_neighbours_need() -> None:
-    s, one = adversarial(100), torch.eye(100)
-    q, k = torch.zeros(len(s), 1), torch.zeros(100, 1)
+@pytest.mark.parametrize(
+    ("where", "dtype"), [("resident", torch.float32), ("resident", torch.float16), ("tiled", torch.float16)], ids=str
+)
+def test_a_row_does_not_see_how_many_steps_its_neighbours_need(
+    where: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = 100
+    if where == "tiled":
+        tiled(monkeypatch)
+        keys = 90  # calls of the same shapes keep their launches
+    s, one = adversarial(keys), torch.eye(keys, dtype=dtype)
+    q, k = torch.zeros(len(s), 1, dtype=dtype), torch.zeros(keys, 1, dtype=dtype)
     together = triton_rows.attend(OP, q, k, one, bias=s, alpha=1.25)
     for i in range(1, len(s), 3):
         assert torch.equal(triton_rows.attend(OP, q[:1], k, one, bias=s[i : i + 1], alpha=1.25)[0], together[i])

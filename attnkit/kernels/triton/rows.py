@@ -197,18 +197,26 @@ def enough(dtype):
 
 
 @triton.jit
-def newton_step(mass, slope, before, power):
+def risen(tau, step, left, most):
+    """τ after a step, of rows that need one."""
+    return tl.where(left > most, tl.maximum(tau, tau + step), tau)
+
+
+@triton.jit
+def newton_step(mass, slope, step, before, left, power, most):
     """How much τ rises, the same if it is Newton's step and else 0, and at most how much mass is too much after it.
 
-    `before` is the second result of the step before. From power 2 on the second derivative of the mass falls as τ
-    rises: Newton's step leaves at least half its square times the derivative there, and the next at most half its own.
+    `step`, `before` and `left` are those results of the step before, and stay where no more than `most` is left. From
+    power 2 on the second derivative of the mass falls as τ rises: Newton's step leaves at least half its square times
+    the derivative there, and the next at most half its own.
     """
-    excess = mass - 1.0
+    excess, going, far_off = mass - 1.0, left > most, mass > 2.0
     near = excess / divisor(slope * power)
     far = (mass - tl.exp2(tl.log2(tl.maximum(mass, 1.0)) * (1.0 - 1.0 / power))) / divisor(slope)
     share = tl.where(before > 0.0, near / divisor(before), 1.0)
-    left = excess * tl.where(power >= 2.0, share * share, 1.0)
-    return tl.where(mass > 2.0, far, near), tl.where(mass > 2.0, 0.0, near), left
+    after = excess * tl.where(power >= 2.0, share * share, 1.0)
+    step = tl.where(going, tl.where(far_off, far, near), step)
+    return step, tl.where(going, tl.where(far_off, 0.0, near), before), tl.where(going, after, left)
 
 
 @triton.jit
@@ -221,11 +229,12 @@ def rising(tau, step, left, most, count, steps):
 def threshold(x, power, most, steps, WEIGH: tl.constexpr, SLOPE: tl.constexpr, ROWS: tl.constexpr):
     """τ and c of resident rows, whose mass is at most `most` too much."""
     tau, step = tl.full((ROWS,), -1.0, tl.float32), tl.zeros((ROWS,), tl.float32)
-    before, count, more = step, 0, steps > 0
+    before, left, count, more = step, step + float("inf"), 0, steps > 0
     while more:
-        tau = tl.maximum(tau, tau + step)
+        tau = risen(tau, step, left, most)
         t = x - tau[:, None]
-        step, before, left = newton_step(tl.sum(WEIGH(t, power), 1), tl.sum(SLOPE(t, power), 1), before, power)
+        mass, slope = tl.sum(WEIGH(t, power), 1), tl.sum(SLOPE(t, power), 1)
+        step, before, left = newton_step(mass, slope, step, before, left, power, most)
         count += 1
         more = rising(tau, step, left, most, count, steps)
     return tau, step
@@ -390,9 +399,10 @@ def forward_tiled(
     top = finite(tl.max(tops, 1))
     tau, step = threshold((tops - top[:, None]) * factor, numbers[3], START, steps, WEIGH, SLOPE, ROWS)
     tau, step = level_of(tl.maximum(tau, tau + step), top, factor, FOLD), tl.zeros((ROWS,), tl.float32)
-    before, count, more = step, 0, steps > 0
+    before, left, count, more = step, step + float("inf"), 0, steps > 0
+    most = enough(q_tile.dtype)
     while more:
-        tau = tl.maximum(tau, tau + step)
+        tau = risen(tau, step, left, most)
         sides = tl.zeros((ROWS, 4, 2), tl.float32)
         for EDGE in tl.static_range(MASKED, 2):
             bounds = bounds_of(at, i0, limits, own, rows, blocks, ROWS) if EDGE else None
@@ -404,9 +414,9 @@ def forward_tiled(
                 t = above(tau, s, top, factor, FOLD)
                 sides += tl.join(sums_of(WEIGH(t, numbers[3])), sums_of(SLOPE(t, numbers[3])))
         mass, slope = tl.split(tl.sum(sides, 1))
-        step, before, left = newton_step(mass, slope, before, numbers[3])
+        step, before, left = newton_step(mass, slope, step, before, left, numbers[3], most)
         count += 1
-        more = rising(tau, step, left, enough(q_tile.dtype), count, steps)
+        more = rising(tau, step, left, most, count, steps)
     total = tl.zeros((ROWS, 4), tl.float32)
     sums = nothing(ROWS, E, False)
     for EDGE in tl.static_range(MASKED, 2):

@@ -282,7 +282,7 @@ LINEAR = {
     ("sums", "float16", 256): (Chunk(32, 32, 8, 2), Chunk(32, 32, 8, 2)),
     ("sums", "float32", 64): (Chunk(32, 32, 8, 2), Chunk(32, 32, 8, 2)),
     ("sums", "float32", 128): (Chunk(32, 32, 8, 2), Chunk(32, 32, 8, 2)),
-    ("sums", "float32", 256): (Chunk(32, 32, 8, 2), Chunk(32, 32, 8, 2)),
+    ("sums", "float32", 256): (Chunk(32, 32, 8, 1), Chunk(32, 32, 8, 2)),
     ("columns", "bfloat16", 64): (Chunk(64, 64, 4, 2), Chunk(64, 64, 4, 2)),
     ("columns", "bfloat16", 128): (Chunk(64, 32, 4, 1), Chunk(64, 32, 4, 1)),
     ("columns", "bfloat16", 256): (Chunk(32, 32, 8, 1), Chunk(32, 32, 8, 1)),
