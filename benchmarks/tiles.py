@@ -87,7 +87,7 @@ def replaced(tiles: Mapping[Entry, Any]) -> Iterator[list[tuple[Entry, Any]]]:
 
     def entry(key: Key, capability: int, *tables: str) -> Any:
         own = Entry(sizes.table_of(key, *tables), key)
-        tile = tiles.get(own, sizes.TABLES[own.table][key][capability >= 9])
+        tile = tiles.get(own, sizes.TABLES[own.table][key][sizes.column(capability)])
         asked.append((own, tile))
         return tile
 
@@ -316,7 +316,7 @@ def rewritten(text: str, tiles: Mapping[Entry, tuple[int, ...]], capability: int
     lines = text.splitlines(keepends=True)
     for entry, tile in tiles.items():
         pair = next(value for key, value in items_of(tables[entry.table]) if ast.literal_eval(key) == entry.key)
-        old: Any = pair.elts[capability >= 9]
+        old: Any = pair.elts[sizes.column(capability)]
         line = lines[old.lineno - 1]
         new = f"{ast.unparse(old.func)}({', '.join(map(str, tile))})"
         lines[old.lineno - 1] = f"{line[: old.col_offset]}{new}{line[old.end_col_offset :]}"

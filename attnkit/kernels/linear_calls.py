@@ -17,7 +17,7 @@ DEFAULT_MAP = "elu_plus_one"
 SUMS = ("key_sums", "query_sums")
 SWEEPS = ("sweep_queries", "sweep_keys")
 WIDEST_SWEEP = (64, 128)
-"""Features, for compute capability 8 and from 9 on: a program keeps a whole state in registers. With 128 on 8.0 one
+"""Features, for compute capability 8 and 9: a program keeps a whole state in registers. With 128 on 8.0 one
 spills 5 kB, and is counted slower than the exact kernels; on 9.0 it spills 1 kB and takes a third of their clocks."""
 ELEMENTS = 1024  # of a state per program of `running`
 Packed = tuple[Any, Any, Any, int, int | None] | None
@@ -65,7 +65,9 @@ class Setting(NamedTuple):
         range, and products of TF32 with two digits take as long as those of float32. The gradients of an initial state
         are float32, and so is all that is summed for them. Where the sum of a row has a floor, its summands cancel.
         """
-        fits = max(self.a.d, self.a.e) <= WIDEST_SWEEP[capability >= 9]
+        from attnkit.kernels.triton.sizes import column
+
+        fits = max(self.a.d, self.a.e) <= WIDEST_SWEEP[column(capability)]
         served = values == "bfloat16" and fits and not self.stateful and not self.floor
         return self._replace(products=values if served else "float32")
 

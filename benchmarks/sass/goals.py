@@ -9,8 +9,12 @@ from benchmarks.sass.budgets import Record
 from benchmarks.sass.fitted import TIMED, TRITON, Fit, counted, fit
 from benchmarks.sass.workloads import PAIRS, TOKENS
 
-CUDNN = "sdpa cudnn"
+CUDNN, THRESHOLDS = "sdpa cudnn", ("sparsemax", "entmax15")
 WIDTH, ITEMS = 16, 16384  # heads of 64 in bfloat16, and tokens of all sequences together
+
+
+SWEEPS = 5
+"""Passes of a threshold of normal scores over its keys, each as dear as one of its steps on average."""
 
 
 class Goal(NamedTuple):
@@ -31,8 +35,9 @@ class Goal(NamedTuple):
         """The names of its calls in `WORKLOADS`."""
         if self.op == "statistics":
             return ("softmax: all statistics",)
-        name = self.op + ", causal" * self.causal
-        return (name, f"{name}, gradients") if self.mode == BOTH else (name,)
+        name = self.op.removesuffix("15") + ", causal" * self.causal
+        forward = (f"{name}, a pass",) * SWEEPS if self.op in THRESHOLDS else (name,)
+        return (*forward, f"{name}, gradients") if self.mode == BOTH else forward
 
     def seconds(self, model: Fit, calls: dict[str, dict[str, Record]]) -> float:
         """Of its kernels, launches not counted."""
@@ -50,6 +55,9 @@ GOALS = (
     Goal("linear", 4096, 3.0, causal=True),
     Goal("linear", 16384, 10.0, causal=True),
     Goal("statistics", 4096, 1.0, mode=FORWARD),
+    Goal("sparsemax", 4096, 0.3, mode=FORWARD),
+    Goal("entmax15", 4096, 0.3, mode=FORWARD),
+    Goal("entmax15", 4096, 0.3),
 )
 
 

@@ -159,7 +159,7 @@ def test_one_tile_is_written_and_nothing_else(name: str, capability: int) -> Non
         for other, pair in entries_.items():
             expected = [tuple(tile) for tile in pair]
             if (table, other) == (name, key):
-                expected[capability >= 9] = (1, 2, 3, 4)
+                expected[sizes.column(capability)] = (1, 2, 3, 4)
             assert [tuple(tile) for tile in tables[table][other]] == expected
 
 

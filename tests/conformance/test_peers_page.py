@@ -22,7 +22,7 @@ from attnkit_conformance.judge import pattern_of, read_xfails
 from attnkit_conformance.judge.selection import find
 from attnkit_conformance.peers import REQUIRES, missing_modules
 from attnkit_conformance.report import peers_page
-from attnkit_conformance.report.disagreements import DTYPE, Example, seen
+from attnkit_conformance.report.disagreements import DTYPE, Example, largest_error
 from attnkit_conformance.search.snippet import snippet
 
 HELD = json.loads((Path(__file__).parents[2] / "docs" / "reports" / "peers.json").read_text())
@@ -135,7 +135,7 @@ def example_of(adapter: Any, pattern: str) -> tuple[str, float] | None:
     samples = (x for profile in ("scenes", "small") for x in core.samples(op, profile, adapter.dtypes))
     matching = (sample for sample in samples if fnmatch.fnmatchcase(sample.id, pattern) and "4096" not in sample.id)
     for case in map(partial(core.without_outputs, adapter), map(draw_case, matching)):
-        if (sight := seen(adapter, case)) is not None:
+        if (sight := largest_error(adapter, case)) is not None:
             program, environment = snippet(adapter, case, sight.output, sight.exception, sight.check == DTYPE)
             return program, peers_page.tolerated(Example(adapter.name, case, sight, program, environment))
     return None

@@ -11,7 +11,7 @@ from attnkit_experiments.language import layers
 from attnkit_experiments.language.domain import require_parts
 from attnkit_experiments.language.methods import METHODS
 from attnkit_experiments.language.model import LanguageConfig, LanguageModel
-from attnkit_experiments.language.targets import Draw, recalled
+from attnkit_experiments.language.targets import Draw, recall
 
 RULES = RecallRules(length=20, pairs=3, vocabulary=16, train=120, test=30)
 
@@ -28,7 +28,7 @@ def windows_of(part):
 def check_answers(part):
     """Each query has a key of the first half of its window, of which there is one value, and that is what counts."""
     rows = torch.from_numpy(windows_of(part))
-    tokens, targets, counts = recalled(rows, Draw(torch.Generator(), slice(None), len(rows), RULES.vocabulary))
+    tokens, targets, counts = recall(rows, Draw(torch.Generator(), slice(None), len(rows), RULES.vocabulary))
     for row, target, counted in zip(tokens.tolist(), targets.tolist(), counts.tolist(), strict=True):
         told = [(row[at], row[at + 1]) for at in range(0, 2 * RULES.pairs, 2)]
         values = dict(told)

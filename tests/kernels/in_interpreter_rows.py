@@ -8,6 +8,7 @@ import torch
 
 import attnkit
 from attnkit.backends.torch.triton import rows as triton_rows
+from attnkit.kernels.triton import rows as kernels
 from attnkit.kernels.triton import sizes
 
 from .in_interpreter import EPS, agree, draw, inputs
@@ -63,12 +64,34 @@ def test_rows_sum_to_one_on_the_support_of_the_reference(
     assert torch.all((p - exact).abs() <= 16 * EPS / (alpha - 1)), (p - exact).abs().max()
 
 
-def test_a_row_does_not_see_how_many_steps_its_neighbours_need() -> None:
-    s, one = adversarial(100), torch.eye(100)
-    q, k = torch.zeros(len(s), 1), torch.zeros(100, 1)
+@pytest.mark.parametrize(
+    ("where", "dtype"), [("resident", torch.float32), ("resident", torch.float16), ("tiled", torch.float16)], ids=str
+)
+def test_a_row_does_not_see_how_many_steps_its_neighbours_need(
+    where: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = 100
+    if where == "tiled":
+        tiled(monkeypatch)
+        keys = 90  # calls of the same shapes keep their launches
+    s, one = adversarial(keys), torch.eye(keys, dtype=dtype)
+    q, k = torch.zeros(len(s), 1, dtype=dtype), torch.zeros(keys, 1, dtype=dtype)
     together = triton_rows.attend(OP, q, k, one, bias=s, alpha=1.25)
     for i in range(1, len(s), 3):
         assert torch.equal(triton_rows.attend(OP, q[:1], k, one, bias=s[i : i + 1], alpha=1.25)[0], together[i])
+
+
+@pytest.mark.parametrize("alpha", [2.0, 1.5, 1.3])
+def test_a_threshold_of_many_keys_takes_three_passes(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of normal scores in a half type: each pass sums weights and slopes of every tile, the last one weights alone."""
+    monkeypatch.setattr(sizes, "rows", lambda *of: sizes.Tile(16, 64, 4, 1))
+    tiles, summed, sums_of = 16, [], kernels.sums_of
+    monkeypatch.setattr(kernels, "sums_of", lambda x: summed.append(x) or sums_of(x))
+    q, k, v = (draw(seed, n, 16).half() for seed, n in enumerate((16, 64 * tiles, 64 * tiles)))
+    o = triton_rows.attend(OP, q, k, v, alpha=alpha)
+    exact = expected(OP, q, k, v, alpha=alpha)
+    assert (o - exact).abs().max() <= 2e-3 * exact.abs().max()
+    assert len(summed) <= tiles * (2 * 3 + 1)
 
 
 WINDOWS = (None, (20, 3))

@@ -113,6 +113,15 @@ def test_distances_spill_nothing(compile_for: Any, dtype: torch.dtype, d: int, c
         assert_memory(name, kernel, capability)
 
 
+@pytest.mark.emulated
+@pytest.mark.parametrize(("d", "capability"), [(256, 80), (128, 100), (128, 120)])
+def test_distances_have_enough_memory_on_every_device(compile_for: Any, d: int, capability: int) -> None:
+    """They need more than anything else."""
+    q = torch.empty(2, 8, 1024, d, dtype=torch.bfloat16)
+    for name, kernel in compile_for(lambda: launches(q, **pointwise.GAUSSIAN), capability).items():
+        assert_memory(name, kernel, capability)
+
+
 @pytest.mark.parametrize(
     ("dtype", "d", "capability"),
     [later(torch.float16, 64, 80), (torch.bfloat16, 64, 90), later(torch.bfloat16, 128, 90)],

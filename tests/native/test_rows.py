@@ -182,3 +182,19 @@ def test_a_nan_that_a_window_shows_to_some_rows(alpha):
     rows, keys = range(20, 26), range(15, 26)
     for name, reached in {"o": rows, "q": rows, "k": keys, "v": keys}.items():
         assert np.argwhere(np.isnan(results[name]).any(-1)).tolist() == [[0, i] for i in reached], name
+
+
+def test_the_maximum_of_tiny_excess_keeps_its_digits():
+    """Softpick's 1 - exp(-m) for m of 10⁻⁴: the difference had three digits in float32, and its gradients two."""
+    q, k = np.full((1, 3, 1), 2.0**-12), np.array([[[0.5], [-0.25], [0.125]]])
+
+    def pull(dtype, impl):
+        dstats = attnkit.RowStatistics(maximum=np.ones((1, 3), dtype))
+        arrays = (x.astype(dtype) for x in (q, k))
+        return attnkit.row_statistics_vjp(
+            "softpick_attention", *arrays, dstats, fields=("maximum",), scale=1.0, impl=impl
+        )
+
+    found, right = pull(np.float32, "native"), pull(np.float64, "generic")
+    for name in "qk":
+        assert np.abs(found[name] - right[name]).max() < 1e-5 * np.abs(right[name]).max()

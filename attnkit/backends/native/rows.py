@@ -18,10 +18,10 @@ COUNTS = ("nonzero", "visible")
 def _measured(op: str, arrays: tuple[Array, ...], options: Arguments) -> tuple[str, Arguments]:
     """The op that serves, and its arguments."""
     base, exact = measured(op, options)
-    return base, {**dict(zip("qkv", arrays, strict=False)), **_said(base, options), "exact_zeros": exact}
+    return base, {**dict(zip("qkv", arrays, strict=False)), **_options_of(base, options), "exact_zeros": exact}
 
 
-def _said(op: str, options: Arguments) -> Arguments:
+def _options_of(op: str, options: Arguments) -> Arguments:
     """The options without those that the record of the op adds: the library knows what the op hides by itself."""
     if RECORDS[op].family.seeing is None:
         return options
@@ -64,7 +64,7 @@ class Rows(Served):
         """Why the library does not serve them."""
         if base_op(op) not in VJPS or base_op(op) == STICK_BREAKING.name:
             return f"statistics of {op} are served by the generic implementation"
-        return self.unsupported(base_op(op), *arrays, **_said(base_op(op), options))
+        return self.unsupported(base_op(op), *arrays, **_options_of(base_op(op), options))
 
     def kernels(self, replaces: tuple[str, ...] = ()) -> dict[str, Kernel]:
         """By function and its gradients."""

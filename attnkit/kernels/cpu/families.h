@@ -223,7 +223,7 @@ struct Softpick {
     if (numbers[kLargest] < 0) return 0;
     return (d.total ? numbers[kTotal] * d.total.template read<T>(i) : T{}) +
            (d.squares ? 2 * numbers[kThird] * d.squares.template read<T>(i) : T{}) +
-           (d.maximum ? (1 - std::exp(-numbers[kFirst])) * numbers[kSecond] * d.maximum.template read<T>(i) : T{});
+           (d.maximum ? -std::expm1(-numbers[kFirst]) * numbers[kSecond] * d.maximum.template read<T>(i) : T{});
   }
   static void pull(const Row &row, T inner, T *s, T *dw, int64_t k0, int64_t width) {
     const Excess<T> excess(row.top);

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from attnkit.kernels.triton.activations import LOG2_E, d_relu, exp, relu, relu_squared
-from attnkit.kernels.triton.special import fast_exp2
+from attnkit.kernels.triton.special import fast_exp2, fast_power, step
 
 
 @triton.jit
@@ -41,8 +41,8 @@ def weigh_relu(t, power):
 
 @triton.jit
 def slope_relu(t, power):
-    """1 for t > 0."""
-    return d_relu(t)
+    """1 for t > 0; a NaN is left to the weight."""
+    return step(t)
 
 
 @triton.jit
@@ -84,6 +84,24 @@ def slope_power(t, power):
 
 
 @triton.jit
+def half_slope_power(t, power):
+    """The same in few instructions."""
+    return fast_power(relu(t), power - 1.0)
+
+
+@triton.jit
+def half_weigh_power(t, power):
+    """[t]₊^power, with the logarithm and the exponential of the slope."""
+    return half_slope_power(t, power) * relu(t)
+
+
+@triton.jit
+def half_tilt_power(p, above):
+    """p^(1 - above) in few instructions."""
+    return fast_power(relu(p), 1.0 - above)
+
+
+@triton.jit
 def tilt_power(p, above):
     """p^(1 - above), 0 where p = 0."""
     none = p <= 0.0
@@ -100,14 +118,18 @@ NORMALISERS = {
 HALF_SOFTMAX = (weigh_exp2, None, None)
 """The same for weights of softmax that are rounded to half types and summed, not for gradients."""
 
+HALF_NORMALISERS = NORMALISERS | {"entmax": (half_weigh_power, half_slope_power, half_tilt_power)}
+"""For weights and gradients of scores that are rounded to half types."""
+
 HALF_KERNELS = ("forward_online", "softmax_parts", "statistics_of_softmax")
 
 
 def functions(kernel: Any, normaliser: str, half: bool, negative: bool) -> dict[str, Any]:
     """The compile-time functions of a kernel, and whether its scale is negative."""
-    half = half and normaliser == "softmax" and kernel.__name__ in HALF_KERNELS
-    chosen = zip(("WEIGH", "SLOPE", "TILT"), HALF_SOFTMAX if half else NORMALISERS[normaliser], strict=True)
-    values = {**dict(chosen), "NEGATIVE": negative}
+    named = (HALF_NORMALISERS if half else NORMALISERS)[normaliser]
+    if half and normaliser == "softmax" and kernel.__name__ in HALF_KERNELS:
+        named = HALF_SOFTMAX
+    values = {**dict(zip(("WEIGH", "SLOPE", "TILT"), named, strict=True)), "NEGATIVE": negative}
     return {name: value for name, value in values.items() if name in kernel.arg_names}
 
 

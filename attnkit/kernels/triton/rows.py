@@ -7,14 +7,16 @@ With the numbers of a row, top = max s, τ and c (None for softmax) and 1/Σ, an
 The numbers are saved: `rows_gradients` and `rows_statistics` compute the weights anew from them. Every program owns its
 results, so sums have a fixed order.
 
-τ is found by Newton's method from -1. The mass Σ weigh is convex and decreasing in τ, so τ only rises, and each step
+τ is found by Newton's method from below. The mass Σ weigh is convex and decreasing in τ, so τ only rises, and each step
 makes excess mass times slope at least four times smaller: with S keys it lies between S² and 2^-24, so 12 + log2 S
-steps are enough. A row that no longer rises keeps its τ, however many steps its neighbours need. c is the last step,
-which is too small for the precision of τ.
+steps are enough. Far from the end steps are those for mass^(1/power) = 1: a norm of [x - τ]₊, it is convex as well and
+closer to a line, so that they are longer and never too long. A row that no longer rises keeps its τ, however many steps
+its neighbours need. c is the last step: too small for the precision of τ, or what leaves at most `enough` of the mass
+too much (`newton_step`).
 
-Up to a number of keys a row of scores is *resident*, in registers; for more keys, each pass recomputes its tiles, and
-far from the end steps are those for mass^(1/power) = 1: a norm of [x - τ]₊, it is convex as well and closer to a line,
-so that they are longer and never too long. The tuples are those of `pointwise`, except
+Up to a number of keys a row of scores is *resident*, in registers, and τ begins at -1. For more keys, each pass
+recomputes its tiles. The first keeps a maximum for every column of a tile: scores of the row, the largest among them,
+whose own threshold is at most τ and close to it, and takes no pass. The tuples are those of `pointwise`, except
 
     numbers = (scale, gain, α - 1, power)       the last two are None for softmax; NEGATIVE: scale < 0
     stats = (top, τ, c, 1/Σ)                    views without columns
@@ -39,7 +41,6 @@ from attnkit.kernels.triton.tiles import (
     load_of_rows,
     load_pairs,
     load_rows,
-    maxima_of,
     nothing,
     numbered,
     placed,
@@ -51,6 +52,8 @@ from attnkit.kernels.triton.tiles import (
     visible_pairs,
     whole_sum,
 )
+
+START = tl.constexpr(0.125)  # of the mass of a few scores too much: their threshold is a beginning
 
 
 @triton.jit
@@ -188,30 +191,52 @@ def divisor(total):
 
 
 @triton.jit
-def rising(tau, step, count, steps):
-    """Whether some row needs another step and one is left."""
-    return (count < steps) & (tl.max((tau + step > tau).to(tl.int32), 0) > 0)
+def enough(dtype):
+    """How much the mass of a row may exceed 1 by: little beside the digits of inputs."""
+    return 2.0**-24 if dtype == tl.float32 else 2.0**-20
 
 
 @triton.jit
-def newton_step(mass, slope, power):
-    """How much τ rises; near the end mass - 1 is exact."""
-    near = (mass - 1.0) / divisor(slope * power)
+def risen(tau, step, left, most):
+    """τ after a step, of rows that need one."""
+    return tl.where(left > most, tl.maximum(tau, tau + step), tau)
+
+
+@triton.jit
+def newton_step(mass, slope, step, before, left, power, most):
+    """How much τ rises, the same if it is Newton's step and else 0, and at most how much mass is too much after it.
+
+    `step`, `before` and `left` are those results of the step before, and stay where no more than `most` is left. From
+    power 2 on the second derivative of the mass falls as τ rises: Newton's step leaves at least half its square times
+    the derivative there, and the next at most half its own.
+    """
+    excess, going, far_off = mass - 1.0, left > most, mass > 2.0
+    near = excess / divisor(slope * power)
     far = (mass - tl.exp2(tl.log2(tl.maximum(mass, 1.0)) * (1.0 - 1.0 / power))) / divisor(slope)
-    return tl.where(mass > 2.0, far, near)
+    share = tl.where(before > 0.0, near / divisor(before), 1.0)
+    after = excess * tl.where(power >= 2.0, share * share, 1.0)
+    step = tl.where(going, tl.where(far_off, far, near), step)
+    return step, tl.where(going, tl.where(far_off, 0.0, near), before), tl.where(going, after, left)
 
 
 @triton.jit
-def threshold(x, power, steps, WEIGH: tl.constexpr, SLOPE: tl.constexpr, ROWS: tl.constexpr):
-    """τ and c of resident rows."""
+def rising(tau, step, left, most, count, steps):
+    """Whether some row needs another step, to have no more than `most` too much, and one is left."""
+    return (count < steps) & (tl.max(((tau + step > tau) & (left > most)).to(tl.int32), 0) > 0)
+
+
+@triton.jit
+def threshold(x, power, most, steps, WEIGH: tl.constexpr, SLOPE: tl.constexpr, ROWS: tl.constexpr):
+    """τ and c of resident rows, whose mass is at most `most` too much."""
     tau, step = tl.full((ROWS,), -1.0, tl.float32), tl.zeros((ROWS,), tl.float32)
-    count, more = 0, steps > 0
+    before, left, count, more = step, step + float("inf"), 0, steps > 0
     while more:
-        tau = tl.maximum(tau, tau + step)
+        tau = risen(tau, step, left, most)
         t = x - tau[:, None]
-        step = (tl.sum(WEIGH(t, power), 1) - 1.0) / divisor(tl.sum(SLOPE(t, power), 1) * power)
+        mass, slope = tl.sum(WEIGH(t, power), 1), tl.sum(SLOPE(t, power), 1)
+        step, before, left = newton_step(mass, slope, step, before, left, power, most)
         count += 1
-        more = rising(tau, step, count, steps)
+        more = rising(tau, step, left, most, count, steps)
     return tau, step
 
 
@@ -282,7 +307,7 @@ def forward_resident(
     if o is not None:
         values = load_rows(v, at[3], at[2], 0, tl.arange(0, KEYS), seen, e, E)
     x = relative(s, top[:, None], numbers)
-    tau, step = threshold(x, numbers[3], steps, WEIGH, SLOPE, ROWS)
+    tau, step = threshold(x, numbers[3], enough(q_tile.dtype), steps, WEIGH, SLOPE, ROWS)
     u = weights(x, tau[:, None], step[:, None], numbers, WEIGH)
     total = tl.sum(u, 1)
     if o is not None:
@@ -352,7 +377,7 @@ def forward_tiled(
     WEIGH: tl.constexpr, SLOPE: tl.constexpr, NEGATIVE: tl.constexpr, d: tl.constexpr, e: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The same with a threshold: a pass for the maximum, one for each step, and one for the product with v."""
+    """The same with a threshold: a pass for maxima, one for each step, and one for the product with v."""
     stats, pairs, rows = stats[:], pairs[:], rows[:]
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
     at, i0, q_tile, own, blocks = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
@@ -362,7 +387,7 @@ def forward_tiled(
     unit = scale if FOLD else 1.0
     factor = unit * numbers[2]
     sequences = numbered(blocks, KEYS, MASKED)
-    tops = tl.full((ROWS, 4), float("-inf"), tl.float32)
+    tops = tl.full((ROWS, KEYS), float("-inf"), tl.float32)
     for EDGE in tl.static_range(MASKED, 2):
         bounds = bounds_of(at, i0, limits, own, rows, blocks, ROWS) if EDGE else None
         for n in tl.range(0, sequences[EDGE][1], num_stages=1 if EDGE and not MASKED else None):
@@ -370,12 +395,14 @@ def forward_tiled(
                 q_tile, k, scale, pairs, at, i0, bounds, first_key(n, sequences[EDGE], KEYS), queries,
                 FOLD, EDGE, MASKED, d, D, ROWS, KEYS, PRECISION,
             )  # fmt: skip
-            tops = tl.maximum(tops, maxima_of(s))
+            tops = tl.maximum(tops, s)
     top = finite(tl.max(tops, 1))
-    tau, step = level_of(-1.0, top, factor, FOLD), tl.zeros((ROWS,), tl.float32)
-    count, more = 0, steps > 0
+    tau, step = threshold((tops - top[:, None]) * factor, numbers[3], START, steps, WEIGH, SLOPE, ROWS)
+    tau, step = level_of(tl.maximum(tau, tau + step), top, factor, FOLD), tl.zeros((ROWS,), tl.float32)
+    before, left, count, more = step, step + float("inf"), 0, steps > 0
+    most = enough(q_tile.dtype)
     while more:
-        tau = tl.maximum(tau, tau + step)
+        tau = risen(tau, step, left, most)
         sides = tl.zeros((ROWS, 4, 2), tl.float32)
         for EDGE in tl.static_range(MASKED, 2):
             bounds = bounds_of(at, i0, limits, own, rows, blocks, ROWS) if EDGE else None
@@ -387,9 +414,9 @@ def forward_tiled(
                 t = above(tau, s, top, factor, FOLD)
                 sides += tl.join(sums_of(WEIGH(t, numbers[3])), sums_of(SLOPE(t, numbers[3])))
         mass, slope = tl.split(tl.sum(sides, 1))
-        step = newton_step(mass, slope, numbers[3])
+        step, before, left = newton_step(mass, slope, step, before, left, numbers[3], most)
         count += 1
-        more = rising(tau, step, count, steps)
+        more = rising(tau, step, left, most, count, steps)
     total = tl.zeros((ROWS, 4), tl.float32)
     sums = nothing(ROWS, E, False)
     for EDGE in tl.static_range(MASKED, 2):

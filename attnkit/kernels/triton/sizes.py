@@ -1,10 +1,10 @@
 """Tile sizes by kernel, bits of the inputs and head size: no search when a kernel is launched.
 
-Those for compute capability 8, and from 9 on where no other was faster, are chosen from compiler reports; for 9 an H100
+Those for compute capability 8, and for 9 where no other was faster, are chosen from compiler reports; for 9 an H100
 compared most of head size 64 with tiles like them (`python -m benchmarks tiles`; benchmarks/results has the times, and
 counts decided for softmax's and sigmoid's gradients, which were not reached). No call needs more memory than a
-multiprocessor has. In float32 a tile whose warps own 16 queries each takes more registers than there are from head size
-128 on, and is still predicted to take a third to an eighth of the clocks of smaller tiles that spill none.
+multiprocessor has (`AMPLE`). In float32 a tile whose warps own 16 queries each takes more registers than there are from
+head size 128 on, and is still predicted to take a third to an eighth of the clocks of smaller tiles that spill none.
 """
 
 from typing import Any, NamedTuple
@@ -61,12 +61,12 @@ POINTWISE = {
     ("backward_together", 32, 128): (Tile(16, 16, 8, 1), Tile(16, 64, 4, 1)),
     ("backward_together", 32, 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
 }
-"""By kernel, bits and head size (the larger of d and e, rounded up): tiles for compute capability 8 and from 9 on."""
+"""By kernel, bits and head size (the larger of d and e, rounded up): tiles for compute capability 8 and 9 (`AMPLE`)."""
 
 SEQUENCES = {("backward_keys", 16, 64): (Tile(32, 128, 8, 2), Tile(32, 128, 8, 2))}
 DISTANCES = {
     ("forward", 16, 64): (Tile(128, 32, 8, 3), Tile(128, 64, 8, 3)),
-    ("forward", 16, 256): (Tile(64, 32, 8, 2), Tile(64, 16, 8, 2)),
+    ("forward", 16, 256): (Tile(64, 16, 8, 2), Tile(64, 16, 8, 2)),
     ("backward_queries", 16, 128): (Tile(64, 32, 4, 2), Tile(128, 64, 8, 2)),
     ("backward_queries", 32, 128): (Tile(16, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(16, 64, 8, 2)),
@@ -282,7 +282,7 @@ LINEAR = {
     ("sums", "float16", 256): (Chunk(32, 32, 8, 2), Chunk(32, 32, 8, 2)),
     ("sums", "float32", 64): (Chunk(32, 32, 8, 2), Chunk(32, 32, 8, 2)),
     ("sums", "float32", 128): (Chunk(32, 32, 8, 2), Chunk(32, 32, 8, 2)),
-    ("sums", "float32", 256): (Chunk(32, 32, 8, 2), Chunk(32, 32, 8, 2)),
+    ("sums", "float32", 256): (Chunk(32, 32, 8, 1), Chunk(32, 32, 8, 2)),
     ("columns", "bfloat16", 64): (Chunk(64, 64, 4, 2), Chunk(64, 64, 4, 2)),
     ("columns", "bfloat16", 128): (Chunk(64, 32, 4, 1), Chunk(64, 32, 4, 1)),
     ("columns", "bfloat16", 256): (Chunk(32, 32, 8, 1), Chunk(32, 32, 8, 1)),
@@ -298,7 +298,7 @@ LINEAR = {
     ("sweep_keys", "bfloat16", 128): (Chunk(32, 128, 8, 1), Chunk(64, 128, 8, 1)),
 }
 """By sums of segments, sweeps over them for some columns or for a whole state, dtype, and head size rounded up: for
-compute capability 8 and from 9 on. A second stage of `sweep_keys` would compute its features twice."""
+compute capability 8 and 9. A second stage of `sweep_keys` would compute its features twice."""
 
 
 def linear(kind: str, dtype: str, capability: int, contracted: int, produced: int) -> Chunk:
@@ -311,6 +311,10 @@ STEP = 4096  # numbers of a state that a program of a step keeps in registers
 
 
 # ---------------------------------------------------------------------------------------------- all tables
+
+AMPLE = (9, 10, 11)
+"""Major numbers of the compute capability of devices with 227 KiB of shared memory for a program. Those of 8.6, 8.9 and
+12.0 have 99 KiB, which the tiles for 8 keep to, and products like those of 8.0; so may newer ones."""
 
 TABLES: dict[str, Any] = {
     "pointwise": POINTWISE,
@@ -335,10 +339,15 @@ def table_of(key: tuple[Any, ...], *tables: str) -> str:
     return [name for name in tables if key in TABLES[name]][-1]
 
 
+def column(capability: int) -> int:
+    """Which tiles of the tables a device takes, by the major number of its compute capability."""
+    return int(capability in AMPLE)
+
+
 def entry(key: tuple[Any, ...], capability: int, *tables: str) -> Any:
     """The tile that a call takes from these tables, the later ones exceptions to the earlier. `benchmarks.tiles` tries
     others in its place."""
-    return TABLES[table_of(key, *tables)][key][capability >= 9]
+    return TABLES[table_of(key, *tables)][key][column(capability)]
 
 
 # ---------------------------------------------------------------------------------------------- the Newton inverse
@@ -356,6 +365,6 @@ def newton(kernel: str, m: int, capability: int) -> dict[str, Any]:
     M = padded(m)
     values = {"m": m, "M": M, "K": SLICE, "PRECISION": "tf32x3", "num_stages": 1, "num_warps": 4 if M < LARGEST else 8}
     if kernel == "inverse":
-        values["HELD"] = M < LARGEST or capability >= 9
+        values["HELD"] = M < LARGEST or bool(column(capability))
         values["num_warps"] = 4 if values["HELD"] else 8
     return values

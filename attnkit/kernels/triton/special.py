@@ -32,6 +32,29 @@ def fast_exp2(x):
 
 
 @triton.jit
+def step(x):
+    """1 for x > 0, of the order of 2^-100 at least, and 0 for others and NaN."""
+    if INTERPRETED:
+        y = tl.where(x > 0.0, 1.0, 0.0)
+    else:
+        y = tl.inline_asm_elementwise(
+            "mul.ftz.sat.f32 $0, $1, 0f71800000;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return y
+
+
+@triton.jit
+def fast_power(x, power):
+    """x^power for x ≥ 0 and a power above 0: to power·2^-22, times -log2(x) for x below 1/2."""
+    if INTERPRETED:
+        none = x == 0.0
+        y = tl.where(none, 0.0, tl.exp2(tl.log2(tl.where(none, 1.0, x)) * power))
+    else:
+        y = fast_exp2(fast_log2(x) * power)
+    return y
+
+
+@triton.jit
 def fast_reciprocal(x):
     """1/x; 0 from 2^126 on."""
     if INTERPRETED:

@@ -106,7 +106,7 @@ class Recurrent(TorchPeer):
 
     def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
         """One call."""
-        (q, k, v), gates, live = self.seen(op, arrays, params)
+        (q, k, v), gates, live = self.without_hidden(op, arrays, params)
         options: dict[str, Any] = self.own.sizes(q.shape[-2], params)
         if self.own.scales:
             options["scale"] = scale(op, params, q)
@@ -116,15 +116,15 @@ class Recurrent(TorchPeer):
             v = pad(v, (0, 1), value=1.0)
         if self.own.begins:
             options |= {"initial_state": first(arrays), "output_final_state": True}
-        o, S = self.own.function(*(self.turned(x) for x in (q, k, v)), **gates, **options)
-        o = torch.where(live, self.turned(o), 0)  # for gradients, where cotangents of such rows are NaN
+        o, S = self.own.function(*(self.swap_axes(x) for x in (q, k, v)), **gates, **options)
+        o = torch.where(live, self.swap_axes(o), 0)  # for gradients, where cotangents of such rows are NaN
         return self.answer(op, o, S, params)
 
-    def turned(self, x: torch.Tensor) -> torch.Tensor:
+    def swap_axes(self, x: torch.Tensor) -> torch.Tensor:
         """Between the layouts."""
         return x if self.own.heads_first else x.transpose(1, 2)
 
-    def seen(self, op: str, arrays: Arrays, params: Arrays) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    def without_hidden(self, op: str, arrays: Arrays, params: Arrays) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """φ(q), φ(k) and v, and gates, without hidden tokens; and which queries see anything."""
         q, k, v = (arrays[name] for name in "qkv")
         phi, keys = FEATURES[feature_map(op, params)], visible_keys(arrays, params)
@@ -137,7 +137,7 @@ class Recurrent(TorchPeer):
         if self.own.gate != NOTHING:
             gates[self.own.gate_name] = gate(self.own, arrays, params)
         gates = {name: torch.where(valid if x.ndim == 4 else valid[..., 0], x, 0) for name, x in gates.items()}
-        return (q, k, v), {name: self.turned(x) for name, x in gates.items()}, live
+        return (q, k, v), {name: self.swap_axes(x) for name, x in gates.items()}, live
 
     def answer(self, op: str, o: torch.Tensor, S: torch.Tensor | None, params: Arrays) -> dict[str, Any]:
         """The outputs by name; of linear attention from sums with denominators."""

@@ -31,7 +31,6 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "beta": ("S",), "log_decay": ("S",),
 }  # fmt: skip
 STATES = ("initial_S", "initial_z", "S", "z")
-OF_FEATURES = ("linear_attention", "gated_linear_attention", "delta_attention")  # as many in a state as q has
 
 
 def shrink(case: Case, fails: Fails, evaluations: int = EVALUATIONS) -> Case:
@@ -89,10 +88,16 @@ def counted(case: Case, name: str, x: np.ndarray) -> tuple[str, ...]:
     names = AXES.get(name, ())[-x.ndim :] if x.ndim and not per_head else ()
     if name == "log_decay" and x.ndim > case.arrays.get("beta", x).ndim:
         names = AXES["log_gate"]
-    if name in STATES and case.op in OF_FEATURES:
+    if name in STATES and "projection" not in case.arrays and has_features_of_q(case, x, names):
         names = tuple("d" if letter == "features" else letter for letter in names)
     same = "qk" in case.arrays or {"q", "k"} <= {*BY_NAME[case.op].tokens.keys}
     return tuple("L" if same and letter == "S" else letter for letter in names)
+
+
+def has_features_of_q(case: Case, x: np.ndarray, names: tuple[str, ...]) -> bool:
+    """Whether a state has a row for each feature of q; those of random projections or with a constant have others."""
+    features = dict(zip(names, x.shape[-len(names) :], strict=True)).get("features")
+    return features is not None and features == case.arrays["q"].shape[-1]
 
 
 def take(case: Case, letter: str, index: list[int], length: int) -> Case:

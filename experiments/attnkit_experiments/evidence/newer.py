@@ -97,7 +97,7 @@ CLAIMS = (
     Claim(
         "states of one size recall less than softmax",
         "Arora et al. 2024, §4",
-        "What is added to a state of one size is less well told apart than keys that are kept: at queries the loss is "
+        "What is added to a state of one size is harder to distinguish than keys that are kept: at queries the loss is "
         "higher than that of softmax, with and without a decay.",
         "005-recall",
         tuple(worse(method, "softmax") for method in FADING),

@@ -60,7 +60,7 @@ def masked(windows: Tensor, draw: Draw) -> Sample:
     return Sample(torch.where(changed, shown, targets), targets, chosen)
 
 
-def recalled(windows: Tensor, draw: Draw) -> Sample:
+def recall(windows: Tensor, draw: Draw) -> Sample:
     """The value behind each key of the second half of a window's keys, which are those of the first."""
     tokens, targets, _ = following(windows, draw)
     keys = keys_of(draw.vocabulary)
@@ -84,6 +84,6 @@ TARGETS: dict[str, Target] = {
     "next": Target(following, lambda data, length: length),
     "copying": Target(copied, lambda data, length: length - length // 2 - 1),
     "masked": Target(masked, lambda data, length: chosen_of(length)),
-    "recall": Target(recalled, lambda data, length: data.answers),
+    "recall": Target(recall, lambda data, length: data.answers),
 }
 """By the name of a task."""
