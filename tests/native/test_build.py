@@ -30,6 +30,12 @@ def fake_compiler(tmp_path) -> Path:
     return script
 
 
+def test_the_hook_needs_nothing_that_is_installed():
+    """pip runs it where attnkit is not there yet."""
+    command = [sys.executable, "-I", "-S", build.__file__, "--levels"]
+    assert LEVEL in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
 def test_without_a_compiler_the_wheel_is_anybodys_and_says_why(tmp_path):
     made, said = wheel(tmp_path, CXX="/no/such/compiler")
     assert made.name.endswith("-py3-none-any.whl")

@@ -27,9 +27,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from attnkit._core.typing import Keywords
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or "hatchling" in sys.modules:  # which calls the hook; programs that load the library need none
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -94,7 +92,7 @@ def write_record(folder: Path, failed: dict[str, str] | None = None) -> None:
     """Record the libraries of a folder, just compiled from the sources as they are, and why other levels failed, with
     the digest of the compiler that did."""
     libraries = {file.name: digest(file) for file in sorted(folder.glob("*.so"))}
-    record: Keywords = {"sources": fingerprint(), "libraries": libraries}
+    record: dict[str, Any] = {"sources": fingerprint(), "libraries": libraries}
     if failed:
         record |= {"failed": failed, "compiler": compiler_digest()}
     (folder / RECORD).write_text(json.dumps(record, indent=1))
@@ -310,7 +308,7 @@ class Hook(BuildHookInterface):
 
     PLUGIN_NAME = "custom"
 
-    def initialize(self, version: str, build_data: Keywords) -> None:
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
             rebuild()
             return
@@ -322,7 +320,7 @@ class Hook(BuildHookInterface):
         for path in folder.iterdir():
             build_data["force_include"][str(path)] = (LIBRARIES / path.name).relative_to(HERE.parents[2]).as_posix()
 
-    def finalize(self, version: str, build_data: Keywords, artifact_path: str) -> None:
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if version != "editable":
             self.folder.cleanup()
 
