@@ -290,12 +290,12 @@ def visibility(scene: Scene, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def attention_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """Scenes x variants for an attention op or its weights; no keys, several blocks and scores of turned sign in every
-    profile and dtype."""
+    """Scenes x variants for an attention op or its weights; no keys and several blocks in every profile and dtype,
+    scores of turned sign in every profile."""
     scenes = tuple(scene for scene in FULL if op.serves(scene.options))
     always = [(scene, op.variants[0]) for scene in (NO_KEYS, *BLOCKS)]
     pairs = [*share_pairs(scene_variants(scenes, op.variants, profile), dtype), *always, *op.extra]
-    pairs += [(TURNED_SCORES, op.variants[0])] if op.group == "a" else []
+    pairs += [(TURNED_SCORES, op.variants[0])] if op.group == "a" and (profile == "full" or dtype == "float32") else []
     pairs += [(scene, op.variants[0]) for scene in LEARNED_SCALES if op.group == "a" and profile == "full"]
     for scene, variant in fitting(op, pairs):
         yield scene_sample(op, scene, variant, dtype)
