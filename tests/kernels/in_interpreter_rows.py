@@ -82,7 +82,6 @@ def test_a_row_does_not_see_how_many_steps_its_neighbours_need(
 
 
 @pytest.mark.parametrize("alpha", [2.0, 1.5, 1.3])
-@pytest.mark.emulated
 def test_a_threshold_of_many_keys_takes_three_passes(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of normal scores in a half type: each pass sums weights and slopes of every tile, the last one weights alone."""
     monkeypatch.setattr(sizes, "rows", lambda *of: sizes.Tile(16, 64, 4, 1))
