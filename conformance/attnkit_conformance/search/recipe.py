@@ -186,6 +186,8 @@ def draw_sizes(grammar: Grammar, row: Row, rng: random.Random, fixed: Collection
         n, m = (200, 200) if n == m else (n, max(n + 1, PAIRS // n)) if n < m else (max(m + 1, PAIRS // m), m)
     widths = [rows.sizes(level) for level in grammar.factors["width"]]
     d, e = (max(min(known), some(WIDTHS, rng)) for known in zip(*widths, strict=True))
+    if rng.random() < 0.5:  # as most models have it, and as fused kernels ask for it
+        d = e = max(d, e)
     width = str(row["width"]) if "width" in fixed else f"{d}x{e}"
     return {"shape": f"{n}x{m}", "width": width, LEAD: f"{batch}x{heads}x{groups}"}
 
