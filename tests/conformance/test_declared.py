@@ -98,7 +98,7 @@ def test_a_bug_of_a_partial_adapter_is_found_by_run_and_by_search(bug: str, tmp_
     adapter = Partial(bug, bug.replace(" ", "-"))
     assert any("bound" in result.checks for result in verdicts(adapter))
     search = Search([adapter], 60.0, 0, tmp_path, ("float32",), lambda text: True)
-    for turn in range(30):
+    for turn in range(100):
         search.end = search.clock() + 60.0
         search.look(of_op(BY_NAME[OP], grammar_of(OP), random.Random(turn)), turn)
         if search.findings:

@@ -34,9 +34,10 @@ WEIGHTS = tuple(3 if op.vjp and op.row_case is None else 1 for op in OPDB)  # by
 LENGTHS = (*range(10), 13, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 257, 300, 600)
 WIDTHS = (*range(1, 10), 12, 16, 17, 20, 31, 32, 33, 64, 65, 128, 256)
 PAIRS = 40_000  # of queries and keys over all heads, at most
-LARGE = 0.2  # of the draws of a number are of all of its sizes, the others of the first
+LARGE = 0.3  # of the draws of a number are of all of its sizes, the others of the first
 FEW = 10  # sizes that are usual
-PLAIN = (0.3, 0.6, 0.9)  # how many options are plain
+PLAIN = (0.3, 0.6, 0.9, 1.0)  # how many options are plain: of the last, all but a few
+ODD = 3  # options that are not plain in a row of few, at most
 THREADS = (1, 1, 1, 2, 3)
 ATTEMPTS = 5  # draws of numbers for a scene, of which some have none that keeps its distance from a kink
 COUNTS = ("shape", "width", "features")  # factors whose levels are numbers of tokens and features
@@ -156,10 +157,12 @@ def of_op(op: Op, grammar: Grammar, rng: random.Random, fixed: Collection[str] =
 def legal_row(grammar: Grammar, rng: random.Random) -> dict[str, Any]:
     """A row without what cannot be combined."""
     plain, options = grammar.plain, layouts.dense(grammar).factors
+    free = [name for name in options if name not in (*COUNTS, "dtype", "op")]
     while True:
         often = rng.choice(PLAIN)
         row = {name: rng.choice(levels) for name, levels in options.items()}
-        row |= {name: plain[name] for name in row if name not in (*COUNTS, "dtype", "op") and rng.random() < often}
+        odd = rng.sample(free, min(rng.randint(0, ODD), len(free))) if often == 1 else []
+        row |= {name: plain[name] for name in free if name not in odd and rng.random() < often}
         if not any(some <= {*row.items()} for some in grammar.forbidden):
             return row
 
