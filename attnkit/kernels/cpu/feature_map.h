@@ -57,6 +57,30 @@ struct Direction {
   }
 };
 
+// den of raw, its slope there, and whether o is not 0 by definition.
+template <class T>
+struct Denominator {
+  T value = 1, slope = 0;
+  bool gives = true;
+
+  Denominator() = default;
+  Denominator(const attnkit_plan &plan, T raw) {
+    if (plan.op == ATTNKIT_COSINE) {
+      constexpr T floor = static_cast<T>(1e-6);
+      value = (raw <= 0 ? T{} : raw) + floor;
+      slope = raw <= 0 ? T{} : T{1};
+    } else if (plan.op == ATTNKIT_PERFORMER) {
+      value = raw;
+      slope = 1;
+      gives = !(raw <= 0);
+    } else if (plan.normalize) {
+      value = raw + static_cast<T>(plan.eps);
+      slope = 1;
+      gives = value != 0;
+    }
+  }
+};
+
 // The map of one item.
 template <class T>
 class FeatureMap {

@@ -12,33 +12,10 @@
 // level, by whose exponential S, z, R and r are divided. An item is one task.
 #pragma once
 
-#include "decay.h"
 #include "feature_map.h"
+#include "tokens.h"
 
 namespace attnkit {
-
-// den of raw, its slope there, and whether o is not 0 by definition.
-template <class T>
-struct Denominator {
-  T value = 1, slope = 0;
-  bool gives = true;
-
-  Denominator(const attnkit_plan &plan, T raw) {
-    if (plan.op == ATTNKIT_COSINE) {
-      constexpr T floor = static_cast<T>(1e-6);
-      value = (raw <= 0 ? T{} : raw) + floor;
-      slope = raw <= 0 ? T{} : T{1};
-    } else if (plan.op == ATTNKIT_PERFORMER) {
-      value = raw;
-      slope = 1;
-      gives = !(raw <= 0);
-    } else if (plan.normalize) {
-      value = raw + static_cast<T>(plan.eps);
-      slope = 1;
-      gives = value != 0;
-    }
-  }
-};
 
 template <class T>
 class Linear {
@@ -72,7 +49,6 @@ class Linear {
     RunningSums<T> sums, normaliser, more;
     Level<T> level;
     Buffer<T> own, tops, fades;  // levels of keys, of the sums with them, and how these fade
-    DecaySpace<T> decay;
   };
 
   // One item: its arrays, its map, working memory, and what a returned state depends on.
@@ -84,10 +60,9 @@ class Linear {
     double dtop = 0;                                        // its gradient: terms of it cancel
     int64_t highest = -1;                                   // the first key with the last level; -1: the state has it
     int64_t feature = 0;                                    // of that key, the first with this exponent
-    Decay<T> decay;
 
     Task(const Call &call, int64_t item)
-        : s(call, item_index(call.plan, item)), map(call, s.item.index), w(workspace()), decay(call, s, w.decay) {}
+        : s(call, item_index(call.plan, item)), map(call, s.item.index), w(workspace()) {}
 
     const Index &index() const { return s.item.index; }
 
@@ -131,7 +106,6 @@ class Linear {
       for (int64_t j = 0; j < s.count; ++j) t.map.exponential(tops[j * W], y + j * width_);
     } else {
       t.map.map(s.count, tokens, y);
-      fades = back ? t.decay.fall(s) : t.decay.rise(s);
     }
     for (int64_t j = 0; j < s.count; ++j)
       if (!takes(s.begin + j)) std::fill(y + j * width_, y + (j + 1) * width_, T{});
@@ -253,15 +227,12 @@ class Linear {
       T *dn = cotangents + std::max<int64_t>(0, first_query(s)) * wider_;
       const Fades<T> fades = s.keys ? read_keys(t, s, wide_, false) : Fades<T>();
       if (s.queries) read_queries(t, s);
-      if (s.keys) t.decay.keep_start(t.w.sums.total(), t.w.normaliser.total());
       normalise(t, s, fades);
       if (s.queries) read_cotangents(t, s, dn);
-      if (s.keys && s.queries) t.decay.draw_start(s, t.w.sums, {dn, wider_}, t.w.x.data());
       std::fill(grads, grads + s.count * width_, T{});
       move<T>(t.w.sums, s.keys, s.queries, s.count, {dn, wider_}, {t.w.values.data(), wide_},
               {t.w.y.data(), width_}, fades, grads, width_);
       if (s.queries) finish_queries(t, s, dn, grads, to);
-      if (s.keys && s.queries) t.decay.finish_start(s, dn + plan_.values, wider_);
     }
   }
 
@@ -327,12 +298,10 @@ class Linear {
       const T *dn = cotangents + std::max<int64_t>(0, first_query(s)) * wider_;
       const Rows<T> x{w.x.data() + last * width_, -width_}, y{w.y.data() + last * width_, -width_};
       const Rows<T> c{values + last * wider_, -wider_}, d{dn + last * wider_, -wider_};
-      if (s.keys) t.decay.pull(s, w.sums, {w.y.data(), width_}, {values, wider_}, {w.x.data(), width_}, {dn, wider_});
       move<T>(w.sums, s.queries, s.keys, s.count, c, d, x, fades, grads + last * width_, -width_);
       move<T>(w.more, s.queries, s.keys, s.count, y, x, d, fades, dv + last * wide_, -wide_);
       if (s.keys) finish_keys(t, s, grads, dv, to);
     }
-    t.decay.write(to.decay, t.index());
     write_state(t, to);
   }
 
@@ -383,11 +352,6 @@ class Linear {
     const bool seen = t.map.is_exponential && t.start != -kInfinity<T>;
     if (t.map.is_exponential) {
       const T factor = seen ? std::exp(t.start - *w.level.now()) : T{};
-      for (int64_t at = 0; at < count_ * wide_; ++at) state[at] *= factor;
-      for (int64_t f = 0; f < width_; ++f) normaliser[f] *= factor;
-    }
-    if (t.decay.is_there()) {  // before the first token
-      const T factor = t.decay.first();
       for (int64_t at = 0; at < count_ * wide_; ++at) state[at] *= factor;
       for (int64_t f = 0; f < width_; ++f) normaliser[f] *= factor;
     }

@@ -50,13 +50,7 @@ void block(Segment<T> s) {
     for (int m = 0; m < M; ++m) {
       const Vec<T> left = splat(s.y.data[m]), query = splat(s.x.data[m]);
       for (int v = 0; v < N; ++v) {
-        if constexpr (kFading == Fading::kTokens) {  // the total with what is fresh: a product less for each token
-          const Vec<T> fade = splat(s.fades.data[0]), added = left * right[v];
-          total[m][v] = total[m][v] * fade + added;
-          fresh[m][v] = fresh[m][v] * fade + added;
-          found[v] += query * total[m][v];
-          continue;
-        } else if constexpr (kFading != Fading::kNone) {
+        if constexpr (kFading != Fading::kNone) {
           const Vec<T> fade =
               kFading == Fading::kRows ? splat(s.fades.data[m * s.fades.row]) : load(s.fades.data + v * W);
           total[m][v] *= fade;
@@ -116,9 +110,6 @@ void RunningSums<T>::recur(int64_t n, Rows<T> x, Rows<T> y, Rows<T> c, const Fad
       break;
     case Fading::kColumns:
       sweep<T, Fading::kColumns>(s, rows_);
-      break;
-    case Fading::kTokens:
-      sweep<T, Fading::kTokens>(s, rows_);
       break;
   }
   join(n, fades);

@@ -18,9 +18,9 @@ struct Rows {
   int64_t stride;
 };
 
-// The factors f_j in [0, 1]: none, one for all rows of S or for each, at data[j * stride + r * row] with row 0 or 1, one for
-// each of its columns, or one for all of it that every token has, also where none adds or none draws.
-enum class Fading { kNone, kRows, kColumns, kTokens };
+// The factors f_j in [0, 1]: none, one for all rows of S or for each, at data[j * stride + r * row] with row 0 or 1, or one
+// for each of its columns.
+enum class Fading { kNone, kRows, kColumns };
 
 template <class T>
 struct Fades {
@@ -39,8 +39,6 @@ class RunningSums {
 
   // The total, row by row, `width` numbers each. A caller may fill it after `reset`.
   T *total() const { return total_.data(); }
-
-  int64_t longest() const { return std::max(rows_, width_); }
 
   // The tokens of a segment one after the other: out_j += S_jᵀ x_j, at out[j * stride].
   void recur(int64_t n, Rows<T> x, Rows<T> y, Rows<T> c, const Fades<T> &fades, T *out, int64_t stride);

@@ -23,12 +23,12 @@ struct Segment {
 
 inline int64_t shift_of(const attnkit_plan &plan) { return std::min(highest(plan), plan.keys); }
 
-inline std::vector<Segment> segments(const attnkit_plan &plan) {
+inline std::vector<Segment> segments(const attnkit_plan &plan, int64_t longest = kSegment) {
   const int64_t shift = shift_of(plan), end = std::max(plan.keys, shift + plan.queries);
   const int64_t borders[] = {0, plan.keys, shift, shift + plan.queries};
   std::vector<Segment> found;
   for (int64_t at = std::min<int64_t>(0, shift); at < end;) {
-    int64_t next = std::min(end, at + kSegment);
+    int64_t next = std::min(end, at + longest);
     for (int64_t border : borders)
       if (border > at) next = std::min(next, border);
     const bool keys = at >= 0 && at < plan.keys, queries = at >= shift && at < shift + plan.queries;
@@ -176,11 +176,16 @@ void read_state(const Matrix &x, bool transposed, int64_t features, int64_t valu
   }
 }
 
-// Σ a b in double, for sums that others cancel.
+// Σ a b in double, for sums that others cancel; several sums side by side, for one waits for each of its additions.
 template <class T>
 double product(const T *a, const T *b, int64_t n) {
-  double sum = 0;
-  for (int64_t x = 0; x < n; ++x) sum += static_cast<double>(a[x]) * static_cast<double>(b[x]);
+  constexpr int kSums = 16;
+  double sums[kSums] = {}, sum = 0;
+  int64_t x = 0;
+  for (; x + kSums <= n; x += kSums)
+    for (int at = 0; at < kSums; ++at) sums[at] += static_cast<double>(a[x + at]) * static_cast<double>(b[x + at]);
+  for (; x < n; ++x) sum += static_cast<double>(a[x]) * static_cast<double>(b[x]);
+  for (int at = 0; at < kSums; ++at) sum += sums[at];
   return sum;
 }
 
@@ -195,12 +200,6 @@ template <class T>
 void move(RunningSums<T> &sums, bool adds, bool draws, int64_t n, Rows<T> x, Rows<T> y, Rows<T> c,
           const Fades<T> &fades, T *out, int64_t stride) {
   if (adds && draws) return sums.recur(n, x, y, c, fades, out, stride);
-  if (fades.kind == Fading::kTokens) {
-    static thread_local Buffer<T> zeros;
-    const Rows<T> nothing{zeros.reserve(sums.longest()), 0};
-    std::fill(zeros.data(), zeros.data() + sums.longest(), T{});
-    return sums.recur(n, draws ? x : nothing, adds ? y : nothing, adds ? c : nothing, fades, out, stride);
-  }
   if (adds || fades.kind != Fading::kNone) sums.add(adds ? n : 0, y, c, fades);
   if (draws) sums.draw(n, x, out, stride);
 }
