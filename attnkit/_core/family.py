@@ -261,10 +261,10 @@ def op(family: Family, runs: AnyFunction | None = None, *, calls: AnyFunction | 
 def weights_of(forward: WithRows[P], family: Family, calls: AnyFunction | None = None) -> Weights[P]: ...
 @overload
 def weights_of(
-    forward: Callable[Concatenate[Array, Array, Array, P], Any], family: Family, calls: AnyFunction | None = None
+    forward: Callable[Concatenate[Array, Array, Array, P], object], family: Family, calls: AnyFunction | None = None
 ) -> Weights[P]: ...
 def weights_of(
-    forward: Callable[Concatenate[Array, Array, Array, P], Any],
+    forward: WithRows[P] | Callable[Concatenate[Array, Array, Array, P], object],
     family: Family,
     calls: AnyFunction | None = None,
 ) -> Weights[P]:
@@ -276,7 +276,7 @@ def weights_of(
 
 
 def vjp_of(
-    forward: Callable[Concatenate[Array, Array, Array, P], Any],
+    forward: Callable[Concatenate[Array, Array, Array, P], object],
     family: Family,
     formula: str,
     calls: AnyFunction | None = None,

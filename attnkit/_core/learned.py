@@ -15,6 +15,7 @@ from attnkit._core.typing import (
     Array,
     Arrays,
     Bindings,
+    Factor,
     Keywords,
     Namespace,
     OfLibrary,
@@ -104,7 +105,7 @@ def scaled(xp: Namespace, q: Array, scale: float | Array) -> Array:
     return xp.where(xp.isfinite(q), finite(xp, q) * scale, beyond)
 
 
-def _pulled(xp: Namespace, q: Array, scale: Array, like: Array, grads: dict[str, Array]) -> dict[str, Array]:
+def _pulled(xp: Namespace, q: Array, scale: Factor, like: Array, grads: dict[str, Array]) -> dict[str, Array]:
     """Gradients of q and of scale from those of their product."""
     of_product = grads["q"]
     of_q = quadratic.sum_to(xp, of_product * scale, tuple(q.shape))

@@ -98,7 +98,8 @@ def prepare(
     v = None if v is None else cast(xp, v, dtype)
     bias = None if bias is None else cast(xp, bias, dtype)
     drop = None if drop is None else cast(xp, stop_gradient(drop), dtype)
-    live, count = None, keys
+    live: Array | None = None
+    count: Factor = keys
     if pairs is not None:
         count = visibility.counts(xp, q, pairs, keys, rows, dtype)
         drop = None if drop is None else xp.where(pairs, drop, 0.0)

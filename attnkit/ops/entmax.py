@@ -12,9 +12,9 @@ from typing import Any, Unpack
 
 from attnkit._core import check, quadratic
 from attnkit._core.family import Family, op, vjp_of, weights_of
-from attnkit._core.mask import positions
+from attnkit._core.mask import positions, raise_to
 from attnkit._core.special import cumulative_sum, falling, real, relu, stop_gradient
-from attnkit._core.typing import A, Array, Common, Factor, Impl, Keywords, Namespace
+from attnkit._core.typing import A, Array, Common, Impl, Keywords, Namespace, OfLibrary
 from attnkit.ops import softmax
 
 SMALLEST_ALPHA = 1.01
@@ -37,7 +37,7 @@ def _check_alpha(c: check.Context, name: str, value: object) -> None:
 OWN = {"alpha": _check_alpha}
 
 
-def _of_rows(xp: Namespace, a: quadratic.Inputs, alpha: Any) -> Factor:
+def _of_rows(xp: Namespace, a: quadratic.Inputs, alpha: OfLibrary) -> OfLibrary:
     """α for these rows: a number, or an array in the compute dtype."""
     if isinstance(alpha, numbers.Real):
         return float(alpha)
@@ -110,7 +110,7 @@ def _halved_threshold(xp: Namespace, x: Array, power: float | Array) -> Array:
     low = xp.zeros_like(x[..., :1]) - 1.0
     if x.shape[-1] == 1:  # the bracket is a point, and XLA fails when it fuses bisections without a sum
         return low
-    high = low + (1.0 - real(xp, x.shape[-1], x.dtype) ** (-1.0 / power))
+    high = low + (1.0 - raise_to(real(xp, x.shape[-1], x.dtype), -1.0 / power))
     for _ in range(_HALVINGS[check.dtype_name(x)]):
         middle = 0.5 * (low + high)
         left = xp.sum(relu(xp, x - middle) ** power, axis=-1, keepdims=True) >= 1

@@ -147,7 +147,7 @@ ssmax_attention_vjp = vjp_of(
 def _log_of_rows(xp: Namespace, q: Array, k: Array, length: Length, common: Bindings) -> Factor:
     """log n of a call, a number or (..., L, 1), without an array of pairs where visibility can be counted."""
     dtype, queries, keys = quadratic.compute_dtype(xp, q), q.shape[-2], k.shape[-2]
-    count = keys
+    count: Factor = keys
     if isinstance(length, str) and length == "visible":
         visibility = visibility_of(common)
         if visibility.masked or visibility.causal:

@@ -10,7 +10,7 @@ from numbers import Real
 from typing import Any
 
 from attnkit._core.check import broadcast
-from attnkit._core.typing import Option, Results
+from attnkit._core.typing import Option
 from attnkit.backends.cupy.launch import NUMBERS, Launch, View
 from attnkit.backends.cupy.pointwise import Array, Device, reduced_to
 from attnkit.backends.cupy.views import Views
@@ -88,7 +88,9 @@ class Call(Views):
 # ---------------------------------------------------------------------------------------------- what a library calls
 
 
-def forward(device: Device, a: Array, *, newton_steps: int = 20, init_scale: Any = 0.9, **others: object) -> Array:
+def forward(
+    device: Device, a: Array, *, newton_steps: int = 20, init_scale: float | Array = 0.9, **others: object
+) -> Array:
     """X_T (..., m, m) in the compute dtype."""
     call = Call(device, a, newton_steps, init_scale)
     x = device.empty(call.shape, call.compute)
@@ -97,7 +99,9 @@ def forward(device: Device, a: Array, *, newton_steps: int = 20, init_scale: Any
     return x
 
 
-def iterates(device: Device, a: Array, *, newton_steps: int = 20, init_scale: Any = 0.9, **others: object) -> Array:
+def iterates(
+    device: Device, a: Array, *, newton_steps: int = 20, init_scale: float | Array = 0.9, **others: object
+) -> Array:
     """X_0 .. X_T (..., T + 1, m, m) in the compute dtype."""
     call = Call(device, a, newton_steps, init_scale)
     xs = call.iterates(True)
@@ -105,7 +109,9 @@ def iterates(device: Device, a: Array, *, newton_steps: int = 20, init_scale: An
     return xs
 
 
-def inverse(residuals: Callable[..., Array], device: Device, a: Array, **options: Option) -> Results:
+def inverse(
+    residuals: Callable[..., Array], device: Device, a: Array, **options: Option
+) -> Array | tuple[Array, Array]:
     """X_T, or with `return_residuals` (X_T, `residuals` (A, X_0 .. X_T) of the kernel's iterates)."""
     if not options.pop("return_residuals", False):
         return forward(device, a, **options)
@@ -115,7 +121,7 @@ def inverse(residuals: Callable[..., Array], device: Device, a: Array, **options
 
 
 def backward(
-    device: Device, a: Array, dx: Array, *, newton_steps: int = 20, init_scale: Any = 0.9,
+    device: Device, a: Array, dx: Array, *, newton_steps: int = 20, init_scale: float | Array = 0.9,
     inverse_grad: str = "implicit", **others: Option,
 ) -> dict[str, Array]:  # fmt: skip
     """Gradients {"a"} and, if it is an array, "init_scale" (0 if the gradient is implicit) for the cotangent dx."""

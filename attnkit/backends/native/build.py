@@ -92,7 +92,7 @@ def write_record(folder: Path, failed: dict[str, str] | None = None) -> None:
     """Record the libraries of a folder, just compiled from the sources as they are, and why other levels failed, with
     the digest of the compiler that did."""
     libraries = {file.name: digest(file) for file in sorted(folder.glob("*.so"))}
-    record: dict[str, Any] = {"sources": fingerprint(), "libraries": libraries}
+    record: dict[str, object] = {"sources": fingerprint(), "libraries": libraries}
     if failed:
         record |= {"failed": failed, "compiler": compiler_digest()}
     (folder / RECORD).write_text(json.dumps(record, indent=1))

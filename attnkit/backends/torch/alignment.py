@@ -1,7 +1,6 @@
 """Tensors whose memory is not aligned to their elements, as in the middle of a file: kernels cannot load those."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -37,7 +36,7 @@ def _refusing(kernel: Kernel) -> Kernel:
     return kernel._replace(unsupported=unsupported)
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
     """Those among arguments, and those of states and of dropout."""
     for x in values:
         if isinstance(x, Tensor):

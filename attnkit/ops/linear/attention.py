@@ -18,7 +18,7 @@ from attnkit.ops.linear.rule import BODIES
 from attnkit.ops.linear.states import STATE_CHECKS, Scaled, State, not_negative, state_context, step_context
 from attnkit.ops.linear.sums import Features, Rule
 
-FeatureMap = Any  # a name of FEATURE_MAPS or a callable (..., n, d) -> (..., n, f)
+FeatureMap = str | Callable[[Array], Array]  # a name of FEATURE_MAPS, or (..., n, d) -> (..., n, f)
 
 
 # ---------------------------------------------------------------------------------------------- features
@@ -51,12 +51,13 @@ def _features(xp: Namespace, op: str, feature_map: FeatureMap, x: Array) -> Feat
         raise ValueError(f"{op}: feature_map must map (..., n, d) to (..., n, f) = ({expected}, f); got {got}")
 
     def pull(d: Array) -> Array:
-        if not hasattr(feature_map, "vjp"):
+        vjp = getattr(feature_map, "vjp", None)
+        if vjp is None:
             raise NotImplementedError(
                 f"{op}: explicit gradients need a feature_map with an attribute vjp(x, dfeatures) -> dx; got "
                 f"{feature_map!r}; automatic differentiation of the op itself needs none"
             )
-        return cast(xp, feature_map.vjp(x, d), x.dtype)
+        return cast(xp, vjp(x, d), x.dtype)
 
     return Features(cast(xp, values, x.dtype), pull)
 

@@ -363,7 +363,8 @@ def weights(xp: Namespace, op: str, a: quadratic.Inputs) -> FeatureWeights:
     """The weights of the queries in `a`."""
     heads, own = (x.shape[-3] if x.ndim > 2 else 1 for x in (a.q, a.k))
     shared = own if own not in (1, heads) and heads != 1 else None
-    x, k, pairs = (split_heads(xp, y, shared) for y in (softmax(xp, a.q, None), a.k, a.pairs))
+    x, k = split_heads(xp, softmax(xp, a.q, None), shared), split_heads(xp, a.k, shared)
+    pairs = split_heads(xp, a.pairs, shared)
     if pairs is None or pairs.shape[-2] == 1:
         w, through = _alike(xp, x, k, pairs)
     else:

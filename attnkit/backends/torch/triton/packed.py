@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from attnkit.ops.softmax import SOFTMAX
 Edges: TypeAlias = tuple[int, ...] | Tensor
 Attend = AnyFunction
 Pull = Callable[..., dict[str, Tensor]]
-Prepare = Callable[[tuple[Any, ...], Keywords], Any]
+Prepare = Callable[..., AnyFunction]
 
 
 def _edges(q: Tensor, edges: Edges) -> Tensor:

@@ -6,8 +6,6 @@ also the numbers of the rows. The gradient of the maximum finds the key of the f
 costs more than all other statistics together.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -149,7 +147,7 @@ def _rows(q: Tensor, k: Tensor, **options: Option) -> RowStatistics:
     return RowStatistics(**attend(q, k, None, **options))
 
 
-def _rows_vjp(q: Tensor, k: Tensor, *, dstats: RowStatistics, fields: Any, **options: Option) -> dict[str, Tensor]:
+def _rows_vjp(q: Tensor, k: Tensor, *, dstats: RowStatistics, fields: object, **options: Option) -> dict[str, Tensor]:
     return pull(q, k, None, None, dstats._asdict(), **options)
 
 
@@ -159,7 +157,7 @@ def _both(q: Tensor, k: Tensor, v: Tensor, **options: Option) -> tuple[Tensor, R
 
 
 def _both_vjp(
-    q: Tensor, k: Tensor, v: Tensor, *, do: Tensor | None, dstats: RowStatistics, fields: Any, **options: Option
+    q: Tensor, k: Tensor, v: Tensor, *, do: Tensor | None, dstats: RowStatistics, fields: object, **options: Option
 ) -> dict[str, Tensor]:
     return pull(q, k, v, do, dstats._asdict(), **options)
 
