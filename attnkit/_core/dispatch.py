@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
-from types import NoneType
+from types import ModuleType, NoneType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 from attnkit._core import check
@@ -202,10 +202,10 @@ class _Choice(NamedTuple):
     call: AnyFunction
 
 
-_profiler: Any = None
+_profiler: ModuleType | None = None
 
 
-def name_calls_in(profiler: Any) -> None:
+def name_calls_in(profiler: ModuleType) -> None:
     """Register torch.autograd.profiler, whose `_is_profiler_enabled` repeated calls ask: they do nothing else."""
     global _profiler
     _profiler = profiler

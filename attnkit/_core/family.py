@@ -12,7 +12,19 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, overload
 from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, DROPOUT, Op, Vjp, Weights, WithRows, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by, special_case
-from attnkit._core.typing import LEARNED, AnyFunction, Array, Bindings, Keywords, Namespace, OfLibrary, Option, Results
+from attnkit._core.typing import (
+    LEARNED,
+    AnyFunction,
+    Array,
+    Bindings,
+    Factor,
+    Impl,
+    Keywords,
+    Namespace,
+    OfLibrary,
+    Option,
+    Results,
+)
 
 P = ParamSpec("P")
 
@@ -37,7 +49,7 @@ def passed_on(grads: dict[str, Array], **own: object) -> dict[str, Array]:
     return grads
 
 
-FeatureWeights = tuple[Array, Any, Callable[..., dict[str, Array]]]
+FeatureWeights = tuple[Array, Factor, Callable[..., dict[str, Array]]]
 """Weights r·u, u (..., L, S) and r (..., L, 1) or 1, and pull(dw, like) -> {"q", "k"}, their gradients in the compute
 dtype. The weights may be those of a part of the queries of `like`."""
 
@@ -113,7 +125,7 @@ class Family(NamedTuple):
         options = {name: own.get(name, common.get(name)) for name in names}
         return {name: x for name, x in options.items() if check.is_learned(x)}
 
-    def scored(self, xp: Namespace, a: quadratic.Inputs, own: Bindings) -> tuple[quadratic.Inputs, Any]:
+    def scored(self, xp: Namespace, a: quadratic.Inputs, own: Bindings) -> tuple[quadratic.Inputs, OfLibrary]:
         """The inputs that `prepare` gave, with the factor of their rows, and their scores."""
         if self.row_factor is not None:
             a = a._replace(factor=self.row_factor(xp, a, **own))
@@ -152,8 +164,8 @@ class Family(NamedTuple):
         like: Bindings,
         do: Array | None,
         own: Bindings,
-        of_weights: Callable[[Array], Any] | None = None,
-        of_scores: Callable[[Array], Any] | None = None,
+        of_weights: Callable[[Array], Array] | None = None,
+        of_scores: Callable[[Array], Array] | None = None,
     ) -> dict[str, Array]:
         """Gradients in the compute dtype.
 
@@ -306,7 +318,7 @@ def _body(family: Family, body: AnyFunction, calls: AnyFunction | None) -> AnyFu
     if calls is None:
         return body
 
-    def call(*arrays: Array, impl: Any, **options: Option) -> Results:
+    def call(*arrays: Array, impl: Impl, **options: Option) -> Results:
         own, common = family.split(options)
         return calls(*arrays, **family.translated(arrays[0], own), impl=impl, **common)
 

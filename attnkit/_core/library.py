@@ -7,7 +7,7 @@ method before `sys.modules` is asked, which the compiler would go through as a w
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from attnkit._core.typing import Array, Keywords, Namespace, OfLibrary
 
@@ -17,7 +17,7 @@ PLACELESS = ("numpy", "jax")
 PLAIN = (bool, int, float, str, tuple, type(None))
 
 
-def library(x: Any) -> str | None:
+def library(x: object) -> str | None:
     """ "numpy", "torch", "jax", "cupy" or "array_api_strict", of which x is an array; None for anything else."""
     kind = type(x)
     if kind in PLAIN:
@@ -42,7 +42,7 @@ def library(x: Any) -> str | None:
     return None
 
 
-def peculiar(arrays: list[tuple[str, Any]], home: str) -> tuple[str, str] | None:
+def peculiar(arrays: list[tuple[str, OfLibrary]], home: str) -> tuple[str, str] | None:
     """The name of the first of a library's arrays that is more or less than numbers at every place, and why it is."""
     if home == "torch":
         traced = is_traced((arrays[0][1],))

@@ -4,7 +4,7 @@ Everything is None (or a Python number) where nothing is masked, so a call witho
 """
 
 import math
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import NamedTuple, TypeVar, overload
 
 from attnkit._core.check import broadcast
 from attnkit._core.library import beside
@@ -66,7 +66,7 @@ class Visibility(NamedTuple):
 
         shift is S - L of the whole call.
         """
-        terms: list[Any] = []
+        terms: list[OfLibrary] = []
         if self.causal:
             terms.append(j <= (i if self.causal == "upper_left" else i + shift))
         left, right = self.window or (None, None)

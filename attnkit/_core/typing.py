@@ -73,6 +73,7 @@ Results = Array | tuple[Array | tuple[Array, ...] | None, ...] | Mapping[str, Ar
 Keywords = dict[str, Any]  # options of a call by name
 Bindings = Mapping[str, Any]  # arrays and options of a call by name; None is what was not passed
 Causal = Literal["upper_left"] | bool
+Picks = tuple[int | slice, ...]  # of an array, for each axis
 Length = str | float | Array  # "visible" | "all" | a number > 0 | an array broadcast to (..., Hq, L)
 Seed = int | Array  # or a key of jax.random.key
 Impl = str | tuple[str, ...] | list[str]

@@ -9,13 +9,13 @@ import inspect
 import itertools
 import numbers
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol
+from typing import Concatenate, Literal, NamedTuple, ParamSpec, Protocol, overload
 
 from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, DROPOUT, POSITIONAL, derived_signature, signature_like
 from attnkit._core.dispatch import explains, namespace, repeated_call_checked_by
 from attnkit._core.mask import positions
-from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace, OfLibrary, Option, Results
+from attnkit._core.typing import A, AnyFunction, Array, Keywords, Namespace, OfLibrary, Option, Results
 from attnkit.ops.linear.attention import LINEAR, linear_attention, linear_attention_vjp
 from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
@@ -27,7 +27,7 @@ Edges = tuple[int, ...] | Array
 # ---------------------------------------------------------------------------------------------- checks
 
 
-def _edges(op: str, name: str, cu: Any, first: Array, tokens: int) -> int:
+def _edges(op: str, name: str, cu: OfLibrary, first: Array, tokens: int) -> int:
     """The number of sequences, after checking the boundaries; the contents of arrays are not read."""
     if check.is_array(cu):
         check.same_home(op, "q", first, name, cu)
@@ -94,7 +94,7 @@ def _calls(q: Array, k: Array, edges: tuple[Edges, Edges], options: Keywords) ->
         yield _Call(slice(None), slice(None), options)
     both = zip(itertools.pairwise(cu_q), itertools.pairwise(cu_k), strict=True)
     for queries, keys in ((slice(*a), slice(*b)) for a, b in both):
-        length: Any = options.get("length")
+        length: OfLibrary = options.get("length")
         per_query = check.is_array(length) and length.ndim > 0 and length.shape[-1] == q.shape[0]
         yield _Call(queries, keys, {**options, "length": length[..., queries]} if per_query else options)
 
@@ -139,7 +139,7 @@ def _turned(xp: Namespace, x: Array) -> Array:
 
 def _forward(
     attention: AnyFunction, q: Array, k: Array, v: Array, edges: tuple[Edges, Edges], options: Keywords
-) -> Any:
+) -> Results:
     xp, parts = namespace(q), []
     for call in _calls(q, k, edges, options):
         inputs = (_turned(xp, x) for x in (q[call.queries, ...], k[call.keys, ...], v[call.keys, ...]))
@@ -183,9 +183,14 @@ class Packed(Protocol[P]):
 
     __name__: str
 
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # the keyword decides
+        self, q: A, k: A, v: A, cu_seqlens_q: Edges, cu_seqlens_k: Edges, *, return_lse: Literal[True], **own: Option
+    ) -> tuple[A, A]: ...
+    @overload
     def __call__(
-        self, q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, *args: P.args, **own: P.kwargs
-    ) -> Any: ...
+        self, q: A, k: A, v: A, cu_seqlens_q: Edges, cu_seqlens_k: Edges, *args: P.args, **own: P.kwargs
+    ) -> A: ...
 
 
 class PackedVjp(Protocol[P]):
@@ -216,7 +221,7 @@ HAVE_NO_PLACE = (
 
 
 def packed(
-    op: Callable[Concatenate[Array, Array, Array, P], Any],
+    op: Callable[Concatenate[Array, Array, Array, P], object],
     checks: Mapping[str, check.OptionCheck] = check.PLAIN_NUMBERS,
 ) -> Callable[[AnyFunction], Packed[P]]:
     """Make a documented `<op>_packed` run the op on sequence after sequence; its options are those of the op except
@@ -254,7 +259,7 @@ def packed_vjp(
 @packed(softmax_attention)
 def softmax_attention_packed(
     q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **packed: object
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """`softmax_attention` of each of several sequences, whose tokens are concatenated.
 
     Args:

@@ -1,7 +1,7 @@
 """ReLA (Zhang et al. 2021): relu of the scores without a normaliser, followed by RMSNorm."""
 
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 from attnkit._core import check, quadratic
 from attnkit._core.activations import ACTIVATIONS
@@ -41,7 +41,7 @@ def _check_axis(c: check.Context, name: str, value: object) -> None:
         check.refuse_name(c.op, name, value, NORM_AXES)
 
 
-def _check_gate(c: check.Context, name: str, value: Any) -> None:
+def _check_gate(c: check.Context, name: str, value: OfLibrary) -> None:
     """Check library and dtype; `_context` checks the shape."""
     if value is not None:
         shape = tuple(value.shape) if check.is_array(value) else ()

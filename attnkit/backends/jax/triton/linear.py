@@ -264,7 +264,7 @@ def sum_to(name: str, grad: Array, shape: tuple[int, ...]) -> Array:
 EXPLICIT = launch.Explicit(forward, backward)
 
 
-def attend(q: Array, k: Array, v: Array, **options: object) -> Results:
+def attend(q: Array, k: Array, v: Array, **options: Option) -> Results:
     """linear_attention."""
     return launch.attended(EXPLICIT, *divided(OP, states.with_parts(OP, q, k, v, **options)))[0]
 

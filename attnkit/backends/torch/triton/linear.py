@@ -115,7 +115,7 @@ CUSTOM = recorded.register("triton_linear", _forward, _backward, ("q", "k", "v",
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, op: str = OP, **options: object
+    q: Tensor, k: Tensor, v: Tensor, *, op: str = OP, **options: Option
 ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
     """linear_attention, for another op's features under its name."""
     o, *state = CUSTOM.outputs(op, **states.with_parts(op, q, k, v, **options))
