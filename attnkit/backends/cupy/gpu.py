@@ -2,7 +2,6 @@
 
 import ctypes
 from functools import cache
-from typing import Any
 
 import cupy
 import numpy
@@ -41,14 +40,14 @@ class Gpu:
         """Where the first element is in the memory of the device."""
         return int(x.data.ptr)
 
-    def empty(self, shape: tuple[int, ...], dtype: DType) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> OfLibrary:
         """Uninitialised memory, or NaN."""
         memory = cupy.empty(shape, dtype)
         if poisons():
             memory.data.memset_async(0xFF, memory.nbytes)
         return memory
 
-    def word(self, value: int) -> Any:
+    def word(self, value: int) -> OfLibrary:
         """An unsigned 64-bit word in the memory of the device."""
         return cupy.asarray(value, dtype=cupy.uint64)
 

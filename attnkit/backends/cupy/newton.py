@@ -7,10 +7,9 @@ import ctypes
 import math
 from collections.abc import Callable
 from numbers import Real
-from typing import Any
 
 from attnkit._core.check import broadcast
-from attnkit._core.typing import Option
+from attnkit._core.typing import OfLibrary, Option
 from attnkit.backends.cupy.launch import NUMBERS, Launch, View
 from attnkit.backends.cupy.pointwise import Array, Device, reduced_to
 from attnkit.backends.cupy.views import Views
@@ -45,7 +44,7 @@ def unsupported_options(a: Array, **options: Option) -> str | None:
 class Call(Views):
     """One call of `newton_inverse` or its gradient: the data shared by all of its launches."""
 
-    def __init__(self, device: Device, a: Array, newton_steps: int, init_scale: Any) -> None:
+    def __init__(self, device: Device, a: Array, newton_steps: int, init_scale: OfLibrary) -> None:
         self.device, self.keepalive = device, []
         scales = () if isinstance(init_scale, Real) else tuple(init_scale.shape)
         self.leading, self.m = broadcast(OP, "init_scale and a", tuple(a.shape[:-2]), scales), a.shape[-1]
@@ -89,7 +88,7 @@ class Call(Views):
 
 
 def forward(
-    device: Device, a: Array, *, newton_steps: int = 20, init_scale: float | Array = 0.9, **others: object
+    device: Device, a: Array, *, newton_steps: int = 20, init_scale: OfLibrary = 0.9, **others: object
 ) -> Array:
     """X_T (..., m, m) in the compute dtype."""
     call = Call(device, a, newton_steps, init_scale)
@@ -100,7 +99,7 @@ def forward(
 
 
 def iterates(
-    device: Device, a: Array, *, newton_steps: int = 20, init_scale: float | Array = 0.9, **others: object
+    device: Device, a: Array, *, newton_steps: int = 20, init_scale: OfLibrary = 0.9, **others: object
 ) -> Array:
     """X_0 .. X_T (..., T + 1, m, m) in the compute dtype."""
     call = Call(device, a, newton_steps, init_scale)
@@ -121,7 +120,7 @@ def inverse(
 
 
 def backward(
-    device: Device, a: Array, dx: Array, *, newton_steps: int = 20, init_scale: float | Array = 0.9,
+    device: Device, a: Array, dx: Array, *, newton_steps: int = 20, init_scale: OfLibrary = 0.9,
     inverse_grad: str = "implicit", **others: Option,
 ) -> dict[str, Array]:  # fmt: skip
     """Gradients {"a"} and, if it is an array, "init_scale" (0 if the gradient is implicit) for the cotangent dx."""

@@ -1,7 +1,6 @@
 """Packed sequences by the CUDA kernels of an op, all in one launch: tokens first, heads second."""
 
 from itertools import pairwise
-from typing import Any
 
 import array_api_compat
 
@@ -37,10 +36,10 @@ def _with_edges(q: Array, cu_q: Edges, cu_k: Edges, options: Keywords) -> Keywor
 
 def forward(
     op: Call, device: Device, q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **options: object
-) -> Any:
+) -> Array | tuple[Array, ...]:
     """The outputs of `op` on arrays (heads, tokens, features) with edges, tokens first."""
     answer = op(device, *_heads_first(q, k, v), **_with_edges(q, cu_seqlens_q, cu_seqlens_k, options))
-    return tuple(_heads_first(*answer)) if isinstance(answer, tuple) else answer.swapaxes(0, 1)
+    return tuple(x.swapaxes(0, 1) for x in answer) if isinstance(answer, tuple) else answer.swapaxes(0, 1)
 
 
 def backward(
@@ -67,6 +66,8 @@ def keeps(q: Array, k: Array, v: Array, cu_q: Edges, cu_k: Edges, *cotangents: A
     return predicted.keeps(q.shape[1] * pairs, q.dtype.itemsize)
 
 
-def keeps_mask(q: Array, k: Array, v: Array, cu_q: Edges, *rest: Array | None, **options: object) -> bool:
+def keeps_mask(
+    q: Array, k: Array, v: Array, cu_q: Edges, cu_k: Edges, *cotangents: Array | None, **options: object
+) -> bool:
     """The same of an op that makes arrays of weights only where boundaries are arrays, and pairs are masked."""
-    return not isinstance(cu_q, tuple) and keeps(q, k, v, cu_q, *rest, **options)
+    return not isinstance(cu_q, tuple) and keeps(q, k, v, cu_q, cu_k)

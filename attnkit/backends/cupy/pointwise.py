@@ -24,10 +24,9 @@ from attnkit.backends.cupy.launch import (
     tiles_of,
     width_of,
 )
-from attnkit.backends.cupy.views import Views
+from attnkit.backends.cupy.views import Array, Views
 from attnkit.kernels.plan import Layout, blocks_of, cached_plan, is_array, layout, signature, summed_axes
 
-Array = Any
 OWN_TILES = {"pointwise_forward": 1, "statistics_forward": 1}  # gradients have two
 ROW_THREADS = 128
 GAUSSIAN: Keywords = {"activation": "exp", "alpha": 0.0}  # Gaussian attention as a point-wise one
@@ -200,7 +199,7 @@ def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options:
     return gradients(lambda: Call(device, q, k, v, do, **options), q, k, v, do, **options)
 
 
-def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array, **options: object) -> dict[str, Array]:
+def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
     """The gradients by the kernels of a family; `make` builds the call."""
     like = {"q": q, "k": k, "v": v}
     if options.get("bias") is not None:
@@ -213,7 +212,8 @@ def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array,
     grads = gradients_of(call, like)
     launches = [*call.rows(), call.by_queries(f"{call.family}_gradient_of_queries"), *call.by_keys()]
     if "bias" in like:
-        shape: Any = call.plan.dbias
+        shape = call.plan.dbias
+        assert shape is not None
         grads["bias"] = device.empty(shape, call.compute)
         call.view_as("dbias", grads["bias"], shape[:2], *shape[2:])
         launches.append(call.of_bias(shape))

@@ -1,22 +1,28 @@
 """Arrays as kernel views: `View` of views.cuh."""
 
+import ctypes
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import array_api_compat
+import numpy
 
 from attnkit.backends.cupy.launch import KINDS, View
 from attnkit.kernels.plan import Layout
 from attnkit.kernels.strides import as_items
 
-Array = Any
+if TYPE_CHECKING:
+    from attnkit.backends.cupy.pointwise import Device
+
+Array = numpy.ndarray
+"""Or CuPy's, which has its attributes and methods, and no types of its own."""
 
 
 class Views:
     """The data shared by the launches of a call: device, arguments, and arrays referenced only by address."""
 
-    device: Any
-    arguments: Any
+    device: "Device"
+    arguments: ctypes.Structure
     layout: Layout
     keepalive: list[Array]
 

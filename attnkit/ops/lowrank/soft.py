@@ -16,7 +16,7 @@ from attnkit.ops.gaussian import gaussian_attention, gaussian_attention_vjp
 from attnkit.ops.lowrank.newton import INVERSE_OPTIONS, inverted
 from attnkit.ops.lowrank.products import Attention, Gaussian, W, Weigh
 
-Inverted = Callable[..., tuple[Array, Callable[[Array], dict[str, Array]]]]
+Inverted = Callable[..., tuple[Array, Callable[[OfLibrary], Keywords]]]
 Products = Gaussian | Attention
 
 

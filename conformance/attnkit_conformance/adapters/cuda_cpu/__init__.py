@@ -83,7 +83,7 @@ def bound(
 
 def packed_served(
     op: Callable[..., Any],
-    forward: Call,
+    forward: Callable[..., object],
     backward: Call,
     unsupported_options: Callable[..., str | None] = pointwise.unsupported_options,
 ) -> dict[str, Served]:
