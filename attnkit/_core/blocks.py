@@ -13,7 +13,7 @@ from attnkit._core.dispatch import Kernel
 from attnkit._core.family import Family
 from attnkit._core.library import beside
 from attnkit._core.mask import Rows
-from attnkit._core.typing import AnyFunction, Array, Bindings, Keywords, Namespace, OfLibrary, Option, Picks
+from attnkit._core.typing import AnyFunction, Array, Bindings, Keywords, Namespace, OfLibrary, Picks
 
 LEARNED = tuple(name for name in typing.LEARNED if name not in ("alpha", "gamma"))
 """Numbers that blocks take as arrays; alpha of entmax is one per query, and ReLUFormer translates gamma."""
@@ -226,7 +226,7 @@ ENOUGH = 1 << 22
 """Scores of a call from which blocks come before the generic body: about where both take the same time."""
 
 
-def unsupported(q: Array, k: Array, v: Array, *cotangents: Array, **options: Option) -> str | None:
+def unsupported(q: Array, k: Array, v: Array, *cotangents: Array, **options: object) -> str | None:
     """Why a call, or the gradient of one, is not served in blocks."""
     for name, output in FURTHER.items():
         if options.get(name):

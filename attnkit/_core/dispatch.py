@@ -28,7 +28,6 @@ from attnkit._core.typing import (
     Impl,
     Keywords,
     OfLibrary,
-    Option,
     OptionalFunction,
 )
 
@@ -81,7 +80,7 @@ class Kernel(NamedTuple):
 
 
 def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
-    def unsupported(*arrays: OfLibrary, **options: Option) -> str | None:
+    def unsupported(*arrays: OfLibrary, **options: object) -> str | None:
         return refusal(*arrays, **options) or kernel.unsupported(*arrays, **options)
 
     return kernel._replace(unsupported=unsupported)
@@ -548,7 +547,7 @@ def _wrap(
         accepted, required = (OPTION, *accepted), required - 1
 
     @wraps(documented)
-    def call(*arrays: OfLibrary, impl: Wanted = "auto", **options: Option) -> R:
+    def call(*arrays: OfLibrary, impl: Wanted = "auto", **options: object) -> R:
         if type(impl) is not str:
             if type(impl) is _Ahead:  # the special case that asks has checked what it passes on
                 ahead: Any = resolve(op, impl, kernels_of(op, arrays[0]), arrays, options).prepared(arrays, options)

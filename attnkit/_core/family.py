@@ -22,7 +22,6 @@ from attnkit._core.typing import (
     Keywords,
     Namespace,
     OfLibrary,
-    Option,
     Results,
 )
 
@@ -306,7 +305,7 @@ def vjp_of(
     signature = signature_like(forward, dict[str, Array], more=[DO])
     body = _body(family, family.vjp, calls)
 
-    def pulled(*arrays: Array, **options: Option) -> Results:
+    def pulled(*arrays: Array, **options: object) -> Results:
         grads = body(*arrays, **options)
         return family.pull(grads, **family.own(options)) if type(grads) is dict else grads
 
@@ -318,7 +317,7 @@ def _body(family: Family, body: AnyFunction, calls: AnyFunction | None) -> AnyFu
     if calls is None:
         return body
 
-    def call(*arrays: Array, impl: Impl, **options: Option) -> Results:
+    def call(*arrays: Array, impl: Impl, **options: object) -> Results:
         own, common = family.split(options)
         return calls(*arrays, **family.translated(arrays[0], own), impl=impl, **common)
 

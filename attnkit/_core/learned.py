@@ -33,7 +33,7 @@ def served(op: str, kernel: Kernel) -> Kernel:
         names = numbers(op, options)
         return tuple([name for name in names if name not in kernel.learned]) if names else ()
 
-    def unsupported(*arrays: OfLibrary, **options: Option) -> str | None:
+    def unsupported(*arrays: OfLibrary, **options: object) -> str | None:
         names = left(options)
         reason = _refusal(op, names, arrays[0], options) if names else None
         return reason or kernel.unsupported(*arrays, **_without(names, options))

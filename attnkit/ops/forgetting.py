@@ -53,7 +53,7 @@ def _differences(xp: Namespace, c: Array, at: Array) -> Array:
 
 
 def seeing(
-    *, log_forget: Array, mask: Array | None = None, key_lengths: Array | int | None = None, **common: Option
+    *, log_forget: Array, mask: Array | None = None, key_lengths: Array | int | None = None, **common: object
 ) -> Keywords:
     """The keys up to a query's own position, and `kept`, (..., S): the tokens that neither a key mask nor key_lengths
     hides; for all of a call, because a mask of pairs may have one query in a block."""

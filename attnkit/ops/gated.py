@@ -183,7 +183,7 @@ def gated_attention_unit_vjp(x: Array, *others: Array, **options: object) -> dic
 def kernels(of: Kernel) -> dict[str, Kernel]:
     """The table of a library: the attention by its kernel of point-wise attention."""
 
-    def unsupported(x: Array, *weights: Array, **options: Option) -> str | None:
+    def unsupported(x: Array, *weights: Array, **options: object) -> str | None:
         return of.unsupported(x, x, x, **{**ATTENTION, **options})
 
     kernel = Kernel(of.name, partial(_attend, of.name), unsupported)

@@ -416,7 +416,7 @@ def kernels(of: Kernel, enough: int = 0) -> dict[str, Kernel]:
     softmax attention."""
     softmax = _Softmax.by(of.name)
 
-    def unsupported(qk: Array, v: Array, *rest: Array, **options: Option) -> str | None:
+    def unsupported(qk: Array, v: Array, *rest: Array, **options: object) -> str | None:
         return of.unsupported(qk, qk, v)
 
     def is_faster(*arrays: Array, **options: Option) -> bool:

@@ -185,7 +185,7 @@ class Packed(Protocol[P]):
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # the keyword decides
-        self, q: A, k: A, v: A, cu_seqlens_q: Edges, cu_seqlens_k: Edges, *, return_lse: Literal[True], **own: Option
+        self, q: A, k: A, v: A, cu_seqlens_q: Edges, cu_seqlens_k: Edges, *, return_lse: Literal[True], **own: object
     ) -> tuple[A, A]: ...
     @overload
     def __call__(

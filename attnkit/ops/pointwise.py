@@ -12,7 +12,7 @@ from attnkit._core.check import is_learned, layernorm_context
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, never, op, vjp_of, weights_of
 from attnkit._core.mask import log, raise_to
-from attnkit._core.typing import A, Array, Common, Factor, Impl, Keywords, Length, Namespace, OfLibrary, Option
+from attnkit._core.typing import A, Array, Common, Factor, Impl, Keywords, Length, Namespace, OfLibrary
 
 
 def _shifted(xp: Namespace, s: Array, a: quadratic.Inputs, length: Length, shift: Factor | str) -> Array:
@@ -81,7 +81,7 @@ def beside(
     alpha: Factor = 1.0,
     gain: Factor = 1.0,
     length: Length = "visible",
-    **own: Option,
+    **own: object,
 ) -> dict[str, Array]:
     """dgain = Σ dw n^-alpha u, dalpha = -Σ dw w log n and dshift = Σ ds, where they are arrays."""
     summands = dict[str, Array]()
@@ -96,7 +96,7 @@ def beside(
     return {name: quadratic.number_gradient(xp, g, like[name]) for name, g in summands.items() if name in like}
 
 
-def has_signed_weights(*, activation: str = "relu", gain: Factor = 1.0, **own: Option) -> bool:
+def has_signed_weights(*, activation: str = "relu", gain: Factor = 1.0, **own: object) -> bool:
     """Whether a weight can be negative: a gain that is learned may become so."""
     return ACTIVATIONS[activation].signed or is_learned(gain) or bool(gain < 0)
 
@@ -189,7 +189,7 @@ def reluformer_options(gamma: Factor = 1.0, length: Length = "visible") -> Keywo
     }
 
 
-def gradient_of_gamma(grads: dict[str, Array], gamma: Factor = 1.0, **own: Option) -> dict[str, Array]:
+def gradient_of_gamma(grads: dict[str, Array], gamma: Factor = 1.0, **own: object) -> dict[str, Array]:
     """dgamma = -(√2/gamma²)·dgain, where it is an array."""
     if "gain" not in grads:
         return grads

@@ -217,7 +217,7 @@ def rela_attention(
 @operation_checked_by(_context, OWN)
 @vjp_like(rela_attention)
 def rela_attention_vjp(
-    q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Option
+    q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: object
 ) -> dict[str, Array]:
     """Gradients {"q", "k", "v", "norm_weight"}, and "gate_weight", "bias" and a learned "scale" if passed, for the
     cotangent do.

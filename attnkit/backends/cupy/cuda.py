@@ -52,7 +52,7 @@ def _dotted(capability: int) -> str:
     return f"{capability // 10}.{capability % 10}"
 
 
-def unsupported(unsupported_options: Call, inputs: int, *arrays: OfLibrary, **options: Option) -> str | None:
+def unsupported(unsupported_options: Call, inputs: int, *arrays: OfLibrary, **options: object) -> str | None:
     """Why a call is not supported; the inputs are followed by cotangents, the first of which is required."""
     if arrays[inputs:] and arrays[inputs] is None:
         return "no cotangent of the output was given"

@@ -32,7 +32,7 @@ class Newton(ctypes.Structure):
     )
 
 
-def unsupported_options(a: Array, **options: Option) -> str | None:
+def unsupported_options(a: Array, **options: object) -> str | None:
     """Why a call is not supported on any device."""
     if a.dtype.name not in NUMBERS:
         return f"no kernel for {a.dtype.name}"
@@ -121,7 +121,7 @@ def inverse(
 
 def backward(
     device: Device, a: Array, dx: Array, *, newton_steps: int = 20, init_scale: OfLibrary = 0.9,
-    inverse_grad: str = "implicit", **others: Option,
+    inverse_grad: str = "implicit", **others: object,
 ) -> dict[str, Array]:  # fmt: skip
     """Gradients {"a"} and, if it is an array, "init_scale" (0 if the gradient is implicit) for the cotangent dx."""
     call, unrolled = Call(device, a, newton_steps, init_scale), inverse_grad == "unrolled"

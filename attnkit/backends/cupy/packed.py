@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import array_api_compat
 
-from attnkit._core.typing import AnyFunction, Keywords, Option
+from attnkit._core.typing import AnyFunction, Keywords
 from attnkit.backends.cupy.pointwise import Array, Device
 from attnkit.kernels import predicted
 
@@ -44,7 +44,7 @@ def forward(
 
 def backward(
     op: Call, device: Device, q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges,
-    *cotangents: Array | None, **options: Option,
+    *cotangents: Array | None, **options: object,
 ) -> dict[str, Array]:  # fmt: skip
     """The gradients, tokens first."""
     arrays = _heads_first(q, k, v, *cotangents)
@@ -52,7 +52,7 @@ def backward(
     return {name: x.swapaxes(0, 1) for name, x in grads.items()}
 
 
-def unsupported_options(of: Call, q: Array, k: Array, v: Array, *edges: Edges, **options: Option) -> str | None:
+def unsupported_options(of: Call, q: Array, k: Array, v: Array, *edges: Edges, **options: object) -> str | None:
     """Why a call is not supported on any device, for the reason that `of` gives for the op."""
     return of(*_heads_first(q, k, v), **options)
 

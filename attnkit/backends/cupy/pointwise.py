@@ -52,7 +52,7 @@ class Device(Protocol):
         ...
 
 
-def unsupported_options(q: Array, k: Array, v: Array, *, activation: str = "relu", **options: Option) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, *, activation: str = "relu", **options: object) -> str | None:
     """Why a call is not supported on any device."""
     if q.dtype.name not in NUMBERS:
         return f"no kernel for {q.dtype.name}"
@@ -194,7 +194,7 @@ def forward(device: Device, q: Array, k: Array, v: Array, **options: object) -> 
     return o
 
 
-def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
+def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options: object) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} and, if a bias was passed, "bias"."""
     return gradients(lambda: Call(device, q, k, v, do, **options), q, k, v, do, **options)
 

@@ -126,7 +126,7 @@ def forward(
 
 def backward(
     device: Device, q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, *, alpha: float | Array,
-    **options: Option,
+    **options: object,
 ) -> dict[str, Array]:  # fmt: skip
     """Gradients {"q", "k", "v"} and, if a bias was passed, "bias", for the cotangents do and dlse (None = 0)."""
     if do is None:

@@ -45,7 +45,7 @@ def backward(device: Device, q: Array, v: Array, landmarks: Array, do: Array, **
     return soft.pull(*_parts(device), q, v, landmarks, do, **options)
 
 
-def unsupported_options(q: Array, v: Array, landmarks: Array, **options: Option) -> str | None:
+def unsupported_options(q: Array, v: Array, landmarks: Array, **options: object) -> str | None:
     """Why a call is not supported on any device. Gradients take v and its cotangent side by side."""
     if v.shape[-1] > WIDEST // 2:
         return f"values of more than {WIDEST // 2} features are served by the generic implementation"

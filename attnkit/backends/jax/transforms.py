@@ -13,7 +13,7 @@ from typing import NoReturn
 import jax
 from jax.interpreters.ad import JVPTracer
 
-from attnkit._core.typing import AnyFunction, Array, OfLibrary, Option
+from attnkit._core.typing import AnyFunction, Array, OfLibrary
 
 REASON = "forward mode (jax.jvp, jacfwd, hessian) is served by the generic implementation"
 SYMBOLIC = "symbolic shapes (jax.export.symbolic_shape) are served by the generic implementation"
@@ -43,7 +43,7 @@ def symbolic(x: Array) -> bool:
     return isinstance(x, jax.core.Tracer) and not all(type(size) is int for size in x.shape)
 
 
-def unsupported(*arrays: OfLibrary, **options: Option) -> str | None:
+def unsupported(*arrays: OfLibrary, **options: object) -> str | None:
     """Why no kernel supports the current call."""
     leaves = jax.tree.leaves((arrays, options))
     return REASON if any(map(forward_mode, leaves)) else SYMBOLIC if any(map(symbolic, leaves)) else None

@@ -48,7 +48,7 @@ class Packed(Served):
         cu_q: Edges,
         cu_k: Edges,
         *cotangents: OfLibrary,
-        **options: Option,
+        **options: object,
     ) -> Arguments:
         """Its explicit gradients."""
         options.pop("chunk_size", None)

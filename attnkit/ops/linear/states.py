@@ -13,7 +13,7 @@ from attnkit._core import check
 from attnkit._core.mask import Rows, Visibility, positions
 from attnkit._core.quadratic import cast, compute_dtype
 from attnkit._core.tokens import both, chosen, gradient_like, split_heads, valid_keys, whole, zeros
-from attnkit._core.typing import A, Array, Bindings, Causal, Keywords, Namespace, OfLibrary, Option
+from attnkit._core.typing import A, Array, Bindings, Causal, Keywords, Namespace, OfLibrary
 
 State = tuple[Array, ...]
 INITIAL = ("initial_S", "initial_z")
@@ -102,7 +102,7 @@ def widths_of(k: Array, v: Array) -> dict[str, tuple[int, ...]]:
 
 
 def with_parts(
-    op: str, q: Array, k: Array, v: Array, *, initial_state: State | None = None, **options: Option
+    op: str, q: Array, k: Array, v: Array, *, initial_state: State | None = None, **options: object
 ) -> Keywords:
     """The arguments of a call, the parts of its initial state validated and under names of their own."""
     arguments = {"q": q, "k": k, "v": v, **options}
@@ -177,7 +177,7 @@ def stepping(op: Function) -> Function:
     """Let a step take its state as the first argument: what is dispatched on are arrays, and a state is a tuple."""
 
     @wraps(op)
-    def call(state: State | None, *arrays: OfLibrary, **options: Option) -> object:
+    def call(state: State | None, *arrays: OfLibrary, **options: object) -> object:
         return op(*arrays, state=state, **options)
 
     signature = inspect.signature(op)

@@ -127,7 +127,7 @@ _OWN = {"scale": check.plain_number, "mask": key_mask, "dropout_mask": checked_w
 
 
 def attend(
-    weigh: Weigh[Products], q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, **common: Option
+    weigh: Weigh[Products], q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, **common: object
 ) -> Array:
     """`linformer_attention` with products like those of `Softmax.of`."""
     xp = namespace(q)
@@ -231,7 +231,7 @@ def kernels(of: Kernel) -> dict[str, Kernel]:
     weigh = Attention.by(softmax_attention, softmax_attention_vjp, of.name)
 
     def unsupported(
-        q: Array, k: Array, v: Array, *rest: Array, enable_gqa: bool = False, **options: Option
+        q: Array, k: Array, v: Array, *rest: Array, enable_gqa: bool = False, **options: object
     ) -> str | None:
         drop = {name: x for name, x in options.items() if name == "dropout_mask" and x is not None}
         return of.unsupported(q, k, v, enable_gqa=enable_gqa, **drop)

@@ -327,7 +327,7 @@ def kernels(of: Kernel) -> dict[str, Kernel]:
     """The table of a library: products with the three softmaxes by its kernel of softmax attention."""
     weigh = Attention.by(softmax_attention, softmax_attention_vjp, of.name)
 
-    def unsupported(*arrays: Array, enable_gqa: bool = False, **options: Option) -> str | None:
+    def unsupported(*arrays: Array, enable_gqa: bool = False, **options: object) -> str | None:
         return of.unsupported(*arrays, enable_gqa=enable_gqa)
 
     kernel = Kernel(of.name, partial(attend, weigh), unsupported, is_faster)

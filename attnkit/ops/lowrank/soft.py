@@ -228,7 +228,7 @@ def kernels(of: Kernel) -> dict[str, Kernel]:
     """The table of a library: products with P by its kernel of Gaussian attention."""
     weigh = Attention.by(gaussian_attention, gaussian_attention_vjp, of.name)
 
-    def unsupported(*arrays: Array, **options: Option) -> str | None:
+    def unsupported(*arrays: Array, **options: object) -> str | None:
         return of.unsupported(*arrays)
 
     kernel = Kernel(of.name, partial(attend, inverted, weigh), unsupported, is_faster)

@@ -126,7 +126,7 @@ class Recurrent(NamedTuple):
         *others: OfLibrary,
         state: State | None = None,
         dstate: State | None = None,
-        **options: Option,
+        **options: object,
     ) -> Keywords:
         *arrays, do_t = others
         gates = self.gates_of(tuple(arrays), options, "_t")

@@ -144,7 +144,7 @@ class Call(NamedTuple):
         return {"STORED": self.plan.layout.keys, "ITEMS": self.plan.layout.items, "OWN": (self.plan.dbias or ())[:2]}
 
 
-def call_of(static: Static, arrays: Arrays, **fixed: Option) -> Call:
+def call_of(static: Static, arrays: Arrays, **fixed: object) -> Call:
     """The options of pointwise_attention."""
     arguments = {**arguments_of(static, arrays), **fixed}
     q, k, v = (arguments[name] for name in "qkv")
@@ -357,7 +357,7 @@ def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: O
     return None
 
 
-def unsupported_device(*arrays: Array | None, **options: Option) -> str | None:
+def unsupported_device(*arrays: Array | None, **options: object) -> str | None:
     """Why the kernels do not run on JAX's device, or not under these transformations."""
     return gpu.unsupported(*arrays, options) or missing()
 

@@ -292,7 +292,7 @@ def unsupported_options(*arrays: Array, **options: Option) -> str | None:
     return launch.unsupported_options(*arrays, **options) or linear_calls.unsupported_options(*arrays, **options)
 
 
-def unsupported(*arrays: Array, **options: Option) -> str | None:
+def unsupported(*arrays: Array, **options: object) -> str | None:
     """Why a call is not supported."""
     return launch.unsupported_device(*arrays, **options) or unsupported_options(*arrays, **options)
 

@@ -131,7 +131,7 @@ def unsupported_options(
     dlse: Array | None = None,
     *,
     vjp: bool = False,
-    **options: Option,
+    **options: object,
 ) -> str | None:
     """Why the kernels do not support a call on any device."""
     if is_array(options.get("alpha")):

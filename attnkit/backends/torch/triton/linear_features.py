@@ -153,7 +153,7 @@ def _per_query_head(heads: int, options: Keywords) -> bool:
     return any(len(shape) > 0 and shape[-1] not in (1, heads) for shape in shapes)
 
 
-def unsupported(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: Option) -> str | None:
+def unsupported(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: object) -> str | None:
     """Why Triton does not support a call."""
     if pointwise.unsupported_device(q):
         return pointwise.unsupported_device(q)
@@ -164,7 +164,7 @@ def unsupported(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibr
     return unsupported_options(record, q, k, v, *others, **options)
 
 
-def is_faster(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: Option) -> bool:
+def is_faster(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: object) -> bool:
     """Whether a causal call is predicted not to be slower, in float32: the features are the same on both sides.
 
     Without causality the sums of the generic body are two products, which no kernel is predicted to beat.

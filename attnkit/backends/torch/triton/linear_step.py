@@ -98,7 +98,7 @@ CUSTOM = recorded.register("triton_linear_step", _forward, _backward, ("q", "k",
 
 
 def attend(
-    q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Parts | None = None, **options: Option
+    q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Parts | None = None, **options: object
 ) -> tuple[Tensor, Parts]:
     """linear_attention_step."""
     check_state(q_t, k_t, v_t, state, bool(options.get("enable_gqa")))
@@ -138,7 +138,7 @@ def unsupported(q_t: Tensor, k_t: Tensor, v_t: Tensor, **options: Option) -> str
     return pointwise.unsupported(q_t, k_t, v_t) or unsupported_options(q_t, k_t, v_t, **options)
 
 
-def is_faster(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Parts | None = None, **options: Option) -> bool:
+def is_faster(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Parts | None = None, **options: object) -> bool:
     """Whether a step without gradients is predicted not to be slower."""
     if not pointwise.without_gradients(q_t, k_t, v_t, *(state or ())):
         return False

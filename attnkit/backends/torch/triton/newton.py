@@ -69,7 +69,7 @@ class Call(NamedTuple):
         shape = (self.matrices, several, padded(self.m), padded(self.m))
         return torch.empty(shape, dtype=torch.float32, device=self.a.device)
 
-    def launch(self, name: str, *arguments: object, **flags: Option) -> Launch:
+    def launch(self, name: str, *arguments: object, **flags: object) -> Launch:
         from attnkit.kernels.triton import newton
 
         values = sizes.newton(name, self.m, launch.capability(self.a.device))
@@ -169,14 +169,14 @@ def inverted(a: Tensor, **options: object) -> tuple[Tensor, Callable[[OfLibrary]
     return CUSTOM.attend(OP, a=a, **options), lambda dx: pull(a, dx, **options)
 
 
-def unsupported_options(m: int, **options: Option) -> str | None:
+def unsupported_options(m: int, **options: object) -> str | None:
     """Why matrices of m rows are not inverted on any device."""
     if m > LARGEST:
         return f"matrices with more than {LARGEST} rows are served by the generic implementation"
     return lowrank_newton.generic_alone(**options)
 
 
-def unsupported(a: Tensor, *rest: Tensor | None, **options: Option) -> str | None:
+def unsupported(a: Tensor, *rest: Tensor | None, **options: object) -> str | None:
     """Why newton_inverse or its gradients are not supported by Triton."""
     none = "no cotangent of the output was given" if any(x is None for x in rest) else None
     return pointwise.unsupported_device(a) or unsupported_options(a.shape[-1], **options) or none

@@ -113,7 +113,7 @@ def _refused(activation: str) -> str | None:
 _refused._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def unsupported_options(*, activation: str = "relu", **options: Option) -> str | None:
+def unsupported_options(*, activation: str = "relu", **options: object) -> str | None:
     """Why the kernels do not support a call on any device."""
     return _refused(activation)
 

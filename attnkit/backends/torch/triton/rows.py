@@ -294,7 +294,7 @@ def prepared(op: str, arrays: tuple[Tensor, ...], options: Keywords) -> recorded
     return recorded.prepared(CUSTOM, op, arguments, ("lse",), lambda outputs: (outputs[0], outputs[1]))
 
 
-def unsupported_options(*arrays: Tensor | None, **options: Option) -> str | None:
+def unsupported_options(*arrays: Tensor | None, **options: object) -> str | None:
     """Why the kernels do not support a call on any device."""
     if isinstance(options.get("alpha"), Tensor):
         return "an array alpha is served by the generic implementation"
@@ -309,7 +309,7 @@ def unsupported(
     dlse: Tensor | None = None,
     *,
     vjp: bool,
-    **options: Option,
+    **options: object,
 ) -> str | None:
     """Why Triton does not support a call."""
     rest = (do,) if vjp else ()

@@ -123,14 +123,14 @@ def pull(
     return CUSTOM.pull(op, do, **args, v=v)
 
 
-def unsupported_options(op: str, **options: Option) -> str | None:
+def unsupported_options(op: str, **options: object) -> str | None:
     """Why the rows of an op have no statistics here on any device."""
     if base_op(op) not in SERVED:
         return f"statistics of {op} are served by the generic implementation"
     return (rows if normalised(op) else pointwise).unsupported_options(**options)
 
 
-def unsupported(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: Option) -> str | None:
+def unsupported(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: object) -> str | None:
     """Why Triton does not support a call."""
     return pointwise.unsupported(q, k, q if v is None else v) or unsupported_options(op, **options)
 
