@@ -18,7 +18,7 @@ Key = tuple[OfLibrary, OfLibrary]
 _LOW, _WORD = 0xFFFF, 0xFFFFFFFF
 
 
-def _wrap(x: OfLibrary) -> OfLibrary:
+def _wrap(x: Array) -> Array:
     """A sum of words modulo 2^32: uint32 wraps by itself, torch counts in int64, Python without end."""
     return x & _WORD if library(x) in ("torch", None) else x
 

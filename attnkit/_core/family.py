@@ -159,7 +159,7 @@ class Family(NamedTuple):
         self,
         xp: Namespace,
         a: quadratic.Inputs,
-        s: OfLibrary,
+        s: Array,
         like: Bindings,
         do: Array | None,
         own: Bindings,

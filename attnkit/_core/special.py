@@ -18,7 +18,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def relu(xp: Namespace, x: OfLibrary) -> Array:
+def relu(xp: Namespace, x: Array) -> Array:
     """max(x, 0). torch's own, which others lack, has derivative 0 at 0 (semantics A8), and takes a tenth of where()."""
     if hasattr(x, "relu"):
         return x.relu()
@@ -32,7 +32,7 @@ def step(xp: Namespace, x: Array) -> Array:
     return xp.astype(~(x <= 0), x.dtype)
 
 
-def relu6(xp: Namespace, x: OfLibrary) -> Array:
+def relu6(xp: Namespace, x: Array) -> Array:
     """min(max(x, 0), 6). Torch's own has derivative 0 at both kinks (semantics A8)."""
     name = library(x)
     if name == "torch":
@@ -54,7 +54,7 @@ def logistic(xp: Namespace, x: OfLibrary) -> Array:
     return xp.exp(xp.minimum(x, 0)) / (1.0 + xp.exp(-xp.abs(x)))
 
 
-def sigmoid(xp: Namespace, x: OfLibrary) -> Array:
+def sigmoid(xp: Namespace, x: Array) -> Array:
     """σ(x); in torch as 1 - σ(-x) above 0, so that the automatic derivative is accurate in both tails. At 0 the first
     term has all of it: by `where`, for the derivative of torch's clamp at its bound is 1 until torch 2.13, and then 0.
     """
@@ -63,14 +63,14 @@ def sigmoid(xp: Namespace, x: OfLibrary) -> Array:
     return xp.sigmoid(xp.where(x > 0, 0.0, x)) + (0.5 - xp.sigmoid(-xp.relu(x)))
 
 
-def softplus(xp: Namespace, x: OfLibrary) -> Array:
+def softplus(xp: Namespace, x: Array) -> Array:
     """log(1 + exp(x)). Torch's own returns x above a threshold: at 40 that is x to rounding in float64."""
     if library(x) == "torch":
         return xp.nn.functional.softplus(x, threshold=40.0)
     return relu(xp, x) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
-def erfc(x: OfLibrary) -> Array:
+def erfc(x: Array) -> Array:
     """2/√π ∫ₓ^∞ exp(-t²) dt, in torch and CuPy."""
     if library(x) == "torch":
         import torch
@@ -197,7 +197,7 @@ def words_of_key(key: OfLibrary) -> tuple[OfLibrary, OfLibrary]:
     return data[..., 1], data[..., 0]
 
 
-def without_autocast(x: OfLibrary) -> AbstractContextManager[object]:
+def without_autocast(x: Array) -> AbstractContextManager[object]:
     """A context in which torch's autocast does not round scores to a half type behind the op's back (semantics A7)."""
     if library(x) == "torch":
         import torch
@@ -217,7 +217,7 @@ def is_autocast(device: str) -> bool:
     return available and torch.is_autocast_enabled(device)
 
 
-def profile_entry(op: str, x: OfLibrary) -> AbstractContextManager[object]:
+def profile_entry(op: str, x: Array) -> AbstractContextManager[object]:
     """A context that is `attnkit::op` in torch's profiler, where that records, and nothing without a name.
     torch.profiler.record_function would be an operation, which graphs and modes see; what torch.compile traces is named
     by the programs it becomes."""
@@ -321,14 +321,14 @@ def readable(x: OfLibrary) -> bool:
     return True
 
 
-def needs_values(op: str, x: OfLibrary) -> None:
+def needs_values(op: str, x: Array) -> None:
     """Raise TypeError for arrays that cannot be read; for functions that return Python numbers."""
     if not readable(x):
         kind = f"{type(x).__name__} on {x.device}" if library(x) == "torch" else type(x).__name__
         raise TypeError(f"{op}: adds up Python numbers and needs an array whose values can be read; got a {kind}")
 
 
-def floats(x: OfLibrary) -> list[float]:
+def floats(x: Array) -> list[float]:
     """The entries of a vector as Python floats."""
     if hasattr(x, "tolist"):
         return [float(value) for value in x.tolist()]
@@ -407,7 +407,7 @@ def cumulative_maximum(x: OfLibrary, axis: int) -> Array:
     return jax.lax.cummax(x, axis=axis % x.ndim)
 
 
-def transposed(x: OfLibrary) -> Array:
+def transposed(x: Array) -> Array:
     """x.mT by a method that the exporter to ONNX knows. It costs 1 µs in torch, where xp.matrix_transpose costs 3."""
     return x.swapaxes(-1, -2) if hasattr(x, "swapaxes") else x.mT
 
@@ -452,7 +452,7 @@ def varying_alike(arrays: OfLibrary) -> OfLibrary:
 
     axes = frozenset[str]().union(*map(varying, jax.tree.leaves(arrays)))
 
-    def cast(x: OfLibrary) -> OfLibrary:
+    def cast(x: Array) -> Array:
         missing = tuple(sorted(axes - varying(x)))
         return jax.lax.pcast(x, missing, to="varying") if missing else x
 

@@ -54,7 +54,7 @@ def promoting(function: AnyFunction) -> AnyFunction:
     gradients of a `jax.custom_vjp`."""
 
     @wraps(function)
-    def by_default(*arguments: Array) -> OfLibrary:
+    def by_default(*arguments: Array) -> object:
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
             return function(*arguments)
 

@@ -169,7 +169,7 @@ class Step(NamedTuple):
     options: Keywords
 
 
-def sequence(step: str, *arrays: OfLibrary, state: State | None = None, **options: object) -> Step:
+def sequence(step: str, *arrays: Array, state: State | None = None, **options: object) -> Step:
     """Of the arguments of `<op>_step` or `<op>_step_vjp`."""
     op = step.removesuffix("_vjp").removesuffix("_step")
     decay = options.pop("log_decay_t", None)

@@ -55,7 +55,7 @@ class Packed(Served):
         return self.pull(op, q, k, v, *cotangents, edges_q=cu_q, edges_k=cu_k, **options)
 
     def refuse(
-        self, op: str, backward: bool, q: OfLibrary, k: OfLibrary, v: OfLibrary, *others: OfLibrary, **options: Option
+        self, op: str, backward: bool, q: Array, k: Array, v: Array, *others: Array, **options: Option
     ) -> str | None:
         """Why the library does not serve a call."""
         reason = linear.refused(op, backward, (q, k, v), **options) if op in linear.OPS else None

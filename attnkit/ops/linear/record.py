@@ -9,7 +9,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, Weights, WithState, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, FeatureWeights, never, nothing, recorded
-from attnkit._core.typing import A, AnyFunction, Array, Factor, Keywords, Namespace, OfLibrary, Option, Results
+from attnkit._core.typing import A, AnyFunction, Array, Factor, Keywords, Namespace, Option, Results
 from attnkit.ops.linear.states import Options, Scaled, State, Tokens, shown_keys, state_context, step_context, stepping
 
 P = ParamSpec("P")
@@ -60,9 +60,7 @@ class Linear(NamedTuple):
         lead = check.broadcast(self.name, "leading axes", tuple(u.shape[:-2]), own_axes)
         return quadratic.cast(xp, xp.broadcast_to(u * r, (*lead, *u.shape[-2:])), q.dtype)
 
-    def vjp(
-        self, q: Array, k: Array, v: Array, *others: OfLibrary, dstate: OfState = None, **options: Option
-    ) -> Results:
+    def vjp(self, q: Array, k: Array, v: Array, *others: Array, dstate: OfState = None, **options: Option) -> Results:
         *arrays, do = others
         bound = self.rule(f"{self.name}_vjp", *arrays, **options)
         return self.bodies.vjp(namespace(q), bound, q, k, v, do, dstate, _whole(**options))

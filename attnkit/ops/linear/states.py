@@ -177,7 +177,7 @@ def stepping(op: Function) -> Function:
     """Let a step take its state as the first argument: what is dispatched on are arrays, and a state is a tuple."""
 
     @wraps(op)
-    def call(state: State | None, *arrays: OfLibrary, **options: object) -> object:
+    def call(state: State | None, *arrays: Array, **options: object) -> object:
         return op(*arrays, state=state, **options)
 
     signature = inspect.signature(op)

@@ -164,7 +164,7 @@ def unsupported(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibr
     return unsupported_options(record, q, k, v, *others, **options)
 
 
-def is_faster(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: object) -> bool:
+def is_faster(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: Tensor, **options: object) -> bool:
     """Whether a causal call is predicted not to be slower, in float32: the features are the same on both sides.
 
     Without causality the sums of the generic body are two products, which no kernel is predicted to beat.

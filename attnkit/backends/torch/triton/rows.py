@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnkit._core.typing import Keywords, OfLibrary, Option
+from attnkit._core.typing import Keywords, Option
 from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.softmax import sdpa_unsupported
@@ -78,7 +78,7 @@ def views_of_numbers(a: Layout, rows: Tensor) -> tuple[View, ...]:
     return tuple(_of_rows(a, row) for row in rows)
 
 
-def functions(kernel: OfLibrary, call: Call, dtype: torch.dtype) -> Keywords:
+def functions(kernel: object, call: Call, dtype: torch.dtype) -> Keywords:
     """The compile-time functions of a kernel, and whether its scale is negative."""
     from attnkit.kernels.triton import normalisers
 

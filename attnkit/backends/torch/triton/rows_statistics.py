@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attnkit._core.typing import Keywords, OfLibrary
+from attnkit._core.typing import Keywords
 from attnkit.backends.torch.custom import Arguments
 from attnkit.backends.torch.triton import launch, rows
 from attnkit.backends.torch.triton.launch import Launch, view
@@ -65,7 +65,7 @@ def softmax_launch(
     return Launch(kernel, programs, (*views, *of_rows, *rows.tuples(call), a.heads, a.groups), constants)
 
 
-def _constants(kernel: OfLibrary, q: Tensor, call: rows.Call, tile: "Tile") -> Keywords:
+def _constants(kernel: object, q: Tensor, call: rows.Call, tile: "Tile") -> Keywords:
     """Compile-time arguments of both kernels."""
     from attnkit.kernels.triton.sizes import padded, with_pairs
 
