@@ -108,7 +108,7 @@ def what_is_wrong_with(traits: Mapping[str, tuple[bool, Any]]) -> Iterator[str]:
         yield f"it lacks {', '.join(missing)}"
         return
 
-    def wrong(name: str, holds: Callable[[Any], bool], expected: str, default: Any = None) -> Iterator[str]:
+    def wrong(name: str, holds: Callable[[Any], bool], expected: str, default: object = None) -> Iterator[str]:
         plain, value = traits.get(name, (True, default))
         if not (plain and holds(value)):
             yield f"{name} must be {expected}; got {repr(value) if plain else value}"
