@@ -80,7 +80,7 @@ def third_party(path: str, terms: Terms) -> Adapter:
     worker: Worker | None = None
     try:
         if terms.here:
-            adapter: Any = load(path)
+            adapter: Adapter = load(path)
             traits = traits_of(adapter)
         else:
             worker = process_of(path, terms.limit, terms.calls)
@@ -96,7 +96,7 @@ def third_party(path: str, terms: Terms) -> Adapter:
     return adapter if worker is None else Isolated(worker, terms.seed)
 
 
-def what_is_wrong(adapter: Any) -> Iterator[str]:
+def what_is_wrong(adapter: Adapter) -> Iterator[str]:
     """The missing attributes of an adapter, and those of a wrong type."""
     return what_is_wrong_with(traits_of(adapter))
 
@@ -146,7 +146,7 @@ def what_is_declared(traits: Mapping[str, tuple[bool, Any]]) -> Iterator[str]:
         got = repr(serves) if plain else serves
         yield f"serves must be a dict of dicts, {{op: {{factor: levels}}}}; got {got}"
         return
-    adapter: Any = SimpleNamespace(**{name: value for name, (_, value) in traits.items()})
+    adapter: Adapter = SimpleNamespace(**{name: value for name, (_, value) in traits.items()})
     for name in serves:
         if name not in BY_NAME:
             yield f"serves: {name!r} is not an op"
