@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Concatenate, Literal, NamedTuple, ParamSpec, Protocol, overload
 
 from attnkit._core import check, quadratic
-from attnkit._core.derived import DO, DROPOUT, POSITIONAL, derived_signature, signature_like
+from attnkit._core.derived import DO, DROPOUT, POSITIONAL, WithRows, WithState, derived_signature, signature_like
 from attnkit._core.dispatch import explains, namespace, repeated_call_checked_by
 from attnkit._core.mask import positions
 from attnkit._core.typing import A, AnyFunction, Array, Keywords, Namespace, OfLibrary, Option, Results
@@ -21,6 +21,7 @@ from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
 P = ParamSpec("P")
+Checks = Mapping[str, check.OptionCheck]
 Edges = tuple[int, ...] | Array
 
 
@@ -220,9 +221,17 @@ HAVE_NO_PLACE = (
 )
 
 
+@overload
+def packed(op: WithRows[P], checks: Checks = check.PLAIN_NUMBERS) -> Callable[[AnyFunction], Packed[P]]: ...
+@overload
+def packed(op: WithState[P], checks: Checks = check.PLAIN_NUMBERS) -> Callable[[AnyFunction], Packed[P]]: ...
+@overload
 def packed(
-    op: Callable[Concatenate[Array, Array, Array, P], object],
-    checks: Mapping[str, check.OptionCheck] = check.PLAIN_NUMBERS,
+    op: Callable[Concatenate[Array, Array, Array, P], object], checks: Checks = check.PLAIN_NUMBERS
+) -> Callable[[AnyFunction], Packed[P]]: ...
+def packed(
+    op: WithRows[P] | WithState[P] | Callable[Concatenate[Array, Array, Array, P], object],
+    checks: Checks = check.PLAIN_NUMBERS,
 ) -> Callable[[AnyFunction], Packed[P]]:
     """Make a documented `<op>_packed` run the op on sequence after sequence; its options are those of the op except
     padding, dropout, states, sinks and decays."""
@@ -238,9 +247,7 @@ def packed(
     return decorate
 
 
-def packed_vjp(
-    forward: Packed[P], vjp: AnyFunction, checks: Mapping[str, check.OptionCheck] = check.PLAIN_NUMBERS
-) -> PackedVjp[P]:
+def packed_vjp(forward: Packed[P], vjp: AnyFunction, checks: Checks = check.PLAIN_NUMBERS) -> PackedVjp[P]:
     """The gradients of an op on packed sequences, by those of the op."""
     cotangents = [p for p in inspect.signature(vjp).parameters.values() if p.kind is POSITIONAL][3:]
     several = len(cotangents) > 1  # a single one must not be None

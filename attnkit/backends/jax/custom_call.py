@@ -52,9 +52,11 @@ def program(call: Call) -> Callable[..., list[Array]]:
     return compiled
 
 
-@operation.def_impl
 def _run(*arrays: Array, call: Call) -> list[Array]:
     return program(call)(*arrays)
+
+
+operation.def_impl(_run)
 
 
 def _dtype(name: str, x: Array) -> str | np.dtype:
@@ -75,7 +77,6 @@ def prepared(call: Call, arrays: Sequence[Array]) -> lower.Prepared:
     return plan
 
 
-@operation.def_abstract_eval
 def _results(*arrays: OfLibrary, call: Call) -> list[jax.core.ShapedArray]:
     """Outputs vary along the axes of a shard_map along which the arguments do, which are the same for all; on a mesh
     with explicit axes leading axes are sharded as those of the arguments, and gradients as their arguments."""
@@ -92,6 +93,9 @@ def _results(*arrays: OfLibrary, call: Call) -> list[jax.core.ShapedArray]:
         )
         for name, (shape, _, dtype), spec in zip(call.outputs, outputs, specs, strict=True)
     ]
+
+
+operation.def_abstract_eval(_results)
 
 
 # ---------------------------------------------------------------------------------------------- in a program

@@ -20,7 +20,7 @@ SYMBOLIC = "symbolic shapes (jax.export.symbolic_shape) are served by the generi
 TWICE = "second derivatives (jax.grad of jax.grad) are served by the generic implementation"
 
 
-def levels(x: OfLibrary) -> Iterator[jax.core.Tracer]:
+def levels(x: OfLibrary) -> Iterator[object]:
     """The tracers around x, those of linearisation and vmap opened."""
     while isinstance(x, jax.core.Tracer):
         yield x
