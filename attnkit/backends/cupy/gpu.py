@@ -34,7 +34,7 @@ def by_value(arguments: ctypes.Structure) -> numpy.ndarray:
 
 
 class Gpu:
-    """`Device` of `attnkit.backends.cupy.pointwise` on the current device, in the current stream."""
+    """`Device` of `attnkit.backends.cupy.views` on the current device, in the current stream."""
 
     def pointer(self, x: OfLibrary) -> int:
         """Where the first element is in the memory of the device."""

@@ -6,7 +6,7 @@ several leading axes cannot be merged into one. A `Device` compiles and runs.
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import array_api_compat
 
@@ -24,32 +24,12 @@ from attnkit.backends.cupy.launch import (
     tiles_of,
     width_of,
 )
-from attnkit.backends.cupy.views import Array, Views
+from attnkit.backends.cupy.views import Array, Device, Views
 from attnkit.kernels.plan import Layout, blocks_of, cached_plan, is_array, layout, signature, summed_axes
 
 OWN_TILES = {"pointwise_forward": 1, "statistics_forward": 1}  # gradients have two
 ROW_THREADS = 128
 GAUSSIAN: Keywords = {"activation": "exp", "alpha": 0.0}  # Gaussian attention as a point-wise one
-
-
-class Device(Protocol):
-    """Memory and launches. Arrays have NumPy's shape, strides (in bytes), dtype and methods."""
-
-    def pointer(self, x: Array) -> int:
-        """The address of the first element, for kernels."""
-        ...
-
-    def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
-        """Uninitialised memory in row-major order."""
-        ...
-
-    def word(self, value: int) -> Array:
-        """An unsigned 64-bit word."""
-        ...
-
-    def run(self, launch: Launch) -> None:
-        """Launches of one call run one after the other."""
-        ...
 
 
 def unsupported_options(q: Array, k: Array, v: Array, *, activation: str = "relu", **options: object) -> str | None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +20,6 @@ from attnkit._core.activations import ACTIVATIONS, is_in_pieces
 from attnkit._core.typing import Keywords, Option
 from attnkit.backends.torch import layout
 from attnkit.kernels.plan import Layout, Plan, blocks_of, cached_plan, signature, summed_axes
-
-if TYPE_CHECKING:
-    from attnkit.backends.torch.triton.recorded import Operation
 
 NEWEST = 9
 Group = tuple[object, ...]
@@ -453,14 +450,14 @@ class Noted(NamedTuple):
     """Launches that are noted instead of run, among operations of torch, and the device that they are for."""
 
     device: torch.device
-    launches: "list[Launch | Operation]"
+    launches: list[object]  # `Launch`, and operations of torch
 
 
 _recording: ContextVar[Noted | None] = ContextVar("recording", default=None)
 
 
 @contextmanager
-def recording(device: torch.device) -> "Iterator[list[Launch | Operation]]":
+def recording(device: torch.device) -> Iterator[list[object]]:
     """What `run` is asked to run on stand-ins for tensors of a device goes to the list that is yielded."""
     noted = Noted(device, [])
     token = _recording.set(noted)

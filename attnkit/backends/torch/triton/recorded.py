@@ -88,7 +88,7 @@ class Operation(NamedTuple):
 class Recorder(TorchDispatchMode):
     """Gives every tensor that is allocated a slot, and notes operations among the launches in `steps`."""
 
-    def __init__(self, inputs: Sequence[Tensor], device: torch.device, steps: list[Launch | Operation]) -> None:
+    def __init__(self, inputs: Sequence[Tensor], device: torch.device, steps: list[object]) -> None:
         super().__init__()
         self.memory, self.device, self.steps = [*inputs], device, steps
         self.slots = {x.untyped_storage()._cdata: slot for slot, x in enumerate(inputs)}
@@ -216,8 +216,8 @@ class Recording:
             None if slot in recorder.computed else (x.shape, None if x.is_contiguous() else x.stride(), x.dtype)
             for slot, x in enumerate(recorder.memory[inputs:], inputs)
         ]
-        steps = [x if isinstance(x, Operation) else Again(x, recorder) for x in recorder.steps]
-        self.steps = [x for x in steps if isinstance(x, Operation) or x.launch.programs]
+        steps = [Again(x, recorder) if isinstance(x, Launch) else x for x in recorder.steps]
+        self.steps = [x for x in steps if isinstance(x, Operation) or (isinstance(x, Again) and x.launch.programs)]
         self.results = [recorder.view(x) for x in results]
         self.launches = [x for x in self.steps if isinstance(x, Again)]
         self.computes = len(self.launches) < len(self.steps)
@@ -241,10 +241,10 @@ class Recording:
         """Launches among operations, which autocast would give other dtypes."""
         with without_autocast(memory[0]):
             for each in self.steps:
-                if isinstance(each, Operation):
-                    each(memory, addresses)
-                else:
+                if isinstance(each, Again):
                     each(memory, addresses, _alignment(addresses))
+                else:
+                    each(memory, addresses)
 
 
 def _room(shape: torch.Size, strides: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device) -> Tensor:
