@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnkit._core.library import library
 from attnkit._core.special import is_autocast
 from attnkit._core.typing import AnyFunction, Array, Keywords, OfLibrary, Option, Results
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Node = Any  # of the graph of gradients; torch's own type has `metadata` as a method
 PRODUCTS = frozenset(f"{name}Backward0" for name in ("Mm", "Bmm", "Addmm", "Baddbmm"))
 """Nodes whose gradients are products, which autocast rounds."""
 _MARK, _ENDS = "attnkit: without autocast", "attnkit: ends"
@@ -39,7 +43,7 @@ def with_exact_gradients(call: AnyFunction, arrays: tuple[OfLibrary, ...], optio
         if names:
             ends += [options[name].grad_fn for name in names]
         for x in (results,) if hasattr(results, "grad_fn") else _tensors(results):
-            node = x.grad_fn
+            node: Node = x.grad_fn
             if node not in ends and node is not None:
                 if any(ends):
                     node.metadata[_ENDS] = ends
@@ -49,7 +53,7 @@ def with_exact_gradients(call: AnyFunction, arrays: tuple[OfLibrary, ...], optio
     return recorded
 
 
-def keep_autocast_out(results: Any, arrays: tuple[Array, ...], options: Keywords) -> None:
+def keep_autocast_out(results: object, arrays: tuple[Array, ...], options: Keywords) -> None:
     """Let autocast not round the gradients of a call in torch where `backward()` runs inside it (semantics A7).
 
     torch computes each node of a graph under the autocast of the caller of `backward()`, and sets that anew for the
@@ -81,7 +85,7 @@ def _allow_hooks() -> None:
 _allow_hooks._dynamo_marked_constant = True  # type: ignore[attr-defined]  # runs while torch.compile traces
 
 
-def _tensors(x: OfLibrary) -> Iterator[Any]:
+def _tensors(x: OfLibrary) -> "Iterator[Tensor]":
     """The tensors of torch in nested tuples, lists and dicts."""
     if hasattr(x, "grad_fn"):
         yield x
@@ -92,7 +96,7 @@ def _tensors(x: OfLibrary) -> Iterator[Any]:
         yield from _tensors(tuple(x.values()))
 
 
-def _with_wrapped(tensors: Iterable[OfLibrary]) -> Iterator[Any]:
+def _with_wrapped(tensors: "Iterable[Tensor]") -> "Iterator[Tensor]":
     """Tensors, and those that torch.func wrapped in them, which have graphs of their own."""
     from torch._C import _functorch
 
@@ -103,7 +107,7 @@ def _with_wrapped(tensors: Iterable[OfLibrary]) -> Iterator[Any]:
             yield x
 
 
-def _hook_results(results: list[Array], arguments: list[Any], before: Iterable[Any] = ()) -> list[Any]:
+def _hook_results(results: "list[Tensor]", arguments: "list[Tensor]", before: Iterable[Node] = ()) -> "list[Tensor]":
     """Hook the nodes of results. Their graph ends at those of the arguments and at the nodes `before`.
 
     Nothing on a node refers to itself or a later one: graphs are freed by counting references. Returns the results, as
@@ -113,7 +117,8 @@ def _hook_results(results: list[Array], arguments: list[Any], before: Iterable[A
     if outputs:
         ends = [*before, *[x.grad_fn for x in _with_wrapped(arguments)]]
         for x in outputs:
-            node, device = x.grad_fn, x.device.type
+            node: Node = x.grad_fn
+            device = x.device.type
             if node not in ends:
                 node.metadata[_ENDS] = ends
                 node.register_prehook(partial(_enter, device))
@@ -121,7 +126,7 @@ def _hook_results(results: list[Array], arguments: list[Any], before: Iterable[A
     return results
 
 
-def _hook_product(node: Any, device: str) -> list[Any]:
+def _hook_product(node: Node, device: str) -> list[Node]:
     """Hook a node if it is a product. Returns the nodes of its factors."""
     factors = [other for other, _ in node.next_functions]
     if node.name() in PRODUCTS and _MARK not in node.metadata:
@@ -131,13 +136,13 @@ def _hook_product(node: Any, device: str) -> list[Any]:
     return factors
 
 
-def _enter(device: str, cotangents: Any) -> None:
+def _enter(device: str, cotangents: object) -> None:
     """The hook of a node of the results: hooks the products from there back to the ends."""
     import torch
 
     if not (torch._C._is_any_autocast_enabled() or torch.is_grad_enabled()):
         return
-    entry: Any = torch._C._current_autograd_node()
+    entry: Node = torch._C._current_autograd_node()
     if entry is None:  # torch's compiled autograd runs no nodes
         return
     nodes, seen = [entry], {*entry.metadata.get(_ENDS, ()), None}
@@ -156,6 +161,6 @@ def _disable_autocast(device: str, cotangents: tuple[Array, ...]) -> None:
         torch.set_autocast_enabled(device, False)
 
 
-def _hook_gradients(factors: list[Any], grads: tuple[Any, ...], cotangents: tuple[OfLibrary, ...]) -> None:
+def _hook_gradients(factors: list[Node], grads: object, cotangents: object) -> None:
     """The hook of a product after it ran: does the same to its gradients, whose graph ends at the product's factors."""
     _hook_results(list(_tensors(grads)), list(_tensors(cotangents)), factors)

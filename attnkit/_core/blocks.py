@@ -6,14 +6,14 @@ that none of its queries may see. The family says how scores become weights; thi
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnkit._core import quadratic, typing
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import Family
 from attnkit._core.library import beside
 from attnkit._core.mask import Rows
-from attnkit._core.typing import AnyFunction, Array, Bindings, Keywords, Namespace, OfLibrary, Option
+from attnkit._core.typing import AnyFunction, Array, Bindings, Keywords, Namespace, OfLibrary, Picks
 
 LEARNED = tuple(name for name in typing.LEARNED if name not in ("alpha", "gamma"))
 """Numbers that blocks take as arrays; alpha of entmax is one per query, and ReLUFormer translates gamma."""
@@ -38,8 +38,6 @@ QUERY_AXIS = {
 }
 DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", "log_forget", *LEARNED)
 KEY_AXIS = {"k": -2, "v": -2, "mask": -1, "bias": -1, "dropout_mask": -1, "log_forget": -1, "kept": -1}
-
-Picks = tuple[Any, ...]  # an integer or a slice for each axis
 
 
 class Block(NamedTuple):
@@ -118,7 +116,7 @@ def _leading_picks(shape: tuple[int, ...], together: int | None, several: int) -
     if not shape:
         yield ()
         return
-    ranges: list[list[Any]] = [list(range(size)) for size in shape]
+    ranges: list[list[int | slice]] = [list(range(size)) for size in shape]
     if together is not None:
         size = shape[together]
         ranges[together] = [slice(at, min(at + several, size)) for at in range(0, size, several)]
@@ -137,11 +135,12 @@ def picks(c: Call, name: str, x: Array, block: Block, *, prefix: bool) -> Picks:
     """
     trailing = min(TRAILING[name], x.ndim)
     own = x.ndim - trailing
-    index: list[Any] = []
+    index: list[int | slice] = []
     for axis, pick in zip(range(own), block.leading[len(block.leading) - own :], strict=True):
         if x.shape[axis] == 1:
             index.append(0 if isinstance(pick, int) else slice(0, 1))
         elif name in ("k", "v") and axis == own - 1 and c.groups > 1:
+            assert isinstance(pick, int)
             index.append(pick // c.groups)
         else:
             index.append(pick)
@@ -227,7 +226,7 @@ ENOUGH = 1 << 22
 """Scores of a call from which blocks come before the generic body: about where both take the same time."""
 
 
-def unsupported(q: Array, k: Array, v: Array, *cotangents: Array, **options: Option) -> str | None:
+def unsupported(q: Array, k: Array, v: Array, *cotangents: Array, **options: object) -> str | None:
     """Why a call, or the gradient of one, is not served in blocks."""
     for name, output in FURTHER.items():
         if options.get(name):

@@ -11,7 +11,7 @@ import math
 import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeGuard
 
 from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.integers import in_library, in_range
@@ -60,12 +60,12 @@ def spelt(dtype: DType) -> str:
     return str(dtype).rpartition(".")[2]
 
 
-def is_array(x: object) -> bool:
+def is_array(x: object) -> TypeGuard[Array]:
     # numbers first: torch.compile(dynamic=True) turns them into symbols without attributes
     return not isinstance(x, (int, float)) and hasattr(x, "shape") and hasattr(x, "dtype")
 
 
-def device_of(x: Array) -> Any:
+def device_of(x: Array) -> object:
     """The device where it matters and can be read; JAX places its arrays itself."""
     return beside(x).get("device")
 
@@ -124,7 +124,7 @@ def array(op: str, name: str, x: object) -> None:
     _plain(op, _home(op, name, x), [(name, x)])
 
 
-def _home(op: str, name: str, x: Any) -> str:
+def _home(op: str, name: str, x: object) -> str:
     """The library of which x must be an array."""
     home = library(x)
     if home is None:
@@ -134,14 +134,14 @@ def _home(op: str, name: str, x: Any) -> str:
     return home
 
 
-def _plain(op: str, home: str, arrays: list[tuple[str, Any]]) -> None:
+def _plain(op: str, home: str, arrays: list[tuple[str, OfLibrary]]) -> None:
     """These arrays of a library must have a number at every place and nothing besides."""
     if (found := peculiar(arrays, home)) is not None:
         name, why = found
         raise TypeError(f"{op}: {name} is {why}")
 
 
-def same_home(op: str, first_name: str, first: Array, name: str, x: Any) -> None:
+def same_home(op: str, first_name: str, first: Array, name: str, x: OfLibrary) -> None:
     """x must live in the same library and on the same device as the first array."""
     array(op, name, x)
     if type(x) is not type(first) and library(x) != library(first):
@@ -152,7 +152,7 @@ def same_home(op: str, first_name: str, first: Array, name: str, x: Any) -> None
         raise TypeError(f"{op}: all arrays must be on one device; got {pair}")
 
 
-def float_array(op: str, name: str, x: Any) -> None:
+def float_array(op: str, name: str, x: OfLibrary) -> None:
     array(op, name, x)
     _of_floats(op, name, x)
 
@@ -168,7 +168,7 @@ def fits(own: Shape, shape: Shape) -> bool:
     return len(own) <= len(shape) and all(a == 1 or a == b for a, b in zip(own, own_axes, strict=True))
 
 
-def boolean_array(op: str, name: str, x: Any, like_name: str, like: Array, shape: Shape, axes: str) -> None:
+def boolean_array(op: str, name: str, x: OfLibrary, like_name: str, like: Array, shape: Shape, axes: str) -> None:
     """A boolean array of the library and device of `like` that broadcasts to `shape` without enlarging it."""
     same_home(op, like_name, like, name, x)
     if dtype_name(x) != "bool":
@@ -268,7 +268,9 @@ def attention_context(op: str, arrays: Keywords, options: Keywords) -> Context:
 # ---------------------------------------------------------------------------------------------- the options
 
 
-def option_array(c: Context, name: str, x: Any, dtypes: tuple[str, ...], hint: str, shape: Shape, axes: str) -> None:
+def option_array(
+    c: Context, name: str, x: OfLibrary, dtypes: tuple[str, ...], hint: str, shape: Shape, axes: str
+) -> None:
     """An optional array: library, device, dtype, and a shape that broadcasts to `shape` without enlarging it."""
     same_home(c.op, c.first_name, c.first, name, x)
     if dtype_name(x) not in dtypes:
@@ -306,16 +308,15 @@ def _causal(c: Context, name: str, value: object) -> None:
         raise ValueError(f"{c.op}: causal must be False, True (lower right) or 'upper_left'; got {value!r}")
 
 
-def _window(c: Context, name: str, value: Any) -> None:
-    legal = isinstance(value, tuple) and len(value) == 2
-    legal = legal and all(x is None or (isinstance(x, numbers.Integral) and int(x) >= 0) for x in value)
-    if not legal:
+def _window(c: Context, name: str, value: object) -> None:
+    ends = value if isinstance(value, tuple) and len(value) == 2 else (-1,)
+    if not all(x is None or (isinstance(x, numbers.Integral) and int(x) >= 0) for x in ends):
         raise ValueError(
             f"{c.op}: window must be (left, right), each a non-negative integer or None; got {shown(value)}"
         )
 
 
-def number(op: str, name: str, value: Any) -> float:
+def number(op: str, name: str, value: object) -> float:
     """A finite real Python or NumPy number."""
     if isinstance(value, bool) or (is_array(value) and value.shape) or not isinstance(value, numbers.Real):
         kind = f"an array of shape {tuple(value.shape)}" if is_array(value) else repr(value)
@@ -331,12 +332,12 @@ def number(op: str, name: str, value: Any) -> float:
     return own
 
 
-def is_learned(x: object) -> bool:
+def is_learned(x: object) -> TypeGuard[Array]:
     """Whether a number is an array, which has a gradient (semantics A15); NumPy's scalars are plain numbers."""
     return is_array(x) and not isinstance(x, numbers.Real)
 
 
-def learned(c: Context, name: str, value: Any) -> None:
+def learned(c: Context, name: str, value: object) -> None:
     """A number, or an array of one number or of one per head, whose values are not read."""
     if not is_learned(value):
         number(c.op, name, value)
@@ -365,7 +366,7 @@ def _gamma(c: Context, name: str, value: object) -> None:
     (learned if is_learned(value) else positive)(c, name, value)
 
 
-def _length(c: Context, name: str, value: Any) -> None:
+def _length(c: Context, name: str, value: object) -> None:
     if isinstance(value, str):
         if value not in ("visible", "all"):
             raise ValueError(f"{c.op}: length must be 'visible', 'all', a number or an array; got {value!r}")
@@ -409,13 +410,13 @@ def flag(c: Context, name: str, value: object) -> None:
         raise TypeError(f"{c.op}: {name} must be True or False; got {value!r}")
 
 
-def _log_forget(c: Context, name: str, x: Any) -> None:
+def _log_forget(c: Context, name: str, x: OfLibrary) -> None:
     option_array(c, name, x, FLOATS, "a real float dtype", (*c.leading, c.keys), "(..., S)")
     if tuple(x.shape[-1:]) != (c.keys,):
         wrong_shape(c.op, name, x, f"{c.keys} on its last axis, a number for each key")
 
 
-OPTIONS: dict[str, Callable[[Context, str, Any], None]] = {
+OPTIONS: dict[str, Callable[[Context, str, OfLibrary], None]] = {
     "mask": _mask,
     "bias": _pairs_float,
     "dropout_mask": _pairs_float,
@@ -469,7 +470,7 @@ def plain_number(c: Context, name: str, value: object) -> None:
 PLAIN_NUMBERS: Mapping[str, "OptionCheck"] = dict.fromkeys(LEARNED, plain_number)
 
 ContextOf = Callable[[str, Keywords, Keywords], Context]
-OptionCheck = Callable[[Context, str, Any], None]
+OptionCheck = Callable[[Context, str, OfLibrary], None]
 # a plain dict: two read-only dict views break the graph of torch.compile
 NO_CHECKS: Mapping[str, OptionCheck] = {}
 

@@ -2,13 +2,13 @@
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from attnkit._core.typing import A, AnyFunction, Array, Option, Results
+from attnkit._core.typing import A, AnyFunction, Array, Option
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Op = TypeVar("Op", bound=Callable[..., Any])
+Op = TypeVar("Op", bound=Callable[..., object])
 POSITIONAL, KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 DROPOUT = ("dropout_mask", "dropout")  # the weights returned are those before dropout
 DO = inspect.Parameter("do", POSITIONAL, annotation=Array)
@@ -56,13 +56,13 @@ class WithState(Protocol[P]):
     def __call__(self, q: A, k: A, v: A, *args: P.args, **options: P.kwargs) -> A: ...
 
 
-def with_rows(op: Callable[Concatenate[Array, Array, Array, P], Any]) -> WithRows[P]:
+def with_rows(op: Callable[Concatenate[Array, Array, Array, P], object]) -> WithRows[P]:
     """The op itself: for mypy alone, which sees how many outputs `return_lse` means."""
     return op  # type: ignore[return-value]
 
 
 def signature_like(
-    op: AnyFunction, returns: Any, without: Collection[str] = (), more: Sequence[inspect.Parameter] = ()
+    op: AnyFunction, returns: object, without: Collection[str] = (), more: Sequence[inspect.Parameter] = ()
 ) -> inspect.Signature:
     """The signature of an op without some parameters, with others inserted after its arrays."""
     parameters = [p for p in inspect.signature(op).parameters.values() if p.name not in without]
@@ -79,7 +79,7 @@ def _with_signature(body: Op, signature: inspect.Signature) -> Op:
 def derived_signature(op: AnyFunction, name: str, signature: inspect.Signature, doc: str) -> AnyFunction:
     """The documented signature of the public function of that name, in the module of the op it is derived from."""
 
-    def documented(*arrays: Array, **options: object) -> Results: ...
+    def documented(*arrays: Array, **options: object) -> None: ...
 
     documented.__name__ = documented.__qualname__ = name
     documented.__doc__, documented.__module__ = doc, op.__module__
@@ -87,14 +87,16 @@ def derived_signature(op: AnyFunction, name: str, signature: inspect.Signature, 
 
 
 def weights_like(
-    op: Callable[Concatenate[Array, Array, Array, P], Any], *without: str
+    op: Callable[Concatenate[Array, Array, Array, P], object], *without: str
 ) -> Callable[[AnyFunction], Weights[P]]:
     """Decorate the weights of an op, which have its signature without v, dropout and options that do not apply."""
     signature = signature_like(op, Array, ("v", *DROPOUT, *without))
     return lambda body: _with_signature(body, signature)
 
 
-def vjp_like(op: Callable[Concatenate[Array, Array, Array, P], Any], *without: str) -> Callable[[AnyFunction], Vjp[P]]:
+def vjp_like(
+    op: Callable[Concatenate[Array, Array, Array, P], object], *without: str
+) -> Callable[[AnyFunction], Vjp[P]]:
     """Decorate the gradients of an op: their signature is that of the op, with the cotangent do after its arrays."""
     signature = signature_like(op, dict[str, Array], without, [DO])
     return lambda body: _with_signature(body, signature)

@@ -8,11 +8,11 @@ device, dtype, shapes and options.
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
-from types import NoneType
+from types import ModuleType, NoneType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 from attnkit._core import check
@@ -28,9 +28,7 @@ from attnkit._core.typing import (
     Impl,
     Keywords,
     OfLibrary,
-    Option,
     OptionalFunction,
-    Results,
 )
 
 P = ParamSpec("P")
@@ -45,7 +43,7 @@ def _never_prepared(arrays: Arrays, options: Keywords) -> None:
     return None
 
 
-def _untold(array: Any) -> None:
+def _untold(array: Array) -> None:
     return None
 
 
@@ -73,16 +71,16 @@ class Kernel(NamedTuple):
     call: AnyFunction
     unsupported: Refusal
     is_faster: Callable[..., bool] = always
-    prepared: Callable[[tuple[Any, ...], Keywords], AnyFunction | None] = _never_prepared
+    prepared: Callable[[tuple[OfLibrary, ...], Keywords], AnyFunction | None] = _never_prepared
     replaces: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
-    taken: Callable[[Any], None] = _untold
-    misplaced: Callable[[Any], str | None] = _untold
+    taken: Callable[[OfLibrary], None] = _untold
+    misplaced: Callable[[OfLibrary], str | None] = _untold
     regret: Callable[..., None] = _no_regret
 
 
 def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
-    def unsupported(*arrays: OfLibrary, **options: Option) -> str | None:
+    def unsupported(*arrays: OfLibrary, **options: object) -> str | None:
         return refusal(*arrays, **options) or kernel.unsupported(*arrays, **options)
 
     return kernel._replace(unsupported=unsupported)
@@ -182,7 +180,7 @@ class Explanation(dict[str, str | None]):
         return super().__repr__() + (f"  # {said}" if said else "")
 
 
-Signature = Callable[[tuple[Any, ...], Keywords], Any]
+Signature = Callable[[Arrays, Keywords], Hashable]
 _signatures: dict[type, Signature] = {}
 
 
@@ -203,10 +201,10 @@ class _Choice(NamedTuple):
     call: AnyFunction
 
 
-_profiler: Any = None
+_profiler: ModuleType | None = None
 
 
-def name_calls_in(profiler: Any) -> None:
+def name_calls_in(profiler: ModuleType) -> None:
     """Register torch.autograd.profiler, whose `_is_profiler_enabled` repeated calls ask: they do nothing else."""
     global _profiler
     _profiler = profiler
@@ -218,7 +216,9 @@ def _profile_entry(op: str, impl: Wanted, arrays: Arrays) -> AbstractContextMana
 
 
 MOST_CHOICES = 1 << 14
-_choices: dict[Any, _Choice] = {}
+Key = tuple[str, Impl, Hashable]
+"""An op, its `impl` and the signature of a call."""
+_choices: dict[Key, _Choice] = {}
 
 
 _ran: ContextVar[tuple[dict[str, set[str]], ...]] = ContextVar("ran", default=())
@@ -310,7 +310,7 @@ def _leave(block: _Block) -> None:
         _is_using = bool(_entered)
 
 
-def _used() -> Any:
+def _used() -> Impl:
     """The implementation of calls of this context that name none."""
     return next((block.impl for block in reversed(_blocks.get()) if block.lasts), "auto")
 
@@ -321,7 +321,7 @@ def _note(op: str, kernel: Kernel, arrays: Arrays) -> None:
             ran.setdefault(op, set()).add(kernel.name)
 
 
-def _signature(op: str, impl: Wanted, arrays: Arrays, options: Keywords) -> Any:
+def _signature(op: str, impl: Wanted, arrays: Arrays, options: Keywords) -> Key | None:
     """The cache key of a choice; None if it is not cached, as in a call that torch.compile traces.
 
     Tracing may be what loads torch's kernels, and the compiler fails on a table that changes while it is guarded.
@@ -336,7 +336,7 @@ def _signature(op: str, impl: Wanted, arrays: Arrays, options: Keywords) -> Any:
 
 
 def _remember(
-    key: Any, kernel: Kernel, home: str | None, table: Table, arrays: Arrays, options: Keywords
+    key: Key, kernel: Kernel, home: str | None, table: Table, arrays: Arrays, options: Keywords
 ) -> OptionalFunction:
     """What serves calls with this signature, the current one included: a cache of keys that grows by a token meets a
     new one in every call. Under autocast only what a kernel prepared does, which knows of none."""
@@ -379,7 +379,7 @@ def _passing_on(function: AnyFunction) -> Kernel:
     return as_kernel(function, "")
 
 
-def _named(op: str, impl: Wanted) -> Any:
+def _named(op: str, impl: Wanted) -> Wanted:
     """`impl` as a name or a tuple of names; what only this module passes stays as it is."""
     if impl is _Explain or isinstance(impl, (str, _OnBehalf)):
         return impl
@@ -392,7 +392,7 @@ def _named(op: str, impl: Wanted) -> Any:
 
 def choose(
     op: str,
-    impl: Any,
+    impl: Wanted,
     rows: tuple[Kernel, ...],
     generic: Kernel,
     arrays: Arrays,
@@ -407,7 +407,7 @@ def choose(
     return _chosen(rows, op, impl, generic, arrays, options)
 
 
-def run(op: str, impl: Wanted, kernel: Kernel, arrays: Arrays, options: Keywords) -> Results:
+def run(op: str, impl: Wanted, kernel: Kernel, arrays: Arrays, options: Keywords) -> Any:
     """The results of the implementation that was chosen for a call: what surrounds the call does not change them."""
     _note(impl.op if isinstance(impl, _OnBehalf) else op, kernel, arrays)
     with _profile_entry(op, impl, arrays), without_autocast(arrays[0]), promoting(arrays[0]):
@@ -547,10 +547,11 @@ def _wrap(
         accepted, required = (OPTION, *accepted), required - 1
 
     @wraps(documented)
-    def call(*arrays: OfLibrary, impl: Any = "auto", **options: Option) -> Results:
+    def call(*arrays: OfLibrary, impl: Wanted = "auto", **options: object) -> R:
         if type(impl) is not str:
             if type(impl) is _Ahead:  # the special case that asks has checked what it passes on
-                return resolve(op, impl, kernels_of(op, arrays[0]), arrays, options).prepared(arrays, options)
+                ahead: Any = resolve(op, impl, kernels_of(op, arrays[0]), arrays, options).prepared(arrays, options)
+                return ahead  # the special case knows what that is
             impl = _named(op, impl)
         elif _is_using and impl == "auto":
             if is_in_graph(arrays):
@@ -575,7 +576,7 @@ def _wrap(
                 return first(None, impl, arrays, options)
         return first(key, impl, arrays, options)
 
-    def first(key: Any, impl: Wanted, arrays: Arrays, options: Keywords) -> Results:
+    def first(key: Key | None, impl: Wanted, arrays: Arrays, options: Keywords) -> R:
         """A call for which no choice is remembered."""
         checked = check.call(op, left, arrays, options, accepted, context_of, own, optional).options
         home = library(arrays[0])
@@ -603,7 +604,7 @@ def operation_checked_by(
     def decorate(documented: Callable[P, R]) -> Callable[P, R]:
         generic = as_kernel(runs or documented)
 
-        def resolve(op: str, impl: Any, rows: tuple[Kernel, ...], *call: OfLibrary) -> Kernel:
+        def resolve(op: str, impl: Wanted, rows: tuple[Kernel, ...], *call: OfLibrary) -> Kernel:
             return choose(op, impl, rows, generic, *call)
 
         return _wrap(documented, resolve, context_of, own)

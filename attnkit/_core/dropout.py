@@ -5,20 +5,20 @@ The bits are the first 32-bit word of Philox4x32-10 (Salmon et al. 2011, §3.3) 
 """
 
 import math
-from typing import Any
 
 from attnkit._core.library import library
 from attnkit._core.mask import Rows, positions
 from attnkit._core.special import is_key, traced_once, unsigned, words_of_key
-from attnkit._core.typing import Array, Namespace, OfLibrary, Seed
+from attnkit._core.typing import Array, Namespace, OfLibrary, Picks, Seed
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
+Key = tuple[OfLibrary, OfLibrary]
 _LOW, _WORD = 0xFFFF, 0xFFFFFFFF
 
 
-def _wrap(x: Array) -> Any:
+def _wrap(x: Array) -> Array:
     """A sum of words modulo 2^32: uint32 wraps by itself, torch counts in int64, Python without end."""
     return x & _WORD if library(x) in ("torch", None) else x
 
@@ -33,7 +33,7 @@ def _multiply(a: Array, b: int) -> tuple[Array, Array]:
     return p11 + (p01 >> 16) + (p10 >> 16) + (middle >> 16), low
 
 
-def _round(counter: tuple[Array, ...], key: tuple[Any, Any]) -> tuple[tuple[Array, ...], tuple[Any, Any]]:
+def _round(counter: tuple[Array, ...], key: Key) -> tuple[tuple[Array, ...], Key]:
     """One round of Philox4x32, and the key of the next."""
     c0, c1, c2, c3 = counter
     (high0, low0), (high1, low1) = _multiply(c0, _MULTIPLIERS[0]), _multiply(c2, _MULTIPLIERS[1])
@@ -41,7 +41,7 @@ def _round(counter: tuple[Array, ...], key: tuple[Any, Any]) -> tuple[tuple[Arra
     return (high1 ^ c1 ^ key[0], low1, high0 ^ c3 ^ key[1], low0), (k0, k1)
 
 
-def _philox_word(counter: tuple[Array, ...], key: tuple[Any, Any]) -> Array:
+def _philox_word(counter: tuple[Array, ...], key: Key) -> Array:
     """The first output word of Philox4x32-10."""
     step = traced_once(_round, counter[0])
     for _ in range(_ROUNDS):
@@ -49,7 +49,7 @@ def _philox_word(counter: tuple[Array, ...], key: tuple[Any, Any]) -> Array:
     return counter[0]
 
 
-def _key(xp: Namespace, seed: Any, like: Array) -> tuple[Any, Any]:
+def _key(xp: Namespace, seed: OfLibrary, like: Array) -> Key:
     """The two key words of a seed: a Python integer, an integer array of shape (), or a key of jax.random.key."""
     if not hasattr(seed, "dtype"):
         return unsigned(int(seed) & _WORD, like), unsigned(int(seed) >> 32, like)
@@ -84,7 +84,7 @@ def keep_mask(
     leading: tuple[int, ...],
     keys: int,
     rows: Rows,
-    picked: tuple[Any, ...] = (),
+    picked: Picks = (),
 ) -> Array:
     """Boolean (..., L, S): True where the pair is kept, with probability 1 - p.
 

@@ -12,7 +12,18 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, overload
 from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, DROPOUT, Op, Vjp, Weights, WithRows, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by, special_case
-from attnkit._core.typing import LEARNED, AnyFunction, Array, Bindings, Keywords, Namespace, OfLibrary, Option, Results
+from attnkit._core.typing import (
+    LEARNED,
+    AnyFunction,
+    Array,
+    Bindings,
+    Factor,
+    Impl,
+    Keywords,
+    Namespace,
+    OfLibrary,
+    Results,
+)
 
 P = ParamSpec("P")
 
@@ -37,7 +48,7 @@ def passed_on(grads: dict[str, Array], **own: object) -> dict[str, Array]:
     return grads
 
 
-FeatureWeights = tuple[Array, Any, Callable[..., dict[str, Array]]]
+FeatureWeights = tuple[Array, Factor, Callable[..., dict[str, Array]]]
 """Weights r·u, u (..., L, S) and r (..., L, 1) or 1, and pull(dw, like) -> {"q", "k"}, their gradients in the compute
 dtype. The weights may be those of a part of the queries of `like`."""
 
@@ -113,7 +124,7 @@ class Family(NamedTuple):
         options = {name: own.get(name, common.get(name)) for name in names}
         return {name: x for name, x in options.items() if check.is_learned(x)}
 
-    def scored(self, xp: Namespace, a: quadratic.Inputs, own: Bindings) -> tuple[quadratic.Inputs, Any]:
+    def scored(self, xp: Namespace, a: quadratic.Inputs, own: Bindings) -> tuple[quadratic.Inputs, OfLibrary]:
         """The inputs that `prepare` gave, with the factor of their rows, and their scores."""
         if self.row_factor is not None:
             a = a._replace(factor=self.row_factor(xp, a, **own))
@@ -148,12 +159,12 @@ class Family(NamedTuple):
         self,
         xp: Namespace,
         a: quadratic.Inputs,
-        s: OfLibrary,
+        s: Array,
         like: Bindings,
         do: Array | None,
         own: Bindings,
-        of_weights: Callable[[Array], Any] | None = None,
-        of_scores: Callable[[Array], Any] | None = None,
+        of_weights: Callable[[Array], Array] | None = None,
+        of_scores: Callable[[Array], Array] | None = None,
     ) -> dict[str, Array]:
         """Gradients in the compute dtype.
 
@@ -261,10 +272,10 @@ def op(family: Family, runs: AnyFunction | None = None, *, calls: AnyFunction | 
 def weights_of(forward: WithRows[P], family: Family, calls: AnyFunction | None = None) -> Weights[P]: ...
 @overload
 def weights_of(
-    forward: Callable[Concatenate[Array, Array, Array, P], Any], family: Family, calls: AnyFunction | None = None
+    forward: Callable[Concatenate[Array, Array, Array, P], object], family: Family, calls: AnyFunction | None = None
 ) -> Weights[P]: ...
 def weights_of(
-    forward: Callable[Concatenate[Array, Array, Array, P], Any],
+    forward: WithRows[P] | Callable[Concatenate[Array, Array, Array, P], object],
     family: Family,
     calls: AnyFunction | None = None,
 ) -> Weights[P]:
@@ -276,7 +287,7 @@ def weights_of(
 
 
 def vjp_of(
-    forward: Callable[Concatenate[Array, Array, Array, P], Any],
+    forward: Callable[Concatenate[Array, Array, Array, P], object],
     family: Family,
     formula: str,
     calls: AnyFunction | None = None,
@@ -294,7 +305,7 @@ def vjp_of(
     signature = signature_like(forward, dict[str, Array], more=[DO])
     body = _body(family, family.vjp, calls)
 
-    def pulled(*arrays: Array, **options: Option) -> Results:
+    def pulled(*arrays: Array, **options: object) -> Results:
         grads = body(*arrays, **options)
         return family.pull(grads, **family.own(options)) if type(grads) is dict else grads
 
@@ -306,7 +317,7 @@ def _body(family: Family, body: AnyFunction, calls: AnyFunction | None) -> AnyFu
     if calls is None:
         return body
 
-    def call(*arrays: Array, impl: Any, **options: Option) -> Results:
+    def call(*arrays: Array, impl: Impl, **options: object) -> Results:
         own, common = family.split(options)
         return calls(*arrays, **family.translated(arrays[0], own), impl=impl, **common)
 

@@ -15,6 +15,7 @@ from attnkit._core.typing import (
     Array,
     Arrays,
     Bindings,
+    Factor,
     Keywords,
     Namespace,
     OfLibrary,
@@ -32,7 +33,7 @@ def served(op: str, kernel: Kernel) -> Kernel:
         names = numbers(op, options)
         return tuple([name for name in names if name not in kernel.learned]) if names else ()
 
-    def unsupported(*arrays: OfLibrary, **options: Option) -> str | None:
+    def unsupported(*arrays: OfLibrary, **options: object) -> str | None:
         names = left(options)
         reason = _refusal(op, names, arrays[0], options) if names else None
         return reason or kernel.unsupported(*arrays, **_without(names, options))
@@ -104,7 +105,7 @@ def scaled(xp: Namespace, q: Array, scale: float | Array) -> Array:
     return xp.where(xp.isfinite(q), finite(xp, q) * scale, beyond)
 
 
-def _pulled(xp: Namespace, q: Array, scale: Array, like: Array, grads: dict[str, Array]) -> dict[str, Array]:
+def _pulled(xp: Namespace, q: Array, scale: Factor, like: Array, grads: dict[str, Array]) -> dict[str, Array]:
     """Gradients of q and of scale from those of their product."""
     of_product = grads["q"]
     of_q = quadratic.sum_to(xp, of_product * scale, tuple(q.shape))

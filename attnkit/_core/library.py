@@ -6,16 +6,18 @@ method before `sys.modules` is asked, which the compiler would go through as a w
 """
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
-from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace, OfLibrary, Results
+from attnkit._core.typing import Array, Keywords, Namespace, OfLibrary
 
+R = TypeVar("R")
 PLACELESS = ("numpy", "jax")
 """Libraries whose arrays are created without a device: JAX places them itself."""
 PLAIN = (bool, int, float, str, tuple, type(None))
 
 
-def library(x: Any) -> str | None:
+def library(x: object) -> str | None:
     """ "numpy", "torch", "jax", "cupy" or "array_api_strict", of which x is an array; None for anything else."""
     kind = type(x)
     if kind in PLAIN:
@@ -40,7 +42,7 @@ def library(x: Any) -> str | None:
     return None
 
 
-def peculiar(arrays: list[tuple[str, Any]], home: str) -> tuple[str, str] | None:
+def peculiar(arrays: list[tuple[str, OfLibrary]], home: str) -> tuple[str, str] | None:
     """The name of the first of a library's arrays that is more or less than numbers at every place, and why it is."""
     if home == "torch":
         traced = is_traced((arrays[0][1],))
@@ -111,7 +113,7 @@ def is_in_graph(arrays: tuple[Array, ...]) -> bool:
     return torch.compiler.is_dynamo_compiling()
 
 
-def _call(function: AnyFunction, *arrays: Array, **options: object) -> Results:
+def _call(function: Callable[..., R], *arrays: Array, **options: object) -> R:
     return function(*arrays, **options)
 
 
@@ -128,7 +130,7 @@ def _load_compiler() -> None:
 _load_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined]  # runs while torch.compile traces
 
 
-def call_outside_graphs(function: AnyFunction, *arrays: Array, **options: object) -> Results:
+def call_outside_graphs(function: Callable[..., R], *arrays: Array, **options: object) -> R:
     """function(*arrays, **options), called when a compiled program runs."""
     _load_compiler()
     return _call(function, *arrays, **options)

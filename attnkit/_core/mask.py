@@ -4,7 +4,7 @@ Everything is None (or a Python number) where nothing is masked, so a call witho
 """
 
 import math
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, overload
 
 from attnkit._core.check import broadcast
 from attnkit._core.library import beside
@@ -66,7 +66,7 @@ class Visibility(NamedTuple):
 
         shift is S - L of the whole call.
         """
-        terms: list[Any] = []
+        terms: list[OfLibrary] = []
         if self.causal:
             terms.append(j <= (i if self.causal == "upper_left" else i + shift))
         left, right = self.window or (None, None)
@@ -141,11 +141,11 @@ class Visibility(NamedTuple):
         return xp.sum(xp.astype(pairs, dtype), axis=-1, keepdims=True)
 
 
-def _lengths(n: Array | int | None) -> Factor:
+def _lengths(n: Array | int | None) -> Array | int | None:
     return n if n is None or isinstance(n, int) else n[..., None, None]
 
 
-def _like(xp: Namespace, n: Any, like: Array) -> Factor:
+def _like(xp: Namespace, n: Factor, like: Array) -> Factor:
     return xp.astype(n, like.dtype) if hasattr(n, "ndim") else n
 
 
@@ -215,7 +215,11 @@ def power(length: float | Array, alpha: float) -> Factor:
     return 1.0 if alpha == 0 else raise_to(length, -alpha)
 
 
-def raise_to(x: OfLibrary, exponent: Any) -> Factor:
+@overload
+def raise_to(x: float, exponent: float) -> float: ...
+@overload
+def raise_to(x: Factor, exponent: Factor) -> Factor: ...
+def raise_to(x: OfLibrary, exponent: Factor) -> Factor:
     """x^exponent for x > 0; of numbers infinite where Python has no float for it."""
     try:
         return x**exponent

@@ -13,7 +13,20 @@ from attnkit._core.check import broadcast, is_learned
 from attnkit._core.dropout import keep_mask
 from attnkit._core.mask import Rows, Visibility, row_length, seen_keys, tile
 from attnkit._core.special import inverse_root, stop_gradient, transposed
-from attnkit._core.typing import DEFAULTS, A, Array, Bindings, DType, Factor, Length, Namespace, OfLibrary, Option
+from attnkit._core.typing import (
+    DEFAULTS,
+    A,
+    Array,
+    Bindings,
+    DType,
+    Factor,
+    Length,
+    Namespace,
+    OfLibrary,
+    Option,
+    Picks,
+    Seed,
+)
 
 COMMON = tuple(DEFAULTS)
 
@@ -36,7 +49,7 @@ class Inputs(NamedTuple):
     bias: Array | None
     pairs: Array | None  # visible(i, j), None = all
     live: Array | None  # (..., L, 1) queries that see a key, None = all
-    count: Any  # n_i, a number or (..., L, 1)
+    count: Any  # n_i, a number or (..., L, 1); tuples have a method of that name
     drop: Array | None  # multiplies the weights just before the product with v
     rows: Rows
     dtype: DType  # the compute dtype
@@ -54,7 +67,7 @@ class Inputs(NamedTuple):
         return self.scale if isinstance(self.factor, float) and self.factor == 1.0 else self.scale * self.factor
 
 
-Weigh = Callable[..., tuple[Array, Any]]
+Weigh = Callable[..., tuple[Array, Factor]]
 
 
 def compute_dtype(xp: Namespace, x: Array) -> DType:
@@ -75,9 +88,9 @@ def prepare(
     scale: float | Array | None = None,
     enable_gqa: bool = False,
     dropout_mask: Array | None = None,
-    dropout: Any = None,
+    dropout: tuple[float, Seed] | None = None,
     rows: Rows | None = None,
-    part: tuple[tuple[int, ...], tuple[Any, ...]] | None = None,
+    part: tuple[tuple[int, ...], Picks] | None = None,
     **seeing: Option,
 ) -> Inputs:
     """Cast, compute visibility, and zero the keys that no query sees and the queries that see no key.
@@ -98,7 +111,8 @@ def prepare(
     v = None if v is None else cast(xp, v, dtype)
     bias = None if bias is None else cast(xp, bias, dtype)
     drop = None if drop is None else cast(xp, stop_gradient(drop), dtype)
-    live, count = None, keys
+    live: Array | None = None
+    count: Factor = keys
     if pairs is not None:
         count = visibility.counts(xp, q, pairs, keys, rows, dtype)
         drop = None if drop is None else xp.where(pairs, drop, 0.0)
@@ -173,7 +187,7 @@ def length_of_rows(xp: Namespace, a: Inputs, length: Length) -> Factor:
     return row_length(xp, length, a.count, a.keys, a.rows, a.dtype)
 
 
-def output(xp: Namespace, a: Inputs, u: Array, r: Any) -> Array:
+def output(xp: Namespace, a: Inputs, u: Array, r: Factor) -> Array:
     """o = r·((u ⊙ dropout) v) in the compute dtype, 0 on rows that see nothing."""
     assert a.v is not None
     o = contract(xp, u if a.drop is None else u * a.drop, a.v)

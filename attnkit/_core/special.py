@@ -5,17 +5,20 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import cache, partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from attnkit._core.library import library
 from attnkit._core.typing import AnyFunction, Array, DType, Factor, Namespace, OfLibrary
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
 
 Function = Callable[[Namespace, Array], Array]
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def relu(xp: Namespace, x: OfLibrary) -> Array:
+def relu(xp: Namespace, x: Array) -> Array:
     """max(x, 0). torch's own, which others lack, has derivative 0 at 0 (semantics A8), and takes a tenth of where()."""
     if hasattr(x, "relu"):
         return x.relu()
@@ -29,7 +32,7 @@ def step(xp: Namespace, x: Array) -> Array:
     return xp.astype(~(x <= 0), x.dtype)
 
 
-def relu6(xp: Namespace, x: OfLibrary) -> Array:
+def relu6(xp: Namespace, x: Array) -> Array:
     """min(max(x, 0), 6). Torch's own has derivative 0 at both kinks (semantics A8)."""
     name = library(x)
     if name == "torch":
@@ -51,7 +54,7 @@ def logistic(xp: Namespace, x: OfLibrary) -> Array:
     return xp.exp(xp.minimum(x, 0)) / (1.0 + xp.exp(-xp.abs(x)))
 
 
-def sigmoid(xp: Namespace, x: OfLibrary) -> Array:
+def sigmoid(xp: Namespace, x: Array) -> Array:
     """σ(x); in torch as 1 - σ(-x) above 0, so that the automatic derivative is accurate in both tails. At 0 the first
     term has all of it: by `where`, for the derivative of torch's clamp at its bound is 1 until torch 2.13, and then 0.
     """
@@ -60,14 +63,14 @@ def sigmoid(xp: Namespace, x: OfLibrary) -> Array:
     return xp.sigmoid(xp.where(x > 0, 0.0, x)) + (0.5 - xp.sigmoid(-xp.relu(x)))
 
 
-def softplus(xp: Namespace, x: OfLibrary) -> Array:
+def softplus(xp: Namespace, x: Array) -> Array:
     """log(1 + exp(x)). Torch's own returns x above a threshold: at 40 that is x to rounding in float64."""
     if library(x) == "torch":
         return xp.nn.functional.softplus(x, threshold=40.0)
     return relu(xp, x) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
-def erfc(x: OfLibrary) -> Array:
+def erfc(x: Array) -> Array:
     """2/√π ∫ₓ^∞ exp(-t²) dt, in torch and CuPy."""
     if library(x) == "torch":
         import torch
@@ -132,7 +135,7 @@ def _jitted(function: AnyFunction) -> AnyFunction:
     return jax.jit(function)
 
 
-def unsigned(x: int, like: Array) -> Any:
+def unsigned(x: int, like: Array) -> OfLibrary:
     """An integer below 2^32 beside an array of them: JAX would take Python's for an int32."""
     if library(like) != "jax":
         return x
@@ -171,7 +174,7 @@ def magnitude(xp: Namespace, x: Array) -> Array:
     return xp.where(x == 0, 0.0, xp.abs(x))
 
 
-def generator(seed: int) -> Any:
+def generator(seed: int) -> "Generator":
     """NumPy's random generator, so that random inputs are the same for every library (semantics A9)."""
     import numpy
 
@@ -182,7 +185,7 @@ KEY = "key<fry>"
 """The dtype of the keys that jax.random.key makes, of two words."""
 
 
-def is_key(seed: Any) -> bool:
+def is_key(seed: object) -> bool:
     return str(getattr(seed, "dtype", "")) == KEY
 
 
@@ -194,7 +197,7 @@ def words_of_key(key: OfLibrary) -> tuple[OfLibrary, OfLibrary]:
     return data[..., 1], data[..., 0]
 
 
-def without_autocast(x: OfLibrary) -> AbstractContextManager[object]:
+def without_autocast(x: Array) -> AbstractContextManager[object]:
     """A context in which torch's autocast does not round scores to a half type behind the op's back (semantics A7)."""
     if library(x) == "torch":
         import torch
@@ -214,7 +217,7 @@ def is_autocast(device: str) -> bool:
     return available and torch.is_autocast_enabled(device)
 
 
-def profile_entry(op: str, x: OfLibrary) -> AbstractContextManager[object]:
+def profile_entry(op: str, x: Array) -> AbstractContextManager[object]:
     """A context that is `attnkit::op` in torch's profiler, where that records, and nothing without a name.
     torch.profiler.record_function would be an operation, which graphs and modes see; what torch.compile traces is named
     by the programs it becomes."""
@@ -226,7 +229,7 @@ def profile_entry(op: str, x: OfLibrary) -> AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
-def promoting(x: Any) -> AbstractContextManager[object]:
+def promoting(x: object) -> AbstractContextManager[object]:
     """A context in which JAX promotes ranks and dtypes as it does by default: what arguments an op takes is checked by
     its own rules, of which jax_numpy_rank_promotion="raise" and jax_numpy_dtype_promotion="strict" know nothing."""
     if library(x) != "jax":
@@ -258,12 +261,12 @@ def _by_default() -> Iterator[None]:
         yield
 
 
-def is_symbol(size: Any) -> bool:
+def is_symbol(size: object) -> bool:
     """Whether a size is a symbol of jax.export, of which there are no roots, powers and logarithms: its array has."""
     return not isinstance(size, (int, float)) and type(size).__module__.startswith("jax.")
 
 
-def real(xp: Namespace, size: Any, dtype: DType) -> Factor:
+def real(xp: Namespace, size: OfLibrary, dtype: DType) -> Factor:
     """A size as a real number: a float where it is known, else an array of torch.jit.trace and jax.export, or a symbol
     of torch.export, of which float() would make a constant.
     """
@@ -274,7 +277,7 @@ def real(xp: Namespace, size: Any, dtype: DType) -> Factor:
     return size * 1.0
 
 
-def inverse_root(xp: Namespace, size: Any, dtype: DType) -> Factor:
+def inverse_root(xp: Namespace, size: OfLibrary, dtype: DType) -> Factor:
     """1/√size, a number or the array of a symbol."""
     known = isinstance(size, int) or not is_symbol(size)
     return 1.0 / math.sqrt(size) if known else 1.0 / xp.sqrt(xp.astype(xp.asarray(size), dtype))
@@ -318,14 +321,14 @@ def readable(x: OfLibrary) -> bool:
     return True
 
 
-def needs_values(op: str, x: OfLibrary) -> None:
+def needs_values(op: str, x: Array) -> None:
     """Raise TypeError for arrays that cannot be read; for functions that return Python numbers."""
     if not readable(x):
         kind = f"{type(x).__name__} on {x.device}" if library(x) == "torch" else type(x).__name__
         raise TypeError(f"{op}: adds up Python numbers and needs an array whose values can be read; got a {kind}")
 
 
-def floats(x: OfLibrary) -> list[float]:
+def floats(x: Array) -> list[float]:
     """The entries of a vector as Python floats."""
     if hasattr(x, "tolist"):
         return [float(value) for value in x.tolist()]
@@ -348,7 +351,7 @@ def singular_values(xp: Namespace, x: Array, op: str) -> Array:
     return xp.linalg.svdvals(x)
 
 
-def quadrature(points: int) -> tuple[Any, Array, Array]:
+def quadrature(points: int) -> tuple[Namespace, Array, Array]:
     """NumPy, and the nodes and weights of Gauss-Legendre quadrature on (-1, 1)."""
     import numpy
 
@@ -371,7 +374,7 @@ def cumulative_sum(xp: Namespace, x: OfLibrary, axis: int, dtype: DType = None) 
     return _doubled_sum(torch, x.to(kind), axis)
 
 
-def _doubled_sum(torch: Any, x: OfLibrary, axis: int) -> Any:
+def _doubled_sum(torch: Namespace, x: OfLibrary, axis: int) -> OfLibrary:
     """Every entry plus the one 1, 2, 4, … before it: a sum of entries up to it in an order that its place decides."""
     step = 1
     while step < x.shape[axis]:
@@ -404,7 +407,7 @@ def cumulative_maximum(x: OfLibrary, axis: int) -> Array:
     return jax.lax.cummax(x, axis=axis % x.ndim)
 
 
-def transposed(x: OfLibrary) -> Array:
+def transposed(x: Array) -> Array:
     """x.mT by a method that the exporter to ONNX knows. It costs 1 µs in torch, where xp.matrix_transpose costs 3."""
     return x.swapaxes(-1, -2) if hasattr(x, "swapaxes") else x.mT
 
@@ -433,23 +436,23 @@ def unstack(xp: Namespace, x: Array, axis: int) -> tuple[Array, ...]:
     return tuple(xp.unbind(x, dim=axis)) if library(x) == "torch" else tuple(xp.unstack(x, axis=axis))
 
 
-def varying(x: Array) -> frozenset[Any]:
+def varying(x: Array) -> frozenset[str]:
     """The axes of a mesh along which an array of JAX, or one of this type, varies within shard_map."""
     import jax
 
     kind: Any = x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
-    axes: frozenset[Any] = kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
+    axes: frozenset[str] = kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
     return axes
 
 
-def varying_alike(arrays: Any) -> Any:
+def varying_alike(arrays: OfLibrary) -> OfLibrary:
     """Arrays of JAX that all vary along the axes along which any of them does: a gradient of one that does not is then
     the sum over the devices."""
     import jax
 
-    axes = frozenset[Any]().union(*map(varying, jax.tree.leaves(arrays)))
+    axes = frozenset[str]().union(*map(varying, jax.tree.leaves(arrays)))
 
-    def cast(x: Array) -> Any:
+    def cast(x: Array) -> Array:
         missing = tuple(sorted(axes - varying(x)))
         return jax.lax.pcast(x, missing, to="varying") if missing else x
 

@@ -6,7 +6,7 @@ A low-rank op never sees pairs: a token is valid or not, for all queries alike, 
 import math
 import numbers
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import TypedDict, overload
 
 from attnkit._core import check
 from attnkit._core.library import beside
@@ -80,7 +80,7 @@ def cotangent(op: str, name: str, x: Array | None, shape: tuple[int, ...]) -> No
 # ---------------------------------------------------------------------------------------------- validity
 
 
-def valid_keys(xp: Namespace, x: Array, n: int, mask: Array | None, key_lengths: Any) -> Array | None:
+def valid_keys(xp: Namespace, x: Array, n: int, mask: Array | None, key_lengths: Array | int | None) -> Array | None:
     """The keys that mask and key_lengths allow, (..., n) or of size 1 on that axis; None = all."""
     terms = []
     if mask is not None:
@@ -110,7 +110,11 @@ def chosen(xp: Namespace, valid: Array | None, x: A) -> A:
 # ---------------------------------------------------------------------------------------------- heads
 
 
-def split_heads(xp: Namespace, x: Array | None, shared: int | None, axis: int = -3) -> Any:
+@overload
+def split_heads(xp: Namespace, x: Array, shared: int | None, axis: int = -3) -> Array: ...
+@overload
+def split_heads(xp: Namespace, x: Array | None, shared: int | None, axis: int = -3) -> Array | None: ...
+def split_heads(xp: Namespace, x: Array | None, shared: int | None, axis: int = -3) -> Array | None:
     """Heads on `axis` as (heads of k, queries per head of k), so that k and v broadcast instead of being repeated."""
     if x is None or shared is None or x.ndim < -axis:
         return x

@@ -67,11 +67,13 @@ AnyFunction = Callable[..., Any]  # whose arguments only its caller knows
 Arrays = tuple[Array, ...]
 OptionalFunction = AnyFunction | None
 Option = Any  # the value of an option, which the public function has checked
-Results = Any  # of a call: an array, or a tuple with what its options ask for beside it, or gradients by name
-Factor = Any  # a number, or an array of one for each row or head
+Factor = float | Array  # an array has one number for each row or head
+Results = Array | tuple[Array | tuple[Array, ...] | None, ...] | Mapping[str, Array | tuple[Array, ...]]
+"""Of a call: an array, or a tuple with what its options ask for beside it, or gradients by name."""
 Keywords = dict[str, Any]  # options of a call by name
 Bindings = Mapping[str, Any]  # arrays and options of a call by name; None is what was not passed
 Causal = Literal["upper_left"] | bool
+Picks = tuple[int | slice, ...]  # of an array, for each axis
 Length = str | float | Array  # "visible" | "all" | a number > 0 | an array broadcast to (..., Hq, L)
 Seed = int | Array  # or a key of jax.random.key
 Impl = str | tuple[str, ...] | list[str]

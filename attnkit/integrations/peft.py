@@ -56,7 +56,7 @@ def _write_and_read(config: Any) -> None:
         return out | ({METADATA: getattr(self, METADATA)} if hasattr(self, METADATA) else {})
 
     @functools.wraps(from_peft_type)
-    def from_type_with_record(cls: Any, **given: Any) -> Any:
+    def from_type_with_record(cls: type[Any], /, **given: Any) -> Any:
         record = given.pop(METADATA, None)
         made = from_peft_type(cls, **given)
         if record is not None:

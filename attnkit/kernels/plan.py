@@ -9,13 +9,13 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 from numbers import Number
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from attnkit._core.check import broadcast
 from attnkit._core.dropout import last_kept
 from attnkit._core.mask import raise_to
 from attnkit._core.quadratic import leading_shape
-from attnkit._core.typing import Array, Causal
+from attnkit._core.typing import Array, Causal, OfLibrary
 
 Shape = tuple[int, ...]
 Window = tuple[int | None, int | None]
@@ -157,7 +157,7 @@ def signature(
 PLAIN = tuple(name for name in Signature._fields[5:] if name not in ("dropout", "sequences"))
 
 
-def is_array(x: Any) -> bool:
+def is_array(x: object) -> TypeGuard[OfLibrary]:
     """Whether an option is an array; NumPy's scalars are numbers."""
     return hasattr(x, "shape") and not isinstance(x, Number)
 

@@ -347,7 +347,7 @@ class MultiHeadAttention(nn.Module):
         if return_weights:
             extras.append(self.weights_op(q, k, impl="generic", **of_weights))
         if return_statistics:
-            fields = None if return_statistics is True else return_statistics
+            fields = return_statistics if isinstance(return_statistics, tuple) else None
             heads, statistics = attnkit.attention_with_statistics(
                 self.op, q, k, v, fields=fields, impl=self.statistics_impl, **options, **dropout
             )

@@ -8,13 +8,13 @@ three derivatives are exact. The bodies are differentiable in the scores and in 
 
 import math
 import numbers
-from typing import Any, Unpack
+from typing import Unpack
 
 from attnkit._core import check, quadratic
 from attnkit._core.family import Family, op, vjp_of, weights_of
-from attnkit._core.mask import positions
+from attnkit._core.mask import positions, raise_to
 from attnkit._core.special import cumulative_sum, falling, real, relu, stop_gradient
-from attnkit._core.typing import A, Array, Common, Factor, Impl, Keywords, Namespace
+from attnkit._core.typing import A, Array, Common, Factor, Impl, Keywords, Namespace, OfLibrary
 from attnkit.ops import softmax
 
 SMALLEST_ALPHA = 1.01
@@ -37,7 +37,7 @@ def _check_alpha(c: check.Context, name: str, value: object) -> None:
 OWN = {"alpha": _check_alpha}
 
 
-def _of_rows(xp: Namespace, a: quadratic.Inputs, alpha: Any) -> Factor:
+def _of_rows(xp: Namespace, a: quadratic.Inputs, alpha: OfLibrary) -> OfLibrary:
     """α for these rows: a number, or an array in the compute dtype."""
     if isinstance(alpha, numbers.Real):
         return float(alpha)
@@ -49,7 +49,7 @@ def _of_rows(xp: Namespace, a: quadratic.Inputs, alpha: Any) -> Factor:
 # ---------------------------------------------------------------------------------------------- the threshold
 
 
-def _scaled(xp: Namespace, s: Array, a: quadratic.Inputs, above: Any) -> Array:
+def _scaled(xp: Namespace, s: Array, a: quadratic.Inputs, above: Factor) -> Array:
     """x = above·(s - max s) over the visible keys, at least -1: smaller ones have weight 0 for every τ."""
     if a.pairs is not None:
         s = xp.where(a.pairs, s, -math.inf)
@@ -110,7 +110,7 @@ def _halved_threshold(xp: Namespace, x: Array, power: float | Array) -> Array:
     low = xp.zeros_like(x[..., :1]) - 1.0
     if x.shape[-1] == 1:  # the bracket is a point, and XLA fails when it fuses bisections without a sum
         return low
-    high = low + (1.0 - real(xp, x.shape[-1], x.dtype) ** (-1.0 / power))
+    high = low + (1.0 - raise_to(real(xp, x.shape[-1], x.dtype), -1.0 / power))
     for _ in range(_HALVINGS[check.dtype_name(x)]):
         middle = 0.5 * (low + high)
         left = xp.sum(relu(xp, x - middle) ** power, axis=-1, keepdims=True) >= 1
@@ -136,7 +136,7 @@ def _unnormalised(xp: Namespace, x: Array, power: float | Array) -> Array:
 # ---------------------------------------------------------------------------------------------- the family
 
 
-def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, *, alpha: float | Array = 1.5) -> tuple[Array, Any]:
+def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, *, alpha: float | Array = 1.5) -> tuple[Array, Factor]:
     """u = [x - τ]₊^power and the row factor 1/Σu, which is 1 on rows without a finite visible score."""
     if isinstance(alpha, numbers.Real) and alpha == 1:
         return softmax.weigh(xp, s, a)

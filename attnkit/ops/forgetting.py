@@ -1,8 +1,9 @@
 """Forgetting attention: softmax of scores that fade by what was forgotten between key and query."""
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from attnkit._core import quadratic
+from attnkit._core.derived import with_rows
 from attnkit._core.dispatch import namespace, operation, operation_checked_by
 from attnkit._core.family import Family, recorded, weights_of
 from attnkit._core.library import library
@@ -51,7 +52,9 @@ def _differences(xp: Namespace, c: Array, at: Array) -> Array:
 # ---------------------------------------------------------------------------------------------- the family
 
 
-def seeing(*, log_forget: Array, mask: Array | None = None, key_lengths: Any = None, **common: Option) -> Keywords:
+def seeing(
+    *, log_forget: Array, mask: Array | None = None, key_lengths: Array | int | None = None, **common: object
+) -> Keywords:
     """The keys up to a query's own position, and `kept`, (..., S): the tokens that neither a key mask nor key_lengths
     hides; for all of a call, because a mask of pairs may have one query in a block."""
     kept = None
@@ -117,6 +120,7 @@ FORGETTING = Family(
 )
 
 
+@with_rows
 @recorded(FORGETTING)
 @operation
 def forgetting_attention(
@@ -128,7 +132,7 @@ def forgetting_attention(
     return_lse: bool = False,
     impl: Impl = "auto",
     **common: Unpack[WithoutCausal],
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """o_i = Σ_j w_ij v_j with w_ij = exp(t_ij) / Σ_t exp(t_it) over the keys visible to query i at positions up to its
     own, t_ij = s_ij + c_i - c_j, s_ij = scale·q_i·k_j + bias_ij and c the running sum of log_forget.
 
@@ -201,7 +205,7 @@ def forgetting_attention_vjp(
     *,
     impl: Impl = "auto",
     **common: Unpack[WithoutCausal],
-) -> Any:
+) -> dict[str, Array]:
     """Gradients {"q", "k", "v", "log_forget"}, "bias" if one was passed and "scale" if it is an array, for the
     cotangents do and dlse (None = 0).
 

@@ -1,7 +1,7 @@
 """Gated attention unit: squared-relu attention of one head whose output a second projection gates (Hua et al. 2022)."""
 
 from functools import partial
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 from attnkit._core import check
 from attnkit._core.activations import ACTIVATIONS
@@ -10,7 +10,7 @@ from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with
 from attnkit._core.mask import Rows, visibility_of
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.tokens import chosen, cotangent
-from attnkit._core.typing import A, Array, Bindings, Causal, Impl, Keywords, Length, Namespace, Option
+from attnkit._core.typing import A, Array, Bindings, Causal, Impl, Keywords, Length, Namespace, Option, Seed
 from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
 
 _SILU = ACTIVATIONS["silu"]
@@ -28,7 +28,7 @@ class OneHead(TypedDict, total=False):
     key_lengths: Array | int | None
     query_mask: Array | None
     dropout_mask: Array | None
-    dropout: tuple[float, Any] | None
+    dropout: tuple[float, Seed] | None
 
 
 def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
@@ -183,7 +183,7 @@ def gated_attention_unit_vjp(x: Array, *others: Array, **options: object) -> dic
 def kernels(of: Kernel) -> dict[str, Kernel]:
     """The table of a library: the attention by its kernel of point-wise attention."""
 
-    def unsupported(x: Array, *weights: Array, **options: Option) -> str | None:
+    def unsupported(x: Array, *weights: Array, **options: object) -> str | None:
         return of.unsupported(x, x, x, **{**ATTENTION, **options})
 
     kernel = Kernel(of.name, partial(_attend, of.name), unsupported)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self, overload
 
 from attnkit._core import check
 from attnkit._core.derived import vjp_like, weights_like
@@ -251,7 +251,11 @@ def _visible(xp: Namespace, order: _Order, valid: Array | None, n: int, causal: 
     return both(visible, key <= query if causal else None)
 
 
-def _flat(xp: Namespace, x: Array | None) -> Any:
+@overload
+def _flat(xp: Namespace, x: Array) -> Array: ...
+@overload
+def _flat(xp: Namespace, x: Array | None) -> Array | None: ...
+def _flat(xp: Namespace, x: Array | None) -> Array | None:
     """All chunks on one axis."""
     return x if x is None else xp.reshape(x, (math.prod(x.shape[:-2]), *x.shape[-2:]))
 
@@ -412,7 +416,7 @@ def kernels(of: Kernel, enough: int = 0) -> dict[str, Kernel]:
     softmax attention."""
     softmax = _Softmax.by(of.name)
 
-    def unsupported(qk: Array, v: Array, *rest: Array, **options: Option) -> str | None:
+    def unsupported(qk: Array, v: Array, *rest: Array, **options: object) -> str | None:
         return of.unsupported(qk, qk, v)
 
     def is_faster(*arrays: Array, **options: Option) -> bool:

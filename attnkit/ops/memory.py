@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnkit._core import check, quadratic
 from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family
 from attnkit._core.tokens import cotangent, one_of
-from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary, Option
+from attnkit._core.typing import A, Array, Factor, Impl, Keywords, Namespace, OfLibrary, Option
 from attnkit.ops import pointwise, softmax
 
 # how slots are weighed: like keys in the attention op of that name, without its scale and length
@@ -64,7 +64,7 @@ class _Parts(NamedTuple):
     a: quadratic.Inputs
     s: Array
     u: Array  # unnormalised weights, w = u·r
-    r: Any
+    r: Factor
     h: Array  # (..., T, e), before the LayerNorm
     eps: float
     score_gradient: Callable[..., Array]

@@ -9,25 +9,26 @@ import inspect
 import itertools
 import numbers
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol
+from typing import Concatenate, Literal, NamedTuple, ParamSpec, Protocol, overload
 
 from attnkit._core import check, quadratic
-from attnkit._core.derived import DO, DROPOUT, POSITIONAL, derived_signature, signature_like
+from attnkit._core.derived import DO, DROPOUT, POSITIONAL, WithRows, WithState, derived_signature, signature_like
 from attnkit._core.dispatch import explains, namespace, repeated_call_checked_by
 from attnkit._core.mask import positions
-from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace, OfLibrary, Option, Results
+from attnkit._core.typing import A, AnyFunction, Array, Keywords, Namespace, OfLibrary, Option, Results
 from attnkit.ops.linear.attention import LINEAR, linear_attention, linear_attention_vjp
 from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
 P = ParamSpec("P")
+Checks = Mapping[str, check.OptionCheck]
 Edges = tuple[int, ...] | Array
 
 
 # ---------------------------------------------------------------------------------------------- checks
 
 
-def _edges(op: str, name: str, cu: Any, first: Array, tokens: int) -> int:
+def _edges(op: str, name: str, cu: OfLibrary, first: Array, tokens: int) -> int:
     """The number of sequences, after checking the boundaries; the contents of arrays are not read."""
     if check.is_array(cu):
         check.same_home(op, "q", first, name, cu)
@@ -94,7 +95,7 @@ def _calls(q: Array, k: Array, edges: tuple[Edges, Edges], options: Keywords) ->
         yield _Call(slice(None), slice(None), options)
     both = zip(itertools.pairwise(cu_q), itertools.pairwise(cu_k), strict=True)
     for queries, keys in ((slice(*a), slice(*b)) for a, b in both):
-        length: Any = options.get("length")
+        length: OfLibrary = options.get("length")
         per_query = check.is_array(length) and length.ndim > 0 and length.shape[-1] == q.shape[0]
         yield _Call(queries, keys, {**options, "length": length[..., queries]} if per_query else options)
 
@@ -139,7 +140,7 @@ def _turned(xp: Namespace, x: Array) -> Array:
 
 def _forward(
     attention: AnyFunction, q: Array, k: Array, v: Array, edges: tuple[Edges, Edges], options: Keywords
-) -> Any:
+) -> Results:
     xp, parts = namespace(q), []
     for call in _calls(q, k, edges, options):
         inputs = (_turned(xp, x) for x in (q[call.queries, ...], k[call.keys, ...], v[call.keys, ...]))
@@ -183,9 +184,14 @@ class Packed(Protocol[P]):
 
     __name__: str
 
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # the keyword decides
+        self, q: A, k: A, v: A, cu_seqlens_q: Edges, cu_seqlens_k: Edges, *, return_lse: Literal[True], **own: object
+    ) -> tuple[A, A]: ...
+    @overload
     def __call__(
-        self, q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, *args: P.args, **own: P.kwargs
-    ) -> Any: ...
+        self, q: A, k: A, v: A, cu_seqlens_q: Edges, cu_seqlens_k: Edges, *args: P.args, **own: P.kwargs
+    ) -> A: ...
 
 
 class PackedVjp(Protocol[P]):
@@ -215,9 +221,17 @@ HAVE_NO_PLACE = (
 )
 
 
+@overload
+def packed(op: WithRows[P], checks: Checks = check.PLAIN_NUMBERS) -> Callable[[AnyFunction], Packed[P]]: ...
+@overload
+def packed(op: WithState[P], checks: Checks = check.PLAIN_NUMBERS) -> Callable[[AnyFunction], Packed[P]]: ...
+@overload
 def packed(
-    op: Callable[Concatenate[Array, Array, Array, P], Any],
-    checks: Mapping[str, check.OptionCheck] = check.PLAIN_NUMBERS,
+    op: Callable[Concatenate[Array, Array, Array, P], object], checks: Checks = check.PLAIN_NUMBERS
+) -> Callable[[AnyFunction], Packed[P]]: ...
+def packed(
+    op: WithRows[P] | WithState[P] | Callable[Concatenate[Array, Array, Array, P], object],
+    checks: Checks = check.PLAIN_NUMBERS,
 ) -> Callable[[AnyFunction], Packed[P]]:
     """Make a documented `<op>_packed` run the op on sequence after sequence; its options are those of the op except
     padding, dropout, states, sinks and decays."""
@@ -233,9 +247,7 @@ def packed(
     return decorate
 
 
-def packed_vjp(
-    forward: Packed[P], vjp: AnyFunction, checks: Mapping[str, check.OptionCheck] = check.PLAIN_NUMBERS
-) -> PackedVjp[P]:
+def packed_vjp(forward: Packed[P], vjp: AnyFunction, checks: Checks = check.PLAIN_NUMBERS) -> PackedVjp[P]:
     """The gradients of an op on packed sequences, by those of the op."""
     cotangents = [p for p in inspect.signature(vjp).parameters.values() if p.kind is POSITIONAL][3:]
     several = len(cotangents) > 1  # a single one must not be None
@@ -254,7 +266,7 @@ def packed_vjp(
 @packed(softmax_attention)
 def softmax_attention_packed(
     q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **packed: object
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """`softmax_attention` of each of several sequences, whose tokens are concatenated.
 
     Args:

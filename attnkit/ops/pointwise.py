@@ -4,7 +4,7 @@
 """
 
 import math
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 from attnkit._core import quadratic
 from attnkit._core.activations import ACTIVATIONS
@@ -12,10 +12,10 @@ from attnkit._core.check import is_learned, layernorm_context
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, never, op, vjp_of, weights_of
 from attnkit._core.mask import log, raise_to
-from attnkit._core.typing import A, Array, Common, Factor, Impl, Keywords, Length, Namespace, OfLibrary, Option
+from attnkit._core.typing import A, Array, Common, Factor, Impl, Keywords, Length, Namespace, OfLibrary
 
 
-def _shifted(xp: Namespace, s: Array, a: quadratic.Inputs, length: Length, shift: Any) -> Array:
+def _shifted(xp: Namespace, s: Array, a: quadratic.Inputs, length: Length, shift: Factor | str) -> Array:
     """s + shift, with a finite value at invisible pairs."""
     if isinstance(shift, str):
         s = s - log(xp, quadratic.length_of_rows(xp, a, length))
@@ -34,18 +34,18 @@ def weigh(
     gain: float | Array = 1.0,
     length: Length = "visible",
     shift: float | Array = 0.0,
-) -> tuple[Array, Any]:
+) -> tuple[Array, Factor]:
     """u = h(s + shift), 0 on invisible pairs, and the row factor gain·n^-alpha."""
     function = ACTIVATIONS[activation]
     u = function.h(xp, _shifted(xp, s, a, length, shift))
     return u if function.through_zero else quadratic.masked(xp, a, u), row_factor(xp, a, alpha, gain, length)
 
 
-def row_factor(xp: Namespace, a: quadratic.Inputs, alpha: Any, gain: Any, length: Length) -> Factor:
+def row_factor(xp: Namespace, a: quadratic.Inputs, alpha: Factor, gain: Factor, length: Length) -> Factor:
     return of_length(xp, a, alpha, length) * quadratic.number(xp, gain, a.dtype)
 
 
-def of_length(xp: Namespace, a: quadratic.Inputs, alpha: Any, length: Length) -> Factor:
+def of_length(xp: Namespace, a: quadratic.Inputs, alpha: Factor, length: Length) -> Factor:
     """n^-alpha."""
     alpha = quadratic.number(xp, alpha, a.dtype)
     if isinstance(alpha, float) and alpha == 0:
@@ -58,7 +58,7 @@ def score_gradient(
     s: Array,
     a: quadratic.Inputs,
     u: Array,
-    du: Any,
+    du: Factor,
     *,
     activation: str = "relu",
     length: Length = "visible",
@@ -78,10 +78,10 @@ def beside(
     ds: Array,
     like: dict[str, Array],
     *,
-    alpha: Any = 1.0,
-    gain: Any = 1.0,
+    alpha: Factor = 1.0,
+    gain: Factor = 1.0,
     length: Length = "visible",
-    **own: Option,
+    **own: object,
 ) -> dict[str, Array]:
     """dgain = Σ dw n^-alpha u, dalpha = -Σ dw w log n and dshift = Σ ds, where they are arrays."""
     summands = dict[str, Array]()
@@ -96,9 +96,9 @@ def beside(
     return {name: quadratic.number_gradient(xp, g, like[name]) for name, g in summands.items() if name in like}
 
 
-def has_signed_weights(*, activation: str = "relu", gain: Any = 1.0, **own: Option) -> bool:
+def has_signed_weights(*, activation: str = "relu", gain: Factor = 1.0, **own: object) -> bool:
     """Whether a weight can be negative: a gain that is learned may become so."""
-    return ACTIVATIONS[activation].signed or is_learned(gain) or gain < 0
+    return ACTIVATIONS[activation].signed or is_learned(gain) or bool(gain < 0)
 
 
 def has_exact_zeros(*, activation: str = "relu", **own: object) -> bool:
@@ -175,7 +175,7 @@ pointwise_attention_vjp = vjp_of(
 )
 
 
-def reluformer_options(gamma: Any = 1.0, length: Length = "visible") -> Keywords:
+def reluformer_options(gamma: Factor = 1.0, length: Length = "visible") -> Keywords:
     """ReLUFormer's scale as point-wise options: relu(s)/(gamma·√(n/2)) = (√2/gamma)·n^-½·relu(s)."""
     gain = math.sqrt(2.0) / gamma
     if is_learned(gamma):  # NumPy makes a number of an array ()
@@ -189,10 +189,11 @@ def reluformer_options(gamma: Any = 1.0, length: Length = "visible") -> Keywords
     }
 
 
-def gradient_of_gamma(grads: dict[str, Array], gamma: Any = 1.0, **own: Option) -> dict[str, Array]:
+def gradient_of_gamma(grads: dict[str, Array], gamma: Factor = 1.0, **own: object) -> dict[str, Array]:
     """dgamma = -(√2/gamma²)·dgain, where it is an array."""
     if "gain" not in grads:
         return grads
+    assert is_learned(gamma)
     of_gain, xp = grads["gain"], namespace(gamma)
     wide = quadratic.cast(xp, gamma, of_gain.dtype)
     of_gamma = quadratic.cast(xp, of_gain * (-math.sqrt(2.0) / (wide * wide)), gamma.dtype)

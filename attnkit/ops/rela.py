@@ -1,7 +1,7 @@
 """ReLA (Zhang et al. 2021): relu of the scores without a normaliser, followed by RMSNorm."""
 
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 from attnkit._core import check, quadratic
 from attnkit._core.activations import ACTIVATIONS
@@ -9,7 +9,7 @@ from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.family import Apart, Family, always, recorded, weights_of
 from attnkit._core.special import may_have_gradient, stop_gradient
-from attnkit._core.typing import A, AnyFunction, Array, Common, Impl, Keywords, Namespace, OfLibrary, Option, Results
+from attnkit._core.typing import A, AnyFunction, Array, Common, Impl, Keywords, Namespace, OfLibrary, Option
 from attnkit.ops import pointwise
 
 NORM_AXES = ("hidden", "head")
@@ -41,7 +41,7 @@ def _check_axis(c: check.Context, name: str, value: object) -> None:
         check.refuse_name(c.op, name, value, NORM_AXES)
 
 
-def _check_gate(c: check.Context, name: str, value: Any) -> None:
+def _check_gate(c: check.Context, name: str, value: OfLibrary) -> None:
     """Check library and dtype; `_context` checks the shape."""
     if value is not None:
         shape = tuple(value.shape) if check.is_array(value) else ()
@@ -217,7 +217,7 @@ def rela_attention(
 @operation_checked_by(_context, OWN)
 @vjp_like(rela_attention)
 def rela_attention_vjp(
-    q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Option
+    q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: object
 ) -> dict[str, Array]:
     """Gradients {"q", "k", "v", "norm_weight"}, and "gate_weight", "bias" and a learned "scale" if passed, for the
     cotangent do.
@@ -266,21 +266,21 @@ def kernels(of: Kernel, pull_of: AnyFunction | None = None, replaces: tuple[str,
     by_name: tuple[AnyFunction, ...] = (pointwise.pointwise_attention, pointwise.pointwise_attention_vjp)
     forward, backward = (partial(x, impl=of.name) for x in by_name) if pull_of is None else (of.call, pull_of)
 
-    def product(q: Array, k: Array, v: Array, *do: Array, **common: object) -> Results:
-        xp = namespace(q)
-        wide = (quadratic.cast(xp, x, quadratic.compute_dtype(xp, q)) for x in (q, k, v))
-        return (backward if do else forward)(*wide, *do, **RELU, **common)
+    def wide(xp: Namespace, *arrays: Array) -> list[Array]:
+        return [quadratic.cast(xp, x, quadratic.compute_dtype(xp, arrays[0])) for x in arrays]
 
     def attend(q: Array, k: Array, v: Array, norm_weight: Array, **options: object) -> Array:
         norm, common = RELA.split(options)
         xp = namespace(q)
-        return quadratic.cast(xp, normalised(xp, product(q, k, v, **common), norm_weight, **norm), q.dtype)
+        product = forward(*wide(xp, q, k, v), **RELU, **common)
+        return quadratic.cast(xp, normalised(xp, product, norm_weight, **norm), q.dtype)
 
     def pull(q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Option) -> dict[str, Array]:
         norm, common = RELA.split(options)
         xp = namespace(q)
-        grads = normalised_vjp(xp, product(q, k, v, **common), norm_weight, do, **norm)
-        grads |= product(q, k, v, grads.pop("x"), **common)
+        inputs = wide(xp, q, k, v)
+        grads = normalised_vjp(xp, forward(*inputs, **RELU, **common), norm_weight, do, **norm)
+        grads |= backward(*inputs, grads.pop("x"), **RELU, **common)
         return quadratic.rounded(xp, grads, {"q": q, "k": k, "v": v, "norm_weight": norm_weight, **options})
 
     def asked(question: AnyFunction) -> AnyFunction:

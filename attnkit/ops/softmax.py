@@ -1,14 +1,14 @@
 """Softmax attention: the baseline of every other variant."""
 
 import math
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 from attnkit._core import check, quadratic
 from attnkit._core.derived import with_rows
 from attnkit._core.dispatch import namespace, operation
 from attnkit._core.family import Family, recorded, weights_of
 from attnkit._core.special import stop_gradient
-from attnkit._core.typing import A, Array, Bindings, Common, Impl, Namespace
+from attnkit._core.typing import A, Array, Bindings, Common, Factor, Impl, Namespace
 
 
 class Exponentials(NamedTuple):
@@ -29,7 +29,7 @@ class Exponentials(NamedTuple):
         return self.total if self.of_sink is None else self.total + self.of_sink
 
 
-def exponentials(xp: Namespace, s: Array, a: quadratic.Inputs, sink: Any = None) -> Exponentials:
+def exponentials(xp: Namespace, s: Array, a: quadratic.Inputs, sink: Factor | None = None) -> Exponentials:
     """Those of scores and of a sink, None or as the op takes it."""
     if a.pairs is not None:
         s = xp.where(a.pairs, s, -math.inf)
@@ -68,7 +68,7 @@ def inverse(xp: Namespace, z: Array, a: quadratic.Inputs) -> Array:
     return 1.0 / (xp.where(z == 0, 1.0, z) if _may_be_empty(a) else z)
 
 
-def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, sink: Any = None) -> tuple[Array, Array]:
+def weigh(xp: Namespace, s: Array, a: quadratic.Inputs, sink: Factor | None = None) -> tuple[Array, Array]:
     """u = exp(s - m) and the row factor 1/(Σu + exp(c - m)), which is 1 where the sum is 0."""
     e = exponentials(xp, s, a, sink)
     return e.u, inverse(xp, e.z, a)
@@ -85,7 +85,9 @@ def logsumexp(xp: Namespace, e: Exponentials) -> Array:
     return xp.where(z == 0, -math.inf, e.m + log_z)[..., 0]
 
 
-def score_gradient(xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Array, sink: Any = None) -> Array:
+def score_gradient(
+    xp: Namespace, s: Array, a: quadratic.Inputs, w: Array, dw: Array, sink: Factor | None = None
+) -> Array:
     """ds_j = w_j (dw_j - Σ w dw)."""
     return w * (dw - xp.sum(w * dw, axis=-1, keepdims=True))
 
@@ -98,7 +100,7 @@ def beside(
     dw: Array,
     ds: Array,
     like: dict[str, Array],
-    sink: Any = None,
+    sink: Factor | None = None,
 ) -> dict[str, Array]:
     """dc = -Σ_i p_i Σ_j w_ij dw_ij, if the sink is an array."""
     if "sink" not in like:
@@ -136,7 +138,7 @@ def softmax_attention(
     sink: float | Array | None = None,
     impl: Impl = "auto",
     **common: Unpack[Common],
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """o_i = Σ_j w_ij v_j with w_ij = exp(s_ij) / (exp(c) + Σ_t exp(s_it)) over the keys t visible to query i; without
     a sink c exp(c) is 0.
 

@@ -1,7 +1,7 @@
 """Scalable-softmax attention: softmax of scores that grow with the logarithm of the number of keys."""
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Unpack
 
 from attnkit._core import quadratic
 from attnkit._core.dispatch import Kernel, namespace
@@ -27,7 +27,7 @@ from attnkit.ops import softmax
 from attnkit.ops.softmax import SOFTMAX, softmax_attention, softmax_attention_vjp
 
 
-def _factor(xp: Namespace, log_n: Any, dtype: DType, slope: Any, intercept: Any) -> Factor:
+def _factor(xp: Namespace, log_n: Factor, dtype: DType, slope: Factor, intercept: Factor) -> Factor:
     return quadratic.number(xp, slope, dtype) * log_n + quadratic.number(xp, intercept, dtype)
 
 
@@ -36,7 +36,7 @@ def _log_length(xp: Namespace, a: quadratic.Inputs, length: Length) -> Factor:
 
 
 def row_factor(
-    xp: Namespace, a: quadratic.Inputs, slope: float | Array = 1.0, intercept: Any = 0.0, length: Length = "visible"
+    xp: Namespace, a: quadratic.Inputs, slope: float | Array = 1.0, intercept: Factor = 0.0, length: Length = "visible"
 ) -> Factor:
     """slope·log n + intercept, a number or (..., L, 1)."""
     return _factor(xp, _log_length(xp, a, length), a.dtype, slope, intercept)
@@ -147,7 +147,7 @@ ssmax_attention_vjp = vjp_of(
 def _log_of_rows(xp: Namespace, q: Array, k: Array, length: Length, common: Bindings) -> Factor:
     """log n of a call, a number or (..., L, 1), without an array of pairs where visibility can be counted."""
     dtype, queries, keys = quadratic.compute_dtype(xp, q), q.shape[-2], k.shape[-2]
-    count = keys
+    count: Factor = keys
     if isinstance(length, str) and length == "visible":
         visibility = visibility_of(common)
         if visibility.masked or visibility.causal:
@@ -164,7 +164,7 @@ def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
     def wide(xp: Namespace, *arrays: Array) -> list[Array]:
         return [quadratic.cast(xp, x, quadratic.compute_dtype(xp, x)) for x in arrays]
 
-    def factor_of(xp: Namespace, q: Array, k: Array, options: Bindings) -> tuple[Any, Any, Keywords]:
+    def factor_of(xp: Namespace, q: Array, k: Array, options: Bindings) -> tuple[Factor, Factor, Keywords]:
         """log n, the factor, and the options of softmax."""
         own, common = SSMAX.split(options)
         log_n = _log_of_rows(xp, q, k, own.get("length", "visible"), common)
@@ -188,10 +188,10 @@ def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
         grads["q"] = quadratic.sum_to(xp, of_product * factor, tuple(q.shape))
         return quadratic.rounded(xp, grads, like)
 
-    def asked(question: Any) -> AnyFunction:
+    def asked(question: AnyFunction) -> AnyFunction:
         return lambda *arrays, **options: question(*arrays, **SSMAX.split(options)[1])
 
-    def kernel(by: Kernel, call: Any) -> Kernel:
+    def kernel(by: Kernel, call: AnyFunction) -> Kernel:
         questions = (asked(by.unsupported), asked(by.is_faster))
         names = ("scale", *SSMAX.numbers)
         return Kernel(by.name, call, *questions, learned=names, taken=by.taken, misplaced=by.misplaced)

@@ -1,8 +1,8 @@
 """Statistics of each row of attention weights, without an (L, S) array in memory."""
 
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from attnkit._core import check, quadratic
 from attnkit._core.dispatch import OPTION, Kernel, as_kernel, choose, kernels_of, known_by_name, namespace, run
@@ -10,7 +10,11 @@ from attnkit._core.family import RECORDS, Family, Record
 from attnkit._core.mask import Rows, positions
 from attnkit._core.special import take_along
 from attnkit._core.tokens import cotangent
-from attnkit._core.typing import A, AnyFunction, Array, Impl, Keywords, Namespace, OfLibrary, Results
+from attnkit._core.typing import A, AnyFunction, Array, Impl, Keywords, Namespace, OfLibrary
+
+R = TypeVar("R")
+Measured = str | AnyFunction  # an op or its name
+Fields = Iterable[str] | None  # names of `RowStatistics`, None = all
 
 _TILE = 2**23  # weights at a time: 32 MiB; smaller blocks stay in the C heap when freed, and torch grew by gigabytes
 
@@ -59,7 +63,7 @@ class _Plan(NamedTuple):
     context: check.Context
 
 
-def _plan(caller: str, op: Any, arrays: dict[str, Array], fields: Any, params: Keywords) -> _Plan:
+def _plan(caller: str, op: Measured, arrays: dict[str, Array], fields: Fields, params: Keywords) -> _Plan:
     name = getattr(op, "__name__", op)
     if name not in RECORDS:
         check.refuse_name(caller, "op", name, RECORDS)
@@ -164,7 +168,7 @@ def _weight_gradient(plan: _Plan, a: quadratic.Inputs, w: Array, d: RowStatistic
     return xp.where(alive, dw, 0.0)
 
 
-def _join(xp: Namespace, parts: list[Any], axis: int) -> Results:
+def _join(xp: Namespace, parts: Sequence[Array], axis: int) -> Array:
     return parts[0] if len(parts) == 1 else xp.concat(parts, axis=axis)
 
 
@@ -173,7 +177,7 @@ def _join_statistics(xp: Namespace, parts: list[RowStatistics]) -> RowStatistics
     return RowStatistics(*(None if column[0] is None else _join(xp, list(column), -1) for column in columns))
 
 
-def _forward_tile(plan: _Plan, rows: Rows, q: Array, k: Array, v: Array | None) -> tuple[Array | None, RowStatistics]:
+def _forward_tile(plan: _Plan, rows: Rows, q: Array, k: Array, v: Array | None) -> tuple[OfLibrary, RowStatistics]:
     xp = plan.xp
     a, s = plan.family.scored(xp, plan.family.prepare(xp, q, k, v, rows=rows, **plan.common), plan.own)
     u, r = plan.family.weigh(xp, s, a, **plan.own)
@@ -184,16 +188,23 @@ def _forward_tile(plan: _Plan, rows: Rows, q: Array, k: Array, v: Array | None) 
     return o, RowStatistics(*(None if x is None else xp.broadcast_to(x, o.shape[:-1]) for x in statistics))
 
 
-def _served(caller: str, impl: Impl, generic: AnyFunction, plan: _Plan, *arrays: Array, **more: object) -> Results:
+def _served(caller: str, impl: Impl, generic: Callable[[], R], plan: _Plan, *arrays: Array, **more: object) -> R:
     """The result of `generic`, the body in this module, or of the kernel that `impl` names."""
     options = {"op": plan.op, "fields": plan.fields, **plan.own, **plan.common, **more}
     body, rows = as_kernel(lambda *_, **__: generic()), kernels_of(caller, arrays[0])
-    return run(caller, impl, choose(caller, impl, rows, body, arrays, options), arrays, options)
+    answer: R = run(caller, impl, choose(caller, impl, rows, body, arrays, options), arrays, options)
+    return answer
 
 
 @known_by_name
 def row_statistics(
-    op: Any, q: Array, k: Array, *, fields: Any = None, impl: Impl = "auto", **params: object
+    op: Measured,
+    q: Array,
+    k: Array,
+    *,
+    fields: Fields = None,
+    impl: Impl = "auto",
+    **params: object,
 ) -> RowStatistics:
     """Statistics of each row of the weights that `op` gives q and k (semantics: `RowStatistics`).
 
@@ -221,13 +232,19 @@ def row_statistics(
         parts = [_forward_tile(plan, rows, q, k, None)[1] for rows in _tiles(q, k)]
         return _join_statistics(plan.xp, parts)
 
-    statistics: RowStatistics = _served("row_statistics", impl, generic, plan, q, k)
-    return statistics
+    return _served("row_statistics", impl, generic, plan, q, k)
 
 
 @known_by_name
 def attention_with_statistics(
-    op: Any, q: A, k: A, v: A, *, fields: Any = None, impl: Impl = "auto", **params: object
+    op: Measured,
+    q: A,
+    k: A,
+    v: A,
+    *,
+    fields: Fields = None,
+    impl: Impl = "auto",
+    **params: object,
 ) -> tuple[A, RowStatistics]:
     """(o, statistics): the output of `op` and the statistics of its weights from the same scores.
 
@@ -251,7 +268,7 @@ def _within(impl: Impl) -> Impl:
 
 
 def _forward_apart(
-    plan: _Plan, op: Any, q: Array, k: Array, v: Array, params: Keywords, impl: Impl
+    plan: _Plan, op: Measured, q: Array, k: Array, v: Array, params: Keywords, impl: Impl
 ) -> tuple[Array, RowStatistics]:
     assert plan.family.apart is not None
     o = plan.family.apart.op(q, k, v, **params, impl=impl)
@@ -303,7 +320,7 @@ def _beside(plan: _Plan) -> Keywords:
 
 def _backward_apart(
     plan: _Plan,
-    op: Any,
+    op: Measured,
     arrays: dict[str, Array],
     do: Array | None,
     dstats: RowStatistics,
@@ -325,7 +342,7 @@ def _backward_apart(
     return quadratic.rounded(xp, both, like)
 
 
-def _check_cotangents(c: check.Context, dstats: Any) -> None:
+def _check_cotangents(c: check.Context, dstats: object) -> None:
     if not isinstance(dstats, RowStatistics):
         raise TypeError(f"{c.op}: dstats must be a RowStatistics of cotangents; got {type(dstats).__name__}")
     rows = (*c.leading, c.queries)
@@ -340,7 +357,14 @@ def _check_cotangents(c: check.Context, dstats: Any) -> None:
 
 @known_by_name
 def row_statistics_vjp(
-    op: Any, q: Array, k: Array, dstats: RowStatistics, *, fields: Any = None, impl: Impl = "auto", **params: object
+    op: Measured,
+    q: Array,
+    k: Array,
+    dstats: RowStatistics,
+    *,
+    fields: Fields = None,
+    impl: Impl = "auto",
+    **params: object,
 ) -> dict[str, Array]:
     """Gradients {"q", "k"}, "bias" if one was passed, and those of numbers and α that are arrays, for the cotangents
     `dstats` (None = 0).
@@ -359,14 +383,14 @@ def row_statistics_vjp(
 
 @known_by_name
 def attention_with_statistics_vjp(
-    op: Any,
+    op: Measured,
     q: Array,
     k: Array,
     v: Array,
     do: Array | None,
     dstats: RowStatistics,
     *,
-    fields: Any = None,
+    fields: Fields = None,
     impl: Impl = "auto",
     **params: object,
 ) -> dict[str, Array]:

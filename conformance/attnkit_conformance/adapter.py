@@ -102,7 +102,7 @@ def as_numpy(adapter: Adapter, name: str, x: Any) -> np.ndarray:
     return np.asarray(array)
 
 
-def arrays_of(adapter: Adapter, method: str, answer: Any) -> dict[str, np.ndarray]:
+def arrays_of(adapter: Adapter, method: str, answer: object) -> dict[str, np.ndarray]:
     """What `call` or `vjp` returned, as NumPy arrays; IllFormed if it is not a dict of arrays by name."""
     if not isinstance(answer, Mapping) or not all(isinstance(name, str) for name in answer):
         got = f"the keys {list(answer)}" if isinstance(answer, Mapping) else kind(answer)

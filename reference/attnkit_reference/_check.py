@@ -39,7 +39,7 @@ def as_float(op: str, name: str, x: Any) -> Array:
     return np.asarray(x).astype(np.float64)
 
 
-def tokens(op: str, name: str, x: Any) -> Array:
+def tokens(op: str, name: str, x: object) -> Array:
     """`as_float` of x (..., tokens, features)."""
     wide = as_float(op, name, x)
     if wide.ndim < 2:
@@ -47,7 +47,7 @@ def tokens(op: str, name: str, x: Any) -> Array:
     return wide
 
 
-def number(op: str, name: str, x: Any, positive: bool = False) -> float:
+def number(op: str, name: str, x: object, positive: bool = False) -> float:
     """A finite real number (> 0 if `positive`)."""
     if isinstance(x, bool) or not isinstance(x, numbers.Real):
         raise TypeError(f"{op}: {name}; expected a number, got {_kind(x)}")
@@ -60,7 +60,7 @@ def number(op: str, name: str, x: Any, positive: bool = False) -> float:
     return value
 
 
-def short(x: Any) -> str:
+def short(x: object) -> str:
     """What a message shows of x; Python prints no integer of thousands of digits."""
     try:
         text = repr(x)
@@ -78,7 +78,7 @@ def broadcast(op: str, name: str, x: Array, shape: tuple[int, ...]) -> Array:
         raise ValueError(text) from None
 
 
-def cotangent(op: str, name: str, x: Any, shape: tuple[int, ...]) -> Array:
+def cotangent(op: str, name: str, x: object, shape: tuple[int, ...]) -> Array:
     """x in float64; its shape must be that of the output. None is 0."""
     if x is None:
         return np.zeros(shape)
@@ -99,11 +99,11 @@ def leading_axes(op: str, names: str, shapes: Iterable[tuple[int, ...]], hint: s
         raise ValueError(text) from None
 
 
-def _kind(x: Any) -> str:
+def _kind(x: object) -> str:
     return f"{type(x).__name__} of dtype {x.dtype}" if hasattr(x, "dtype") else f"{type(x).__name__} {short(x)}"
 
 
-def _is_plain(x: Any) -> bool:
+def _is_plain(x: object) -> bool:
     """Whether x is an array or number of NumPy, with nothing that would be dropped: no mask, unit or other product."""
     return isinstance(x, np.generic) or type(x) in (np.ndarray, np.memmap)
 
@@ -115,7 +115,7 @@ def boolean(op: str, name: str, x: Any) -> Array:
     return np.asarray(x)
 
 
-def integers(op: str, name: str, x: Any) -> Array:
+def integers(op: str, name: str, x: object) -> Array:
     array = np.asarray(max(-1, min(x, MOST_TOKENS)) if type(x) is int else x)  # no array holds every integer of Python
     if isinstance(x, bool | np.ma.MaskedArray) or array.dtype.kind not in "iu" or not array.dtype.isnative:
         raise TypeError(f"{op}: {name}; expected integers, got {_kind(x)}")

@@ -1,7 +1,6 @@
 """Dropout of weights that every backend reproduces bit for bit: a counter-based generator without stored state."""
 
 import numbers
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,7 +38,7 @@ def philox4x32(
 
 
 def dropout_multiplier(
-    op: str, pairs: tuple[int, ...], visible: Array, dropout_mask: Any, dropout: Any
+    op: str, pairs: tuple[int, ...], visible: Array, dropout_mask: object, dropout: object
 ) -> Array | None:
     """The multiplier of the weights: dropout_mask, or that of dropout = (p, seed); 0 where invisible."""
     if dropout_mask is not None:

@@ -63,7 +63,7 @@ def refuse_others(function: Function, more: Sequence[Parameter] = ()) -> Functio
     required = [p.name for p in own if p.default is p.empty and not _may_be_none(p)]
 
     @functools.wraps(function)
-    def checked(*args: Any, **params: Any) -> Any:
+    def checked(*args: object, **params: object) -> Any:
         refuse_unexpected(function.__name__, params, names)
         refuse_none(function.__name__, {**dict(zip(names, args, strict=False)), **params}, required)
         return function(*args, **params)
@@ -90,7 +90,7 @@ def derived_weights(
     absent = {p.name: None for p in arrays if p not in required}
     names = [p.name for p in arrays]
 
-    def weights(op: str, /, **arguments: Any) -> Array:
+    def weights(op: str, /, **arguments: object) -> Array:
         return weigh(prepare(op, **absent, **arguments))
 
     options = [p for p in keyword_parameters(prepare, *DROPOUT) if p.name not in names]
@@ -116,7 +116,7 @@ def derived_gradients(
     options = [p for p in _parameters(forward, Parameter.KEYWORD_ONLY) if not p.name.startswith("return_")]
 
     def derived(suffix: str, doc: str, absolute: bool) -> Callable[..., Gradients]:
-        def pulled(op: str, /, **arguments: Any) -> Gradients:
+        def pulled(op: str, /, **arguments: object) -> Gradients:
             of_outputs = {p.name: arguments.pop(p.name) for p in cotangents if p.name in arguments}
             return pull(prepare(op, **arguments), **of_outputs, absolute=absolute)
 
@@ -137,7 +137,7 @@ def _function(
     name = forward.__name__ + suffix
     signature = inspect.Signature([*arrays, *options])
 
-    def function(*args: Any, **params: Any) -> Any:
+    def function(*args: object, **params: object) -> Any:
         try:
             arguments = signature.bind(*args, **params).arguments
         except TypeError as error:
@@ -150,7 +150,7 @@ def _function(
     return refuse_others(function, options)
 
 
-def _parameters(function: Callable[..., Any], kind: Any) -> list[Parameter]:
+def _parameters(function: Callable[..., Any], kind: object) -> list[Parameter]:
     return [p for p in inspect.signature(function).parameters.values() if p.kind is kind]
 
 

@@ -64,7 +64,7 @@ def entmax_rows(
     return EntmaxRows(sc, p, live, pull, exact_zeros=True, alphas=alphas, alpha_shape=alpha.shape, p_tilde=u / u_total)
 
 
-def sparsemax_rows(op: str, q: Array, k: Array, v: Array | None = None, **options: Any) -> EntmaxRows:
+def sparsemax_rows(op: str, q: Array, k: Array, v: Array | None = None, **options: object) -> EntmaxRows:
     """p = [s - τ]₊ with Σp = 1 over visible keys: α-entmax at α = 2."""
     return entmax_rows(op, q, k, v, alpha=2.0, **options)
 
@@ -219,7 +219,7 @@ entmax_attention_vjp, entmax_attention_magnitudes = derived_gradients(
 
 
 @keywords_of(sparsemax_rows)
-def sparsemax_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
+def sparsemax_attention(q: Array, k: Array, v: Array, **params: object) -> Array:
     """o_i = Σ_j p_ij v_j with p_i the point of the simplex that is nearest to s_i: p_ij = [s_ij - τ_i]₊, Σ_j p_ij = 1.
 
     It is `entmax_attention` with alpha = 2; shapes, other arguments and errors as there. Source: Martins & Astudillo
@@ -236,7 +236,7 @@ sparsemax_attention_weights = derived_weights(
 
 
 @keywords_of(sparsemax_rows, "dropout_mask", "dropout")
-def sparsemax_attention_weights_magnitudes(q: Array, k: Array, **params: Any) -> dict[str, Array]:
+def sparsemax_attention_weights_magnitudes(q: Array, k: Array, **params: object) -> dict[str, Array]:
     """What rounding errors of the weights are measured against: themselves, and the summands of their scores."""
     return _weights_size(sparsemax_rows("sparsemax_attention_weights", q, k, None, **params))
 

@@ -94,7 +94,7 @@ def kept_by(sc: Scores, options: Mapping[str, Any]) -> Array:
 
 @without_common("causal")
 def forgetting_rows(
-    op: str, q: Array, k: Array, v: Array | None = None, *, log_forget: Array, **options: Any
+    op: str, q: Array, k: Array, v: Array | None = None, *, log_forget: Array, **options: object
 ) -> ForgettingRows:
     """w = softmax of s_ij + c_i - c_j over visible keys at positions up to the query's; ds = w (dw - Σ w dw)."""
     sc = forgetting_scores(op, q, k, v, log_forget=log_forget, **options)
@@ -103,7 +103,7 @@ def forgetting_rows(
 
 @keywords_of(forgetting_rows, "log_forget")
 def forgetting_attention(
-    q: Array, k: Array, v: Array, log_forget: Array, *, return_lse: bool = False, **params: Any
+    q: Array, k: Array, v: Array, log_forget: Array, *, return_lse: bool = False, **params: object
 ) -> Array | tuple[Array, Array]:
     """o_i = Σ_j w_ij v_j with w_ij = exp(t_ij)/Σ_j exp(t_ij), t_ij = s_ij + c_i - c_j, s = scale q k^T + bias and c the
     running sum of log_forget, over the keys visible to i at positions up to its own.

@@ -50,7 +50,7 @@ def gaussian_rows(op: str, q: Array, k: Array, v: Array | None = None, **options
 
 
 @keywords_of(gaussian_rows)
-def gaussian_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
+def gaussian_attention(q: Array, k: Array, v: Array, **params: object) -> Array:
     """o_i = Σ_j w_ij v_j with w_ij = exp(-(scale/2) ‖q_i - k_j‖² + bias_ij) on the keys visible to i; no normaliser.
 
     q (..., L, d), k (..., S, d), v (..., S, e) -> o (..., L, e). Leading axes broadcast; heads are axis -3. scale None

@@ -98,7 +98,7 @@ class Packed:
 
 
 def _packed(
-    op: str, q: Array, k: Array, v: Array, cu_seqlens_q: Boundaries, cu_seqlens_k: Boundaries, **options: Any
+    op: str, q: Array, k: Array, v: Array, cu_seqlens_q: Boundaries, cu_seqlens_k: Boundaries, **options: object
 ) -> Packed:
     for name in ("scale", "alpha", "gain", "shift"):
         if options.get(name) is not None and not isinstance(options[name], str):
@@ -129,7 +129,7 @@ def softmax_attention_packed(
     cu_seqlens_k: Boundaries,
     *,
     return_lse: bool = False,
-    **params: Any,
+    **params: object,
 ) -> Any:
     """`softmax_attention` of each of several sequences, whose tokens are concatenated.
 
@@ -152,7 +152,7 @@ softmax_attention_packed_vjp, softmax_attention_packed_magnitudes = derived_grad
 
 @keywords_of(pointwise_rows, *LEFT_OUT)
 def pointwise_attention_packed(
-    q: Array, k: Array, v: Array, cu_seqlens_q: Boundaries, cu_seqlens_k: Boundaries, **params: Any
+    q: Array, k: Array, v: Array, cu_seqlens_q: Boundaries, cu_seqlens_k: Boundaries, **params: object
 ) -> Array:
     """`pointwise_attention` of each of several sequences, laid out as in `softmax_attention_packed`.
 
@@ -174,7 +174,7 @@ pointwise_attention_packed_vjp, pointwise_attention_packed_magnitudes = derived_
 
 @keywords_of(linear_attention, *LEFT_OUT)
 def linear_attention_packed(
-    q: Array, k: Array, v: Array, cu_seqlens_q: Boundaries, cu_seqlens_k: Boundaries, **params: Any
+    q: Array, k: Array, v: Array, cu_seqlens_q: Boundaries, cu_seqlens_k: Boundaries, **params: object
 ) -> Array:
     """`linear_attention` of each of several sequences, laid out as in `softmax_attention_packed`, without states."""
     call = _packed("linear_attention_packed", q, k, v, cu_seqlens_q, cu_seqlens_k, **params)

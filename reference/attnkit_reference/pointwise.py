@@ -134,7 +134,7 @@ class PointwiseRows(Rows):
         }
 
 
-def shapes_of_arrays(**numbers: Any) -> dict[str, tuple[int, ...]]:
+def shapes_of_arrays(**numbers: object) -> dict[str, tuple[int, ...]]:
     return {name: x.shape for name, x in numbers.items() if isinstance(x, np.ndarray)}
 
 

@@ -47,7 +47,7 @@ def _rela(
     gate_weight: Array | None = None,
     norm_axis: str = "hidden",
     eps: float = 1e-8,
-    **options: Any,
+    **options: object,
 ) -> _Normed:
     rows = rela_rows(op, q, k, v, **options)
     if norm_axis not in NORM_AXES:
@@ -152,7 +152,7 @@ def rela_attention(
     gate_weight: Array | None = None,
     norm_axis: str = "hidden",
     eps: float = 1e-8,
-    **params: Any,
+    **params: object,
 ) -> Array:
     """RMSNorm of x_i = Σ_j relu(s_ij) v_j, s = scale q k^T + bias: heads concatenated in order, (..., L, H·e).
 

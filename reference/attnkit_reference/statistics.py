@@ -113,7 +113,7 @@ def _first_maximum(rows: Rows) -> Array:
     return largest & (np.cumsum(largest, axis=-1) == 1)
 
 
-def _statistics_cotangent(rows: Rows, dstats: Any, fields: tuple[str, ...]) -> tuple[Array, Array]:
+def _statistics_cotangent(rows: Rows, dstats: object, fields: tuple[str, ...]) -> tuple[Array, Array]:
     """dw for the cotangents of the statistics, and the sum of the absolute values of its summands.
 
     dZ gives 1, dH gives -(log p + H)/Z on the support (p = w/Z), dΣw² gives 2w, dmax goes to the first maximum. The
@@ -134,7 +134,7 @@ def _statistics_cotangent(rows: Rows, dstats: Any, fields: tuple[str, ...]) -> t
     return dw, size
 
 
-def _cotangent(rows: Rows, dstats: Any, field: str, fields: tuple[str, ...], valid: Array) -> Array:
+def _cotangent(rows: Rows, dstats: object, field: str, fields: tuple[str, ...], valid: Array) -> Array:
     if not hasattr(dstats, field):
         kind = type(dstats).__name__
         raise TypeError(f"{rows.scores.op}: dstats; expected RowStatistics of cotangents, got {kind}")
@@ -158,7 +158,7 @@ def _statistics_magnitudes(rows: Rows, fields: tuple[str, ...]) -> dict[str, Arr
 
 
 def row_statistics(
-    op: str | Callable[..., Any], q: Array, k: Array, *, fields: Iterable[str] | None = None, **params: Any
+    op: str | Callable[..., Any], q: Array, k: Array, *, fields: Iterable[str] | None = None, **params: object
 ) -> RowStatistics:
     """The statistics of the weights of `op` for each query: see `RowStatistics` for the formulas.
 
@@ -180,7 +180,7 @@ def row_statistics_vjp(
     dstats: RowStatistics,
     *,
     fields: Iterable[str] | None = None,
-    **params: Any,
+    **params: object,
 ) -> dict[str, Array]:
     """Gradients {"q", "k"} and "bias", if passed, of `row_statistics`; dstats holds a cotangent per field, None = 0.
 
@@ -198,7 +198,7 @@ def row_statistics_magnitudes(
     dstats: RowStatistics,
     *,
     fields: Iterable[str] | None = None,
-    **params: Any,
+    **params: object,
 ) -> dict[str, Array]:
     """The scale of rounding errors: the requested fields and the gradients, with the summands of their
     last contraction in absolute value, for example 1 + Σ|w log w|/Z + |log Z| for entropy: a relative error of p
@@ -216,7 +216,7 @@ def attention_with_statistics(
     v: Array,
     *,
     fields: Iterable[str] | None = None,
-    **params: Any,
+    **params: object,
 ) -> tuple[Array, RowStatistics]:
     """(o, RowStatistics): the output of `op` and the statistics of its weights; see `row_statistics`.
 
@@ -260,7 +260,7 @@ def attention_with_statistics_vjp(
     dstats: RowStatistics,
     *,
     fields: Iterable[str] | None = None,
-    **params: Any,
+    **params: object,
 ) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} and "bias", if passed, of `attention_with_statistics`: do and dstats together (None is
     0).
@@ -278,7 +278,7 @@ def attention_with_statistics_magnitudes(
     dstats: RowStatistics,
     *,
     fields: Iterable[str] | None = None,
-    **params: Any,
+    **params: object,
 ) -> dict[str, Array]:
     """Magnitudes of "o", the requested fields and the gradients, as in `row_statistics_magnitudes`."""
     rows, names = _prepare("attention_with_statistics_magnitudes", op, (q, k, v), fields, params)
@@ -300,7 +300,7 @@ class _Regulariser(NamedTuple):
 
 def _regulariser(
     op: str,
-    stats: Any,
+    stats: object,
     *,
     entropy_cap: float = 0.7,
     sum_weight: float = 1.0,

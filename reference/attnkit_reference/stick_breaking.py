@@ -38,7 +38,7 @@ def stick_breaking_scores(
 
 @without_common("causal")
 def stick_breaking_rows(
-    op: str, q: Array, k: Array, v: Array | None = None, *, attend_current: bool = False, **options: Any
+    op: str, q: Array, k: Array, v: Array | None = None, *, attend_current: bool = False, **options: object
 ) -> Rows:
     """w_j = β_j Π_{k > j} (1 - β_k) β = sigmoid(s): log w_j = -softplus(-s_j) - Σ_{k > j} softplus(s_k).
 
@@ -104,7 +104,7 @@ def _pull(rows: Rows, do: Array | None, dr: Array | None = None, absolute: bool 
 
 @keywords_of(stick_breaking_rows, "attend_current")
 def stick_breaking_attention(
-    q: Array, k: Array, v: Array, *, attend_current: bool = False, return_remainder: bool = False, **params: Any
+    q: Array, k: Array, v: Array, *, attend_current: bool = False, return_remainder: bool = False, **params: object
 ) -> Array | tuple[Array, Array]:
     """o_i = Σ_j w_ij v_j with w_ij = β_ij Π_{k > j} (1 - β_ik), β = sigmoid(s), over the keys visible to i that lie
     before it; s = scale q k^T + bias.

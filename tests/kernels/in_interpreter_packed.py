@@ -38,7 +38,7 @@ def test_sequences_of_several_blocks(op: str, options: dict[str, Any]) -> None:
     q, k, v, do = (draw(n, *shape) for n, shape in enumerate(((60, 4, 8), (41, 2, 8), (41, 2, 5), (60, 4, 5))))
     edges = [torch.tensor(edge) for edge in EDGES] if options.get("causal") else EDGES
     options = {**options, "enable_gqa": True}
-    _, attend, pull = packed.OPS[getattr(attnkit, f"{op}_packed")]
+    _, attend, pull, _ = packed.OPS[getattr(attnkit, f"{op}_packed")]
     expected = getattr(attnkit, f"{op}_packed")(q, k, v, *EDGES, impl="generic", **options)
     agree(packed.attend(attend, q, k, v, *edges, **options), expected)
     grads = getattr(attnkit, f"{op}_packed_vjp")(q, k, v, *EDGES, do, impl="generic", **options)

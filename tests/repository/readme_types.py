@@ -27,6 +27,12 @@ assert_type(attnkit.linear_attention(t, t, t, return_state=True)[1], tuple[torch
 assert_type(attnkit.softmax_attention_weights(t, t, causal=True), torch.Tensor)
 assert_type(attnkit.softmax_attention_vjp(t, t, t, t)["q"], torch.Tensor)
 assert_type(attnkit.linear_attention_weights(t, t, feature_map="relu"), torch.Tensor)
+assert_type(attnkit.forgetting_attention(t, t, t, t[..., 0], return_lse=True), tuple[torch.Tensor, torch.Tensor])
+assert_type(attnkit.gated_linear_attention(t, t, t, t), torch.Tensor)
+assert_type(attnkit.delta_attention_step(None, t, t, t, t)[0], torch.Tensor)
+edges = torch.tensor([0, 1])
+assert_type(attnkit.softmax_attention_packed(t, t, t, edges, edges), torch.Tensor)
+assert_type(attnkit.linear_attention_packed(t, t, t, edges, edges, feature_map="relu"), torch.Tensor)
 attnkit.linear_attention(t, t, t, feature="relu")  # type: ignore[call-overload]
 j = jax.numpy.zeros((2, 4, 3))
 assert_type(attnkit.sparsemax_attention(j, j, j), jax.Array)

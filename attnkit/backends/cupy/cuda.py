@@ -6,7 +6,6 @@ they save.
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
 from attnkit._core.typing import AnyFunction, Array, OfLibrary, Option, Results
@@ -53,7 +52,7 @@ def _dotted(capability: int) -> str:
     return f"{capability // 10}.{capability % 10}"
 
 
-def unsupported(unsupported_options: Call, inputs: int, *arrays: OfLibrary, **options: Option) -> str | None:
+def unsupported(unsupported_options: Call, inputs: int, *arrays: OfLibrary, **options: object) -> str | None:
     """Why a call is not supported; the inputs are followed by cotangents, the first of which is required."""
     if arrays[inputs:] and arrays[inputs] is None:
         return "no cotangent of the output was given"
@@ -61,7 +60,7 @@ def unsupported(unsupported_options: Call, inputs: int, *arrays: OfLibrary, **op
     return refused or (None if are_aligned((*arrays, *options.values())) else UNALIGNED)
 
 
-def are_aligned(values: Iterable[Any]) -> bool:
+def are_aligned(values: Iterable[object]) -> bool:
     """Whether addresses and strides of the arrays among values are multiples of the size of their elements."""
     for x in values:
         if isinstance(x, tuple) and not are_aligned(x):
@@ -76,12 +75,12 @@ def address(x: OfLibrary) -> int:
     return int(x.data.ptr)
 
 
-def inverse_unsupported(a: Any, **options: object) -> str | None:
+def inverse_unsupported(a: OfLibrary, **options: object) -> str | None:
     """Why the Newton inverse is not supported."""
     return newton.unsupported_options(a, **options)
 
 
-def residuals(a: Any, iterates: list[Any]) -> Any:
+def residuals(a: OfLibrary, iterates: list[OfLibrary]) -> OfLibrary:
     """The generic residuals of iterates."""
     return lowrank_newton.residuals(namespace(a), a, iterates)
 
@@ -91,7 +90,7 @@ def statistics_of_rows(device: Device, q: OfLibrary, k: OfLibrary, **options: Op
     return RowStatistics(**statistics.forward(device, q, k, **options))
 
 
-def both(device: Device, q: OfLibrary, k: OfLibrary, v: OfLibrary, **options: Option) -> tuple[Any, RowStatistics]:
+def both(device: Device, q: OfLibrary, k: OfLibrary, v: OfLibrary, **options: Option) -> tuple[Array, RowStatistics]:
     """attention_with_statistics."""
     outputs = statistics.forward(device, q, k, v, **options)
     return outputs.pop("o"), RowStatistics(**outputs)

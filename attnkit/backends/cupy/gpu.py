@@ -2,7 +2,6 @@
 
 import ctypes
 from functools import cache
-from typing import Any
 
 import cupy
 import numpy
@@ -35,20 +34,20 @@ def by_value(arguments: ctypes.Structure) -> numpy.ndarray:
 
 
 class Gpu:
-    """`Device` of `attnkit.backends.cupy.pointwise` on the current device, in the current stream."""
+    """`Device` of `attnkit.backends.cupy.views` on the current device, in the current stream."""
 
     def pointer(self, x: OfLibrary) -> int:
         """Where the first element is in the memory of the device."""
         return int(x.data.ptr)
 
-    def empty(self, shape: tuple[int, ...], dtype: DType) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> OfLibrary:
         """Uninitialised memory, or NaN."""
         memory = cupy.empty(shape, dtype)
         if poisons():
             memory.data.memset_async(0xFF, memory.nbytes)
         return memory
 
-    def word(self, value: int) -> Any:
+    def word(self, value: int) -> OfLibrary:
         """An unsigned 64-bit word in the memory of the device."""
         return cupy.asarray(value, dtype=cupy.uint64)
 

@@ -9,7 +9,6 @@ sequences, which options `edges_q` and `edges_k` bound, have segments of their o
 
 import ctypes
 import math
-from typing import Any
 
 import array_api_compat
 
@@ -203,7 +202,7 @@ def first_true(x: Array, n: int) -> Array:
 def forward(
     device: Device, q: Array, k: Array, v: Array, *, initial_state: State | None = None, return_state: bool = False,
     **options: Option,
-) -> Any:  # fmt: skip
+) -> Array | tuple[Array, State]:  # fmt: skip
     """o (..., L, e), or with `return_state` (o, (S (..., d, e), z (..., d)))."""
     o = device.empty(layout_of(q, k, v, options).shape_of("o"), q.dtype)
     if o.size:
@@ -233,7 +232,7 @@ def final_state(device: Device, k: Array, v: Array, initial: State | None, optio
 
 def backward(
     device: Device, q: Array, k: Array, v: Array, do: Array | None,
-    dstate: tuple[Array | None, Array | None] | None = None, *, initial_state: State | None = None, **options: Option,
+    dstate: tuple[Array | None, Array | None] | None = None, *, initial_state: State | None = None, **options: object,
 ) -> Keywords:  # fmt: skip
     """Gradients {"q", "k", "v"} and, if one was passed, "initial_state"; do, dstate and its parts (dS, dz) may be None:
     0.
@@ -245,17 +244,19 @@ def backward(
     sizes = (a.d, a.e), (a.d,)
     call.arguments.stateful = initial_state is not None
     call.view("o", "o", zeros(device, a.shape_of("o"), q.dtype) if do is None else do)
-    of_state = None
+    of_state: State | None = None
     if dstate is not None:
         parts = (
             zeros(device, (*a.shared, *size), call.compute) if x is None else x
             for x, size in zip(dstate, sizes, strict=True)
         )
-        of_state = tuple(placed(x, len(size), a.shared) for x, size in zip(parts, sizes, strict=True))
+        dS, dz = (placed(x, len(size), a.shared) for x, size in zip(parts, sizes, strict=True))
+        of_state = (dS, dz)
     grads = gradients_of(call, like)
-    initial_grads = None
+    initial_grads: State | None = None
     if initial_state is not None:
-        initial_grads = tuple(device.empty((*a.leading, *size), call.compute) for size in sizes)
+        S, z = (device.empty((*a.leading, *size), call.compute) for size in sizes)
+        initial_grads = (S, z)
     launches = [*call.states(False, initial_state), *call.rows()]
     launches += [call.by_queries("linear_gradient_of_queries")] if a.queries else []
     launches += call.states(True, of_state, initial_grads)

@@ -7,10 +7,9 @@ import ctypes
 import math
 from collections.abc import Callable
 from numbers import Real
-from typing import Any
 
 from attnkit._core.check import broadcast
-from attnkit._core.typing import Option, Results
+from attnkit._core.typing import OfLibrary, Option
 from attnkit.backends.cupy.launch import NUMBERS, Launch, View
 from attnkit.backends.cupy.pointwise import Array, Device, reduced_to
 from attnkit.backends.cupy.views import Views
@@ -33,7 +32,7 @@ class Newton(ctypes.Structure):
     )
 
 
-def unsupported_options(a: Array, **options: Option) -> str | None:
+def unsupported_options(a: Array, **options: object) -> str | None:
     """Why a call is not supported on any device."""
     if a.dtype.name not in NUMBERS:
         return f"no kernel for {a.dtype.name}"
@@ -45,7 +44,7 @@ def unsupported_options(a: Array, **options: Option) -> str | None:
 class Call(Views):
     """One call of `newton_inverse` or its gradient: the data shared by all of its launches."""
 
-    def __init__(self, device: Device, a: Array, newton_steps: int, init_scale: Any) -> None:
+    def __init__(self, device: Device, a: Array, newton_steps: int, init_scale: OfLibrary) -> None:
         self.device, self.keepalive = device, []
         scales = () if isinstance(init_scale, Real) else tuple(init_scale.shape)
         self.leading, self.m = broadcast(OP, "init_scale and a", tuple(a.shape[:-2]), scales), a.shape[-1]
@@ -88,7 +87,9 @@ class Call(Views):
 # ---------------------------------------------------------------------------------------------- what a library calls
 
 
-def forward(device: Device, a: Array, *, newton_steps: int = 20, init_scale: Any = 0.9, **others: object) -> Array:
+def forward(
+    device: Device, a: Array, *, newton_steps: int = 20, init_scale: OfLibrary = 0.9, **others: object
+) -> Array:
     """X_T (..., m, m) in the compute dtype."""
     call = Call(device, a, newton_steps, init_scale)
     x = device.empty(call.shape, call.compute)
@@ -97,7 +98,9 @@ def forward(device: Device, a: Array, *, newton_steps: int = 20, init_scale: Any
     return x
 
 
-def iterates(device: Device, a: Array, *, newton_steps: int = 20, init_scale: Any = 0.9, **others: object) -> Array:
+def iterates(
+    device: Device, a: Array, *, newton_steps: int = 20, init_scale: OfLibrary = 0.9, **others: object
+) -> Array:
     """X_0 .. X_T (..., T + 1, m, m) in the compute dtype."""
     call = Call(device, a, newton_steps, init_scale)
     xs = call.iterates(True)
@@ -105,7 +108,9 @@ def iterates(device: Device, a: Array, *, newton_steps: int = 20, init_scale: An
     return xs
 
 
-def inverse(residuals: Callable[..., Array], device: Device, a: Array, **options: Option) -> Results:
+def inverse(
+    residuals: Callable[..., Array], device: Device, a: Array, **options: Option
+) -> Array | tuple[Array, Array]:
     """X_T, or with `return_residuals` (X_T, `residuals` (A, X_0 .. X_T) of the kernel's iterates)."""
     if not options.pop("return_residuals", False):
         return forward(device, a, **options)
@@ -115,8 +120,8 @@ def inverse(residuals: Callable[..., Array], device: Device, a: Array, **options
 
 
 def backward(
-    device: Device, a: Array, dx: Array, *, newton_steps: int = 20, init_scale: Any = 0.9,
-    inverse_grad: str = "implicit", **others: Option,
+    device: Device, a: Array, dx: Array, *, newton_steps: int = 20, init_scale: OfLibrary = 0.9,
+    inverse_grad: str = "implicit", **others: object,
 ) -> dict[str, Array]:  # fmt: skip
     """Gradients {"a"} and, if it is an array, "init_scale" (0 if the gradient is implicit) for the cotangent dx."""
     call, unrolled = Call(device, a, newton_steps, init_scale), inverse_grad == "unrolled"

@@ -1,11 +1,10 @@
 """Packed sequences by the CUDA kernels of an op, all in one launch: tokens first, heads second."""
 
 from itertools import pairwise
-from typing import Any
 
 import array_api_compat
 
-from attnkit._core.typing import AnyFunction, Keywords, Option
+from attnkit._core.typing import AnyFunction, Keywords
 from attnkit.backends.cupy.pointwise import Array, Device
 from attnkit.kernels import predicted
 
@@ -37,15 +36,15 @@ def _with_edges(q: Array, cu_q: Edges, cu_k: Edges, options: Keywords) -> Keywor
 
 def forward(
     op: Call, device: Device, q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **options: object
-) -> Any:
+) -> Array | tuple[Array, ...]:
     """The outputs of `op` on arrays (heads, tokens, features) with edges, tokens first."""
     answer = op(device, *_heads_first(q, k, v), **_with_edges(q, cu_seqlens_q, cu_seqlens_k, options))
-    return tuple(_heads_first(*answer)) if isinstance(answer, tuple) else answer.swapaxes(0, 1)
+    return tuple(x.swapaxes(0, 1) for x in answer) if isinstance(answer, tuple) else answer.swapaxes(0, 1)
 
 
 def backward(
     op: Call, device: Device, q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges,
-    *cotangents: Array | None, **options: Option,
+    *cotangents: Array | None, **options: object,
 ) -> dict[str, Array]:  # fmt: skip
     """The gradients, tokens first."""
     arrays = _heads_first(q, k, v, *cotangents)
@@ -53,7 +52,7 @@ def backward(
     return {name: x.swapaxes(0, 1) for name, x in grads.items()}
 
 
-def unsupported_options(of: Call, q: Array, k: Array, v: Array, *edges: Edges, **options: Option) -> str | None:
+def unsupported_options(of: Call, q: Array, k: Array, v: Array, *edges: Edges, **options: object) -> str | None:
     """Why a call is not supported on any device, for the reason that `of` gives for the op."""
     return of(*_heads_first(q, k, v), **options)
 
@@ -67,6 +66,8 @@ def keeps(q: Array, k: Array, v: Array, cu_q: Edges, cu_k: Edges, *cotangents: A
     return predicted.keeps(q.shape[1] * pairs, q.dtype.itemsize)
 
 
-def keeps_mask(q: Array, k: Array, v: Array, cu_q: Edges, *rest: Array | None, **options: object) -> bool:
+def keeps_mask(
+    q: Array, k: Array, v: Array, cu_q: Edges, cu_k: Edges, *cotangents: Array | None, **options: object
+) -> bool:
     """The same of an op that makes arrays of weights only where boundaries are arrays, and pairs are masked."""
-    return not isinstance(cu_q, tuple) and keeps(q, k, v, cu_q, *rest, **options)
+    return not isinstance(cu_q, tuple) and keeps(q, k, v, cu_q, cu_k)

@@ -6,7 +6,7 @@ several leading axes cannot be merged into one. A `Device` compiles and runs.
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import array_api_compat
 
@@ -24,36 +24,15 @@ from attnkit.backends.cupy.launch import (
     tiles_of,
     width_of,
 )
-from attnkit.backends.cupy.views import Views
+from attnkit.backends.cupy.views import Array, Device, Views
 from attnkit.kernels.plan import Layout, blocks_of, cached_plan, is_array, layout, signature, summed_axes
 
-Array = Any
 OWN_TILES = {"pointwise_forward": 1, "statistics_forward": 1}  # gradients have two
 ROW_THREADS = 128
 GAUSSIAN: Keywords = {"activation": "exp", "alpha": 0.0}  # Gaussian attention as a point-wise one
 
 
-class Device(Protocol):
-    """Memory and launches. Arrays have NumPy's shape, strides (in bytes), dtype and methods."""
-
-    def pointer(self, x: Array) -> int:
-        """The address of the first element, for kernels."""
-        ...
-
-    def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
-        """Uninitialised memory in row-major order."""
-        ...
-
-    def word(self, value: int) -> Array:
-        """An unsigned 64-bit word."""
-        ...
-
-    def run(self, launch: Launch) -> None:
-        """Launches of one call run one after the other."""
-        ...
-
-
-def unsupported_options(q: Array, k: Array, v: Array, *, activation: str = "relu", **options: Option) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, *, activation: str = "relu", **options: object) -> str | None:
     """Why a call is not supported on any device."""
     if q.dtype.name not in NUMBERS:
         return f"no kernel for {q.dtype.name}"
@@ -195,12 +174,12 @@ def forward(device: Device, q: Array, k: Array, v: Array, **options: object) -> 
     return o
 
 
-def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
+def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options: object) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} and, if a bias was passed, "bias"."""
     return gradients(lambda: Call(device, q, k, v, do, **options), q, k, v, do, **options)
 
 
-def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array, **options: object) -> dict[str, Array]:
+def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
     """The gradients by the kernels of a family; `make` builds the call."""
     like = {"q": q, "k": k, "v": v}
     if options.get("bias") is not None:
@@ -213,7 +192,8 @@ def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array,
     grads = gradients_of(call, like)
     launches = [*call.rows(), call.by_queries(f"{call.family}_gradient_of_queries"), *call.by_keys()]
     if "bias" in like:
-        shape: Any = call.plan.dbias
+        shape = call.plan.dbias
+        assert shape is not None
         grads["bias"] = device.empty(shape, call.compute)
         call.view_as("dbias", grads["bias"], shape[:2], *shape[2:])
         launches.append(call.of_bias(shape))

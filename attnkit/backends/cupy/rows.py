@@ -5,7 +5,6 @@ stored in arrays of the compute dtype between the launches of a gradient; the fo
 """
 
 import ctypes
-from typing import Any
 
 from attnkit._core.typing import Option
 from attnkit.backends.cupy import pointwise
@@ -112,7 +111,7 @@ def unsupported_options(q: Array, k: Array, v: Array, **options: Option) -> str 
 
 def forward(
     device: Device, q: Array, k: Array, v: Array, *, alpha: float | Array, return_lse: bool = False, **options: object
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """o (..., L, e), and with `return_lse` also log Σ exp(s) (..., L) in the compute dtype; softmax is α = 1."""
     a = layout_of(q, k, v, options)
     o = device.empty(a.shape_of("o"), q.dtype)
@@ -126,8 +125,8 @@ def forward(
 
 
 def backward(
-    device: Device, q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, *, alpha: Any,
-    **options: Option,
+    device: Device, q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, *, alpha: float | Array,
+    **options: object,
 ) -> dict[str, Array]:  # fmt: skip
     """Gradients {"q", "k", "v"} and, if a bias was passed, "bias", for the cotangents do and dlse (None = 0)."""
     if do is None:

@@ -5,18 +5,17 @@ P is not stored; what is left to the generic body is as large as the landmarks.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from attnkit._core.dispatch import namespace
 from attnkit._core.quadratic import sum_to
-from attnkit._core.typing import Option
+from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option
 from attnkit.backends.cupy import newton, pointwise
 from attnkit.backends.cupy.launch import WIDEST
 from attnkit.backends.cupy.pointwise import GAUSSIAN, Array, Device
 from attnkit.kernels import predicted
 from attnkit.ops.lowrank import soft
 from attnkit.ops.lowrank.newton import generic_alone
-from attnkit.ops.lowrank.products import Attention
+from attnkit.ops.lowrank.products import Attention, Weigh
 
 
 def _inverted(device: Device, a: Array, **options: Option) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
@@ -29,24 +28,24 @@ def _inverted(device: Device, a: Array, **options: Option) -> tuple[Array, Calla
     return x, pull
 
 
-def _parts(device: Device) -> tuple[Any, Any]:
+def _parts(device: Device) -> tuple[soft.Inverted, Weigh[Attention]]:
     """The inverse and the products of `soft.attend` on a device."""
     attend = partial(pointwise.forward, device, **GAUSSIAN)
-    pull = partial(pointwise.backward, device, **GAUSSIAN)
+    pull: AnyFunction = partial(pointwise.backward, device, **GAUSSIAN)
     return partial(_inverted, device), partial(Attention, attend, pull)
 
 
-def forward(device: Device, q: Array, v: Array, landmarks: Array, **options: Option) -> Array:
+def forward(device: Device, q: Array, v: Array, landmarks: Array, **options: Option) -> OfLibrary:
     """o (..., n, e)."""
     return soft.attend(*_parts(device), q, v, landmarks, **options)
 
 
-def backward(device: Device, q: Array, v: Array, landmarks: Array, do: Array, **options: Option) -> dict[str, Array]:
+def backward(device: Device, q: Array, v: Array, landmarks: Array, do: Array, **options: Option) -> Keywords:
     """Gradients {"q", "v", "landmarks"} and, if it is an array, "init_scale"."""
     return soft.pull(*_parts(device), q, v, landmarks, do, **options)
 
 
-def unsupported_options(q: Array, v: Array, landmarks: Array, **options: Option) -> str | None:
+def unsupported_options(q: Array, v: Array, landmarks: Array, **options: object) -> str | None:
     """Why a call is not supported on any device. Gradients take v and its cotangent side by side."""
     if v.shape[-1] > WIDEST // 2:
         return f"values of more than {WIDEST // 2} features are served by the generic implementation"

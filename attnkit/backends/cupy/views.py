@@ -1,22 +1,46 @@
 """Arrays as kernel views: `View` of views.cuh."""
 
+import ctypes
 import math
-from typing import Any
+from typing import Protocol
 
 import array_api_compat
+import numpy
 
-from attnkit.backends.cupy.launch import KINDS, View
+from attnkit._core.typing import DType
+from attnkit.backends.cupy.launch import KINDS, Launch, View
 from attnkit.kernels.plan import Layout
 from attnkit.kernels.strides import as_items
 
-Array = Any
+Array = numpy.ndarray
+"""Or CuPy's, which has its attributes and methods, and no types of its own."""
+
+
+class Device(Protocol):
+    """Memory and launches. Arrays have NumPy's shape, strides (in bytes), dtype and methods."""
+
+    def pointer(self, x: Array) -> int:
+        """The address of the first element, for kernels."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        """Uninitialised memory in row-major order."""
+        ...
+
+    def word(self, value: int) -> Array:
+        """An unsigned 64-bit word."""
+        ...
+
+    def run(self, launch: Launch) -> None:
+        """Launches of one call run one after the other."""
+        ...
 
 
 class Views:
     """The data shared by the launches of a call: device, arguments, and arrays referenced only by address."""
 
-    device: Any
-    arguments: Any
+    device: Device
+    arguments: ctypes.Structure
     layout: Layout
     keepalive: list[Array]
 

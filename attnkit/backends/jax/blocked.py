@@ -9,7 +9,7 @@ loop over blocks of one shape.
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from attnkit._core.dropout import keep_mask_of_counters
 from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.mask import visibility_of
 from attnkit._core.special import varying_alike
-from attnkit._core.typing import Keywords, OfLibrary, Option
+from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option
 from attnkit.backends.jax import transforms
 from attnkit.ops.entmax import ENTMAX
 
@@ -28,7 +28,9 @@ SCORES = 1 << 21  # per block
 QUERIES, CAUSAL_QUERIES = 512, 256  # per block at most; causality masks more of a taller block
 LEAST = 8  # queries per block, if there are as many
 SEGMENTS = 4  # under causality: more segments skip more keys but take longer to compile
-Index = tuple[Any, ...]  # a number for each leading axis
+Number = int | jax.Array
+Carry = TypeVar("Carry")
+Index = tuple[Number, ...]  # a number for each leading axis
 
 
 class Segment(NamedTuple):
@@ -55,7 +57,7 @@ def segments(c: blocks.Call) -> Iterator[Segment]:
         yield Segment(start, size, several, max(0, min(keys, visible)))
 
 
-def unravel(number: Any, shape: tuple[int, ...]) -> Index:
+def unravel(number: Number, shape: tuple[int, ...]) -> Index:
     """The index of an item of the leading axes, in the order of memory."""
     index = []
     for size in reversed(shape):
@@ -64,7 +66,7 @@ def unravel(number: Any, shape: tuple[int, ...]) -> Index:
     return tuple(reversed(index))
 
 
-def place(c: blocks.Call, name: str, x: Array, index: Index, start: Any) -> Index:
+def place(c: blocks.Call, name: str, x: Array, index: Index, start: Number) -> Index:
     """The start of the part of an argument that a block needs; an axis of size 1 serves every block."""
     own = x.ndim - min(blocks.TRAILING[name], x.ndim)
     starts = []
@@ -89,7 +91,7 @@ def extent(name: str, x: Array, rows: int, keys: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def slice_of(c: blocks.Call, name: str, x: Array, index: Index, start: Any, rows: int, keys: int) -> Array:
+def slice_of(c: blocks.Call, name: str, x: Array, index: Index, start: Number, rows: int, keys: int) -> Array:
     """The part of an argument, without leading axes."""
     shape = extent(name, x, rows, keys)
     own = x.ndim - min(blocks.TRAILING[name], x.ndim)
@@ -97,21 +99,21 @@ def slice_of(c: blocks.Call, name: str, x: Array, index: Index, start: Any, rows
 
 
 def add_slice(
-    c: blocks.Call, name: str, total: Array, grad: Array, index: Index, start: Any, rows: int, keys: int
+    c: blocks.Call, name: str, total: Array, grad: Array, index: Index, start: Number, rows: int, keys: int
 ) -> Array:
     """`total` with the gradient of a part added to it."""
     at, shape = place(c, name, total, index, start), extent(name, total, rows, keys)
     return lax.dynamic_update_slice(total, lax.dynamic_slice(total, at, shape) + grad.reshape(shape), at)
 
 
-def part(c: blocks.Call, tokens: dict[str, Array], index: Index, start: Any, segment: Segment) -> blocks.Call:
+def part(c: blocks.Call, tokens: dict[str, Array], index: Index, start: Number, segment: Segment) -> blocks.Call:
     """The call restricted to a block; `tokens` are the keys and values of the item."""
     others = {name: x for name, x in c.arrays.items() if name not in tokens}
     arrays = {name: slice_of(c, name, x, index, start, segment.rows, segment.keys) for name, x in others.items()}
     return c._replace(arrays=tokens | arrays)
 
 
-def prepared(c: blocks.Call, p: blocks.Call, index: Index, start: Any) -> blocks.Prepared:
+def prepared(c: blocks.Call, p: blocks.Call, index: Index, start: Number) -> blocks.Prepared:
     """Inputs and scores of the part p of the call c."""
     q, k, v = (p.arrays[name] for name in "qkv")
     arguments = {**c.common, **{name: x for name, x in p.arrays.items() if name in c.family.common}}
@@ -142,7 +144,7 @@ def dropped(c: blocks.Call, arguments: Keywords, index: Index, i: Array, k: Arra
         return {}
     p, seed = arguments["dropout"]
     *items, head = index or (0,)
-    item = 0
+    item: Number = 0
     for size, at in zip(c.leading[:-1], items, strict=True):
         item = item * size + at
     counter = tuple(jnp.asarray(x).astype(jnp.uint32) for x in (jnp.arange(k.shape[0]), i, head, item))
@@ -150,7 +152,7 @@ def dropped(c: blocks.Call, arguments: Keywords, index: Index, i: Array, k: Arra
     return {"dropout_mask": kept * (1.0 / (1.0 - p))}
 
 
-def over_blocks(segment: Segment, block: Any, carry: Any) -> tuple[Any, Any]:
+def over_blocks(segment: Segment, block: AnyFunction, carry: Carry) -> tuple[Carry, OfLibrary]:
     """scan of `block(carry, start)` over the blocks of a segment."""
     starts = segment.start + segment.rows * jnp.arange(segment.blocks)
     return jax.lax.scan(block, carry, starts)
@@ -168,7 +170,7 @@ class Static(NamedTuple):
     """The static arguments of a program: the op and the options that are not arrays."""
 
     op: str
-    options: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, Option], ...]
 
 
 def divided(op: str, arguments: Keywords) -> tuple[Static, Arrays]:

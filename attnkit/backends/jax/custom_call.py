@@ -10,7 +10,6 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +27,7 @@ from attnkit.backends.native import OLDEST_JAX, linear, load, lower
 
 TARGET = "attnkit"
 Arrays = dict[str, Array]
+Lowered = Sequence[OfLibrary]  # values of a program
 
 
 @lru_cache(maxsize=1)
@@ -52,12 +52,14 @@ def program(call: Call) -> Callable[..., list[Array]]:
     return compiled
 
 
-@operation.def_impl
 def _run(*arrays: Array, call: Call) -> list[Array]:
     return program(call)(*arrays)
 
 
-def _dtype(name: str, x: Array) -> Any:
+operation.def_impl(_run)
+
+
+def _dtype(name: str, x: Array) -> str | np.dtype:
     """A seed of 64 bits is two words of 32 in JAX without integers of 64 bits."""
     return "uint64" if name == "seed" and len(x.shape) == 1 else x.dtype
 
@@ -75,8 +77,7 @@ def prepared(call: Call, arrays: Sequence[Array]) -> lower.Prepared:
     return plan
 
 
-@operation.def_abstract_eval
-def _results(*arrays: OfLibrary, call: Call) -> list[Any]:
+def _results(*arrays: OfLibrary, call: Call) -> list[jax.core.ShapedArray]:
     """Outputs vary along the axes of a shard_map along which the arguments do, which are the same for all; on a mesh
     with explicit axes leading axes are sharded as those of the arguments, and gradients as their arguments."""
     like = next((x for x in arrays if not x.sharding.mesh.empty), arrays[0])
@@ -92,6 +93,9 @@ def _results(*arrays: OfLibrary, call: Call) -> list[Any]:
         )
         for name, (shape, _, dtype), spec in zip(call.outputs, outputs, specs, strict=True)
     ]
+
+
+operation.def_abstract_eval(_results)
 
 
 # ---------------------------------------------------------------------------------------------- in a program
@@ -110,14 +114,14 @@ def foreign(call: Call, *arrays: Array) -> list[Array]:
     return list(outputs)
 
 
-def _generic(context: mlir.LoweringRuleContext, *arrays: Array, call: Call) -> Any:
+def _generic(context: mlir.LoweringRuleContext, *arrays: Array, call: Call) -> Lowered:
     specs = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in zip(call.outputs, context.avals_out, strict=True)
     }
     return _lowered(context, partial(formula.served, call, specs), arrays)
 
 
-def _for_the_cpu(context: mlir.LoweringRuleContext, *arrays: Array, call: Call) -> Any:
+def _for_the_cpu(context: mlir.LoweringRuleContext, *arrays: Array, call: Call) -> Lowered:
     module = context.module_context
     if module.lowering_parameters.for_export:
         return _generic(context, *arrays, call=call)
@@ -129,9 +133,9 @@ def _for_the_cpu(context: mlir.LoweringRuleContext, *arrays: Array, call: Call) 
     return _lowered(context, function, arrays)
 
 
-def _lowered(context: mlir.LoweringRuleContext, function: AnyFunction, arrays: Sequence[Array]) -> Any:
+def _lowered(context: mlir.LoweringRuleContext, function: AnyFunction, arrays: Sequence[Array]) -> Lowered:
     """The program of a function; types on a mesh with explicit axes are those of the call, not of its parts."""
-    types: Sequence[Any] = context.avals_in
+    types: Sequence[OfLibrary] = context.avals_in
     if any(entry for x in types for entry in x.sharding.spec):
         context = context.replace(avals_in=[jax.core.ShapedArray(x.shape, x.dtype) for x in types])
     return mlir.lower_fun(function, multiple_results=True)(context, *arrays)

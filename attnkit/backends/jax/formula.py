@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
     def leading(self, shapes: Mapping[str, lower.Shape]) -> lower.Shape:
         """The leading axes of a call on arrays of these shapes."""
-        return leading_shape(shapes["q"], shapes["k"], shapes.get("v"), dict(self.plain).get("enable_gqa", False))
+        return leading_shape(shapes["q"], shapes["k"], shapes.get("v"), bool(dict(self.plain).get("enable_gqa", False)))
 
     def shapes(self, arrays: Sequence[Array]) -> dict[str, lower.Shape]:
         """Those of the arguments."""

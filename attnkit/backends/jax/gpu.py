@@ -4,14 +4,14 @@ XLA compiles programs, so launches cost the generic body no more than kernels. A
 to be on JAX's default one.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 from jax import Array
 
 from attnkit._core.dispatch import Kernel
 from attnkit._core.special import varying
-from attnkit._core.typing import OfLibrary
+from attnkit._core.typing import AnyFunction, OfLibrary
 from attnkit.backends.jax import transforms
 from attnkit.kernels import predicted, verdicts
 
@@ -57,6 +57,6 @@ def taken(q: Array) -> None:
         verdicts.warn_once(capability())
 
 
-def kernel(call: Any, unsupported: Any, is_faster: Any) -> Kernel:
+def kernel(call: AnyFunction, unsupported: Callable[..., str | None], is_faster: Callable[..., bool]) -> Kernel:
     """A row of the table of kernels that `auto` takes by prediction."""
     return Kernel("triton", call, unsupported, is_faster, taken=taken)

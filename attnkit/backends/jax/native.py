@@ -3,9 +3,9 @@
 Gradients are explicit (`jax.custom_vjp`); those of gradients are derived from the generic formula.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +74,7 @@ def remembered(static: Static, arrays: Arrays) -> tuple[tuple[Array, ...], Array
     return tuple(results[name] for name in static.outputs), saved
 
 
-def _remember(static: Static, arrays: Arrays) -> tuple[Any, tuple[Arrays, Arrays]]:
+def _remember(static: Static, arrays: Arrays) -> tuple[tuple[tuple[Array, ...], Arrays], tuple[Arrays, Arrays]]:
     outputs, saved = remembered(static, arrays)
     return (outputs, saved), (arrays, saved)
 
@@ -84,7 +84,9 @@ def _attend(static: Static, arrays: Arrays) -> tuple[tuple[Array, ...], tuple[Ar
     return outputs, residuals
 
 
-def _gradients(static: Static, residuals: tuple[Arrays, Arrays], cotangents: Any) -> tuple[dict[str, Array | None]]:
+def _gradients(
+    static: Static, residuals: tuple[Arrays, Arrays], cotangents: Sequence[Array]
+) -> tuple[dict[str, Array | None]]:
     arrays, saved = residuals
     named = zip(static.outputs, cotangents, strict=True)
     grads = differentiated(static, arrays, saved, {f"d{name}": x for name, x in named if name not in rows.COUNTS})
@@ -104,11 +106,15 @@ def differentiated(static: Static, arrays: Arrays, saved: Arrays, cotangents: Ar
     return {name: grads[f"d{name}"] for name in names}
 
 
-def _differentiate(static: Static, arrays: Arrays, saved: Arrays, cotangents: Arrays) -> tuple[Arrays, Any]:
+def _differentiate(
+    static: Static, arrays: Arrays, saved: Arrays, cotangents: Arrays
+) -> tuple[Arrays, tuple[Arrays, Arrays, Arrays]]:
     return differentiated(static, arrays, saved, cotangents), (arrays, saved, cotangents)
 
 
-def _second(static: Static, residuals: tuple[Arrays, Arrays, Arrays], of_gradients: Arrays) -> tuple[Any, ...]:
+def _second(
+    static: Static, residuals: tuple[Arrays, Arrays, Arrays], of_gradients: Arrays
+) -> tuple[dict[str, Array | None], dict[str, None], Arrays]:
     arrays, saved, cotangents = residuals
     constants = {name: x for name, x in arrays.items() if name not in lower.DIFFERENTIABLE}
     moved = {name: x for name, x in arrays.items() if name in lower.DIFFERENTIABLE}

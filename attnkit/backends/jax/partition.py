@@ -7,7 +7,7 @@ argument that is shared along an axis are added up over the devices.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations, product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax import Array
@@ -20,11 +20,12 @@ from attnkit.backends.native import linear, lower
 
 Foreign = Callable[..., list[Array]]
 Names = tuple[str, ...]  # of axes of a mesh
+Typed = OfLibrary  # an array, or shape, dtype and sharding of one
 Places = tuple[int | None, ...]
 """By dimension of an array, the leading axis that it is, and that may be divided; None for every other."""
 
 
-def is_divided(context: Any) -> bool:
+def is_divided(context: object) -> bool:
     """Whether a program is for several devices, among which XLA divides arrays. In a shard_map each has its own."""
     return getattr(context, "num_devices", 1) > 1 and getattr(context, "abstract_mesh", None) is not None
 
@@ -69,13 +70,17 @@ def layout(call: Call, shapes: Mapping[str, lower.Shape], results: Sequence[lowe
     return Layout(sizes, groups, tuple(map(divisible, arguments.values())), tuple(map(divisible, of_results)))
 
 
-def over_leading_axes(call: Call, foreign: Foreign, arguments: Sequence[Any], results: Sequence[Array]) -> AnyFunction:
+def over_leading_axes(
+    call: Call, foreign: Foreign, arguments: Sequence[Typed], results: Sequence[Typed]
+) -> AnyFunction:
     """`foreign(call, *arrays)` for arguments and results like these, divided as XLA has divided them."""
     shapes = call.shapes(arguments)
     at = layout(call, shapes, [x.shape for x in results])
     shared = [_shared(at, name, places) for name, places in zip(call.outputs, at.results, strict=True)]
 
-    def partition(mesh: Mesh, arguments: Sequence[Any], results: Sequence[Array]) -> tuple[Any, ...]:
+    def partition(
+        mesh: Mesh, arguments: Sequence[Typed], results: Sequence[Typed]
+    ) -> tuple[Mesh, Foreign, list[NamedSharding], tuple[NamedSharding, ...]]:
         names = _names(at, mesh, [_entries(mesh, x) for x in (*arguments, *results)])
         sums = [tuple(name for axis in axes for name in names.get(axis, ())) for axes in shared]
 
@@ -99,7 +104,7 @@ def over_leading_axes(call: Call, foreign: Foreign, arguments: Sequence[Any], re
     return divided
 
 
-def explicit(call: Call, arguments: Sequence[Any], results: Sequence[lower.Shape]) -> list[PartitionSpec]:
+def explicit(call: Call, arguments: Sequence[Typed], results: Sequence[lower.Shape]) -> list[PartitionSpec]:
     """How results of these shapes are sharded over axes of a mesh that are explicit, as arguments are."""
     mesh = next((x.sharding.mesh for x in arguments if not x.sharding.mesh.empty), None)
     if mesh is None or not any(entry for x in arguments for entry in x.sharding.spec):
@@ -114,7 +119,7 @@ def _shared(at: Layout, name: str, places: Places) -> list[int]:
     return [axis for axis in range(len(at.sizes)) if axis not in places] if name[0] == "d" else []
 
 
-def _entries(mesh: Mesh, x: Array) -> Sequence[Any]:
+def _entries(mesh: Mesh, x: Typed) -> Sequence[Names]:
     """By dimension, the axes of the mesh over which an array is sharded; none where it is over parts of axes, as heads
     of queries are over more devices than there are heads of keys."""
     try:
@@ -131,7 +136,7 @@ def _entries(mesh: Mesh, x: Array) -> Sequence[Any]:
     return ()
 
 
-def _names(at: Layout, mesh: Any, arrays: Sequence[Sequence[OfLibrary]]) -> dict[int | None, Names]:
+def _names(at: Layout, mesh: Mesh, arrays: Sequence[Sequence[OfLibrary]]) -> dict[int | None, Names]:
     """By leading axis, the axes of the mesh among which it is divided: by the entries of the first array that is."""
     found: dict[int | None, Names] = {}
     for places, entries in zip((*at.arguments, *at.results), arrays, strict=False):

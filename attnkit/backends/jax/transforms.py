@@ -8,19 +8,19 @@ are differentiated.
 
 from collections.abc import Iterator
 from functools import wraps
-from typing import Any
+from typing import NoReturn
 
 import jax
 from jax.interpreters.ad import JVPTracer
 
-from attnkit._core.typing import AnyFunction, Array, OfLibrary, Option
+from attnkit._core.typing import AnyFunction, Array, OfLibrary
 
 REASON = "forward mode (jax.jvp, jacfwd, hessian) is served by the generic implementation"
 SYMBOLIC = "symbolic shapes (jax.export.symbolic_shape) are served by the generic implementation"
 TWICE = "second derivatives (jax.grad of jax.grad) are served by the generic implementation"
 
 
-def levels(x: OfLibrary) -> Iterator[Any]:
+def levels(x: OfLibrary) -> Iterator[object]:
     """The tracers around x, those of linearisation and vmap opened."""
     while isinstance(x, jax.core.Tracer):
         yield x
@@ -43,7 +43,7 @@ def symbolic(x: Array) -> bool:
     return isinstance(x, jax.core.Tracer) and not all(type(size) is int for size in x.shape)
 
 
-def unsupported(*arrays: OfLibrary, **options: Option) -> str | None:
+def unsupported(*arrays: OfLibrary, **options: object) -> str | None:
     """Why no kernel supports the current call."""
     leaves = jax.tree.leaves((arrays, options))
     return REASON if any(map(forward_mode, leaves)) else SYMBOLIC if any(map(symbolic, leaves)) else None
@@ -54,7 +54,7 @@ def promoting(function: AnyFunction) -> AnyFunction:
     gradients of a `jax.custom_vjp`."""
 
     @wraps(function)
-    def by_default(*arguments: Array) -> Any:
+    def by_default(*arguments: Array) -> object:
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
             return function(*arguments)
 
@@ -65,7 +65,7 @@ def differentiated_once(name: str, pull: AnyFunction) -> AnyFunction:
     """`pull`, the gradients of the kernel `name`, with an error for second derivatives."""
     once = jax.custom_vjp(pull)
 
-    def refuse(residuals: None, cotangents: Any) -> Any:
+    def refuse(residuals: None, cotangents: object) -> NoReturn:
         raise NotImplementedError(f"{name} has no second derivatives; impl='generic' has")
 
     once.defvjp(lambda *arguments: (pull(*arguments), None), refuse)

@@ -30,9 +30,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or "hatchling" in sys.modules:  # which calls the hook; programs that load the library need none
+    from hatchling.builders.config import BuilderConfig
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+    Interface = BuildHookInterface[BuilderConfig]
 else:
-    BuildHookInterface = object
+    Interface = object
 
 HERE = Path(__file__).parent
 LIBRARIES = HERE / "lib"
@@ -92,7 +95,7 @@ def write_record(folder: Path, failed: dict[str, str] | None = None) -> None:
     """Record the libraries of a folder, just compiled from the sources as they are, and why other levels failed, with
     the digest of the compiler that did."""
     libraries = {file.name: digest(file) for file in sorted(folder.glob("*.so"))}
-    record: dict[str, Any] = {"sources": fingerprint(), "libraries": libraries}
+    record: dict[str, object] = {"sources": fingerprint(), "libraries": libraries}
     if failed:
         record |= {"failed": failed, "compiler": compiler_digest()}
     (folder / RECORD).write_text(json.dumps(record, indent=1))
@@ -300,7 +303,7 @@ def is_up_to_date() -> bool:
     return False
 
 
-class Hook(BuildHookInterface):
+class Hook(Interface):
     """With libraries the wheel is this platform's, without them it is anybody's.
 
     What goes into a wheel is compiled beside the checkout, whose own library stays.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnkit._core.activations import lacking
 from attnkit._core.check import broadcast
@@ -15,7 +15,7 @@ from attnkit.ops.linear.attention import LINEAR, linear_attention
 from attnkit.ops.linear.cosine import COSINE, cosine_attention
 from attnkit.ops.linear.efficient import EFFICIENT, efficient_attention
 from attnkit.ops.linear.performer import PERFORMER, performer_attention
-from attnkit.ops.linear.states import check_parts, leading_of_keys
+from attnkit.ops.linear.states import State, check_parts, leading_of_keys
 
 Shape = tuple[int, ...]
 ARRAYS = {
@@ -51,7 +51,7 @@ def parts_of(op: str, options: Bindings) -> tuple[str, ...]:
     return LEVELLED if op == EFFICIENT.name else SUMS
 
 
-def _named(op: str, options: Bindings, state: Sequence[Any]) -> Keywords:
+def _named(op: str, options: Bindings, state: Sequence[Array]) -> Keywords:
     """Parts of a state by name."""
     named = dict(zip(parts_of(op, options), state, strict=True))
     if op == PERFORMER.name and named.get("level") is not None:
@@ -59,7 +59,7 @@ def _named(op: str, options: Bindings, state: Sequence[Any]) -> Keywords:
     return named
 
 
-def _in_order(op: str, options: Bindings, parts: Sequence[Any]) -> tuple[Any, ...]:
+def _in_order(op: str, options: Bindings, parts: Sequence[Array]) -> tuple[Array, ...]:
     """The inverse."""
     if op == PERFORMER.name and len(parts) == len(LEVELLED):
         return (*parts[:-1], parts[-1][..., 0])
@@ -69,7 +69,7 @@ def _in_order(op: str, options: Bindings, parts: Sequence[Any]) -> tuple[Any, ..
 def call(
     op: str,
     arrays: Sequence[OfLibrary],
-    initial_state: Sequence[Any] | None = None,
+    initial_state: State | None = None,
     return_state: bool = False,
     chunk_size: int = 64,
     **options: Option,
@@ -94,7 +94,7 @@ def answer(op: str, options: Bindings, outputs: Sequence[Array]) -> Results:
     return outputs[0] if len(outputs) == 1 else (outputs[0], _in_order(op, options, outputs[1:]))
 
 
-def cotangents(op: str, options: Bindings, do: OfLibrary, dstate: Sequence[Any] | None) -> Keywords:
+def cotangents(op: str, options: Bindings, do: OfLibrary, dstate: State | None) -> Keywords:
     """By the names of the outputs with a d before them; those that are None are left out."""
     parts = {} if dstate is None else _named(op, options, dstate)
     grads = {"do": do} | {f"dfinal_{part}": x for part, x in parts.items()}
@@ -118,7 +118,7 @@ def formula(op: str, arguments: Bindings, outputs: Sequence[str]) -> Keywords:
     options = {name: x for name, x in arguments.items() if name not in (*ARRAYS[op], *parts)}
     initial = _in_order(op, arguments, [arguments[part] for part in parts]) if "state" in arguments else None
     stateful = any(name in FINAL for name in outputs)
-    decay: Any = options.get("log_decay")
+    decay: OfLibrary = options.get("log_decay")
     if is_array(decay) and decay.ndim == 2 and decay.shape[-1] == 1 != arguments["k"].shape[-2]:
         options["log_decay"] = decay[..., 0]
     result = FUNCTIONS[op](
@@ -135,7 +135,12 @@ def formula(op: str, arguments: Bindings, outputs: Sequence[str]) -> Keywords:
 
 
 def refused(
-    op: str, backward: bool, arrays: Sequence[OfLibrary], dstate: Any = None, function: str = "", **options: Option
+    op: str,
+    backward: bool,
+    arrays: Sequence[OfLibrary],
+    dstate: State | None = None,
+    function: str = "",
+    **options: Option,
 ) -> str | None:
     """Why the library does not serve a call, from its plain options and from shapes. States are checked here, where
     their widths are known; `function` is what they are arguments of, where it is not the op."""
@@ -160,11 +165,11 @@ class Step(NamedTuple):
     """A step as a call on sequences of one token."""
 
     op: str
-    arrays: list[Any]  # of the step: q_t, k_t, v_t and, for gradients, do_t have an axis of tokens
+    arrays: list[OfLibrary]  # of the step: q_t, k_t, v_t and, for gradients, do_t have an axis of tokens
     options: Keywords
 
 
-def sequence(step: str, *arrays: OfLibrary, state: Any = None, **options: Option) -> Step:
+def sequence(step: str, *arrays: Array, state: State | None = None, **options: object) -> Step:
     """Of the arguments of `<op>_step` or `<op>_step_vjp`."""
     op = step.removesuffix("_vjp").removesuffix("_step")
     decay = options.pop("log_decay_t", None)
@@ -174,20 +179,22 @@ def sequence(step: str, *arrays: OfLibrary, state: Any = None, **options: Option
     return Step(op, tokens, options | {"initial_state": state})
 
 
-def of_token(result: Any) -> Results:
-    """o and the state of a step from those of a sequence, or its gradients."""
-    if isinstance(result, dict):
-        of_state = {"state": result["initial_state"]} if "initial_state" in result else {}
-        if "log_decay" in result:
-            g = result["log_decay"]
-            of_state["log_decay_t"] = g[..., 0] if g.ndim else g
-        return {f"{name}_t": result[name][..., 0, :] for name in "qkv"} | of_state
-    o, state = result
-    return o[..., 0, :], state
+def gradients_of_token(grads: Keywords) -> Keywords:
+    """The gradients of a step from those of a sequence."""
+    of_state = {"state": grads["initial_state"]} if "initial_state" in grads else {}
+    if "log_decay" in grads:
+        g = grads["log_decay"]
+        of_state["log_decay_t"] = g[..., 0] if g.ndim else g
+    return {f"{name}_t": grads[name][..., 0, :] for name in "qkv"} | of_state
 
 
 def _check_states(
-    function: str, op: str, arrays: Sequence[OfLibrary], initial: Any, dstate: Any, options: Bindings
+    function: str,
+    op: str,
+    arrays: Sequence[OfLibrary],
+    initial: State | None,
+    dstate: State | None,
+    options: Bindings,
 ) -> None:
     q, k, v = arrays[:3]
     operands = {name: x for name, x in (*zip(ARRAYS[op], arrays, strict=False), *options.items()) if is_array(x)}
@@ -245,35 +252,41 @@ def numbers(op: str, options: Bindings) -> Keywords:
 class Linear(Served):
     """The tables of `OPS` and of their steps."""
 
-    def attend(self, op: str, *arrays: OfLibrary, **options: Option) -> Results:
+    def attend(self, op: str, *arrays: OfLibrary, **options: Option) -> OfLibrary:
         """An op of `OPS`."""
         arguments, outputs = call(op, arrays, **options)
         return answer(op, options, self.evaluate(op, arguments, outputs))
 
-    def pull(self, op: str, *arrays: OfLibrary, dstate: Any = None, **options: Option) -> Keywords:
+    def pull(self, op: str, *arrays: OfLibrary, dstate: State | None = None, **options: Option) -> Keywords:
         """Its explicit gradients."""
         *inputs, do = arrays
         grads = self.pulled(op, call(op, inputs, **options).arguments, cotangents(op, options, do, dstate))
         return gradients(op, options, grads)
 
-    def step(self, op: str, *arrays: Array, **options: object) -> Results:
+    def step(self, op: str, *arrays: Array, **options: Option) -> Results:
         """One more token."""
         s = sequence(op, *arrays, **options)
-        return of_token(self.attend(s.op, *s.arrays, return_state=True, **s.options))
+        o, state = self.attend(s.op, *s.arrays, return_state=True, **s.options)
+        return o[..., 0, :], state
 
-    def pull_step(self, op: str, *arrays: Array, **options: object) -> Keywords:
+    def pull_step(self, op: str, *arrays: Array, **options: Option) -> Keywords:
         """Its explicit gradients."""
         s = sequence(op, *arrays, **options)
-        grads: Keywords = of_token(self.pull(s.op, *s.arrays, **s.options))
-        return grads
+        return gradients_of_token(self.pull(s.op, *s.arrays, **s.options))
 
-    def refuse_step(self, op: str, backward: bool, *arrays: Array, **options: object) -> str | None:
+    def refuse_step(self, op: str, backward: bool, *arrays: Array, **options: Option) -> str | None:
         """Why the library does not serve a step."""
         s = sequence(op, *arrays, **options)
         return self.refuse(s.op, backward, *s.arrays, return_state=not backward, function=op, **s.options)
 
     def refuse(
-        self, op: str, backward: bool, *arrays: OfLibrary, dstate: Any = None, function: str = "", **options: Option
+        self,
+        op: str,
+        backward: bool,
+        *arrays: OfLibrary,
+        dstate: State | None = None,
+        function: str = "",
+        **options: Option,
     ) -> str | None:
         """Why the library does not serve a call."""
         *inputs, do = arrays if backward else (*arrays, None)

@@ -4,7 +4,7 @@ import ctypes
 import os
 import warnings
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnkit._core.typing import AnyFunction
 from attnkit.backends.native import NativeStatus, build
@@ -24,7 +24,7 @@ class Library(NamedTuple):
     check: AnyFunction
     message: AnyFunction
     activation: AnyFunction
-    jax: Any  # the handler of XLA's custom calls
+    jax: object  # the handler of XLA's custom calls
 
 
 class Misfit(LookupError):

@@ -9,7 +9,7 @@ import ctypes
 import math
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.softpick import EPS, SOFTPICK
 
 Shape = tuple[int, ...]
-Plain = tuple[tuple[str, Any], ...]
+Plain = tuple[tuple[str, Hashable], ...]
 PAIRS, TOKENS, SHARED, VECTOR, GATES = "pairs", "tokens", "shared", "vector", "gates"
 ROWS, ITEMS, NUMBER = "rows", "items", "number"
 STATES = ("", "d", "final_", "dfinal_")
@@ -200,7 +200,7 @@ def _filled(values: Iterable[int], rest: int) -> ctypes.Array[ctypes.c_int64]:
     return abi.Axes(*[rest] * (abi.AXES - len(values)), *values)
 
 
-def _length(plan: abi.Plan, length: Any) -> None:
+def _length(plan: abi.Plan, length: str | float | None) -> None:
     if isinstance(length, str):
         plan.length_kind = {"visible": abi.LENGTH_VISIBLE, "all": abi.LENGTH_ALL}[length]
     elif length is None:
@@ -338,15 +338,16 @@ def _turned(operand: Operand) -> Operand:
 def _common(
     op: str,
     backward: bool,
-    operands: tuple[tuple[str, Any, Any, Any], ...],
-    options: tuple[tuple[str, Any], ...],
+    operands: tuple[tuple[str, Any, Any, DType], ...],
+    options: Plain,
     outputs: tuple[str, ...],
     mapped: int,
 ) -> _Common:
     """For operands of which `OF_KEYS` have no number of keys and no strides, so that nothing here depends on them."""
     by_name = {operand[0]: Operand(*operand) for operand in operands}
     packed = "edges_q" in by_name
-    q, k, v, chosen = by_name["q"].shape, by_name["k"].shape, by_name.get("v"), dict(options)
+    q, k, v = by_name["q"].shape, by_name["k"].shape, by_name.get("v")
+    chosen: Keywords = dict(options)
     family = RECORDS[op].family if op in RECORDS else None
     if family is not None and family.seeing is not None:  # which pairs the op shows by itself
         chosen = family.seeing(**dict.fromkeys(family.arrays), **chosen)
@@ -375,7 +376,7 @@ def _allocated(results: Iterable[Operand]) -> tuple[Allocated, ...]:
     return tuple([Allocated(*operand[1:]) for operand in results])
 
 
-def _without_keys(operand: Operand) -> tuple[str, Any, None, Any]:
+def _without_keys(operand: Operand) -> tuple[str, tuple[int | None, ...], None, DType]:
     name, shape, _, dtype = operand
     last = LAYOUTS[name] in (PAIRS, VECTOR, GATES)
     return name, (*shape[:-1], None) if last else (*shape[:-2], None, shape[-1]), None, dtype
@@ -385,8 +386,8 @@ def _without_keys(operand: Operand) -> tuple[str, Any, None, Any]:
 def prepare(
     op: str,
     backward: bool,
-    operands: tuple[tuple[str, Shape, Shape, Any], ...],
-    options: tuple[tuple[str, Any], ...],
+    operands: tuple[tuple[str, Shape, Shape, DType], ...],
+    options: Plain,
     outputs: tuple[str, ...],
     mapped: int = 0,
 ) -> Prepared:
@@ -495,10 +496,10 @@ def refusal(op: str, dtypes: tuple[tuple[str, str], ...], own: Plain) -> str | N
 # ---------------------------------------------------------------------------------------------- arguments of a call
 
 
-def split(arguments: Bindings, is_array: Callable[[Any], bool]) -> tuple[Keywords, Plain]:
+def split(arguments: Bindings, is_array: Callable[[object], bool]) -> tuple[Keywords, Plain]:
     """The arrays of a call by name, and its plain options; dropout=(p, seed) is p and an array or a number "seed", and
     `EDGES` may be tuples."""
-    arrays, plain = dict[str, Any](), list[tuple[str, Any]]()
+    arrays, plain = Keywords(), list[tuple[str, Hashable]]()
     for name, value in arguments.items():
         if value is None:
             continue

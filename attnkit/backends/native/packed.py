@@ -1,10 +1,9 @@
 """Packed sequences as the library takes them: their boundaries are two more arrays of a call of the op."""
 
 from functools import partial
-from typing import Any
 
 from attnkit._core.dispatch import Kernel
-from attnkit._core.typing import Array, OfLibrary, Option, Results
+from attnkit._core.typing import AnyFunction, Array, OfLibrary, Option, Results
 from attnkit.backends.native import linear
 from attnkit.backends.native.lower import EDGES
 from attnkit.backends.native.served import Arguments, Served
@@ -13,7 +12,8 @@ from attnkit.ops.linear.attention import LINEAR
 from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
 
-OPS: dict[str, tuple[Any, Any]] = {
+Edges = tuple[int, ...] | Array
+OPS: dict[str, tuple[AnyFunction, AnyFunction]] = {
     SOFTMAX.name: (packed.softmax_attention_packed, packed.softmax_attention_packed_vjp),
     POINTWISE.name: (packed.pointwise_attention_packed, packed.pointwise_attention_packed_vjp),
     LINEAR.name: (packed.linear_attention_packed, packed.linear_attention_packed_vjp),
@@ -32,7 +32,9 @@ def formula(op: str, arguments: Arguments, cotangents: Arguments) -> Arguments:
 class Packed(Served):
     """The tables of `OPS`."""
 
-    def attend_packed(self, op: str, q: Array, k: Array, v: Array, cu_q: Any, cu_k: Any, **options: object) -> Results:
+    def attend_packed(
+        self, op: str, q: Array, k: Array, v: Array, cu_q: Edges, cu_k: Edges, **options: object
+    ) -> Results:
         """The packed form of an op, whose chunks are the library's."""
         options.pop("chunk_size", None)
         return self.attend(op, q, k, v, edges_q=cu_q, edges_k=cu_k, **options)
@@ -43,17 +45,17 @@ class Packed(Served):
         q: OfLibrary,
         k: OfLibrary,
         v: OfLibrary,
-        cu_q: Any,
-        cu_k: Any,
+        cu_q: Edges,
+        cu_k: Edges,
         *cotangents: OfLibrary,
-        **options: Option,
+        **options: object,
     ) -> Arguments:
         """Its explicit gradients."""
         options.pop("chunk_size", None)
         return self.pull(op, q, k, v, *cotangents, edges_q=cu_q, edges_k=cu_k, **options)
 
     def refuse(
-        self, op: str, backward: bool, q: OfLibrary, k: OfLibrary, v: OfLibrary, *others: OfLibrary, **options: Option
+        self, op: str, backward: bool, q: Array, k: Array, v: Array, *others: Array, **options: Option
     ) -> str | None:
         """Why the library does not serve a call."""
         reason = linear.refused(op, backward, (q, k, v), **options) if op in linear.OPS else None

@@ -1,10 +1,8 @@
 """Statistics of rows as the library takes them: further outputs of the op that is measured."""
 
-from typing import Any
-
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import RECORDS, base_op, measured
-from attnkit._core.typing import Array, OfLibrary, Results
+from attnkit._core.typing import Array, OfLibrary
 from attnkit.backends.native.served import Arguments, Served
 from attnkit.ops import statistics
 from attnkit.ops.statistics import RowStatistics
@@ -43,7 +41,9 @@ def formula(op: str, options: Arguments, cotangents: Arguments) -> Arguments:
 class Rows(Served):
     """The tables of statistics."""
 
-    def measure(self, *arrays: Array, op: str, fields: tuple[str, ...], **options: object) -> Results:
+    def measure(
+        self, *arrays: Array, op: str, fields: tuple[str, ...], **options: object
+    ) -> RowStatistics | tuple[Array, RowStatistics]:
         """row_statistics of (q, k), attention_with_statistics of (q, k, v)."""
         outputs = (*(("o",) if len(arrays) == 3 else ()), *fields)
         answers = self.evaluate(*_measured(op, arrays, options), outputs) if outputs else ()
@@ -52,14 +52,14 @@ class Rows(Served):
         return (results["o"], rows) if len(arrays) == 3 else rows
 
     def pull_measured(
-        self, *arrays: Array, op: str, fields: Any, dstats: RowStatistics, do: OfLibrary = None, **options: object
+        self, *arrays: Array, op: str, fields: object, dstats: RowStatistics, do: OfLibrary = None, **options: object
     ) -> Arguments:
         """Their explicit gradients."""
         cotangents = {f"d{name}": x for name, x in dstats._asdict().items() if name not in COUNTS}
         return self.pulled(*_measured(op, arrays, options), {"do": do} | cotangents)
 
     def refuse(
-        self, *arrays: Array, op: str, fields: Any, dstats: Any = None, do: OfLibrary = None, **options: object
+        self, *arrays: Array, op: str, fields: object, dstats: object = None, do: OfLibrary = None, **options: object
     ) -> str | None:
         """Why the library does not serve them."""
         if base_op(op) not in VJPS or base_op(op) == STICK_BREAKING.name:

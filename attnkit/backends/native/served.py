@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import RECORDS
@@ -24,7 +24,7 @@ Arguments = Keywords  # the arguments of a call by name
 class Served(NamedTuple):
     """What a library of arrays has; its tables are those of quadratic attention."""
 
-    evaluate: Callable[[str, Arguments, tuple[str, ...]], Sequence[Any]]  # the named outputs of an op
+    evaluate: Callable[[str, Arguments, tuple[str, ...]], Sequence[Array]]  # the named outputs of an op
     pulled: Callable[[str, Arguments, Bindings], Arguments]  # its gradients, from cotangents that may be None
     unsupported: Callable[..., str | None]  # (op, *arrays, **options)
 

@@ -3,7 +3,6 @@
 import ctypes
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -44,14 +43,14 @@ def serve(op: str, backward: bool, arguments: Keywords, outputs: tuple[str, ...]
     return results
 
 
-def _operands(arrays: dict[str, Array]) -> tuple[tuple[str, Any, Any, Any], ...]:
+def _operands(arrays: dict[str, Array]) -> tuple[tuple[str, lower.Shape, lower.Shape, np.dtype], ...]:
     return tuple(
         [(name, x.shape, tuple([stride // x.itemsize for stride in x.strides]), x.dtype) for name, x in arrays.items()]
     )
 
 
-def _seed(seed: Any) -> Array:
-    if not is_array(seed):
+def _seed(seed: Array | int) -> Array:
+    if not isinstance(seed, Array):
         return np.array(int(seed), np.uint64)
     return seed if seed.itemsize >= 4 else seed.astype(np.int32)
 

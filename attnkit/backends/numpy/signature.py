@@ -1,19 +1,17 @@
 """The signature of a call on NumPy arrays: everything that checks and dispatch look at."""
 
-from typing import Any
-
 import numpy as np
 
 from attnkit._core.typing import Array, Keywords
 
 
-def _of(x: np.ndarray) -> tuple[Any, ...]:
+def _of(x: np.ndarray) -> tuple[object, ...]:
     return x.shape, x.strides, x.dtype, x.flags.aligned
 
 
-def signature(arrays: tuple[Array, ...], options: Keywords) -> tuple[Any, ...] | None:
+def signature(arrays: tuple[Array, ...], options: Keywords) -> tuple[object, ...] | None:
     """None if the call must be checked every time."""
-    parts: list[Any] = []
+    parts: list[object] = []
     for x in arrays:
         if type(x) is not np.ndarray:
             return None

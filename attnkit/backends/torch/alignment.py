@@ -1,12 +1,11 @@
 """Tensors whose memory is not aligned to their elements, as in the middle of a file: kernels cannot load those."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel
-from attnkit._core.typing import OfLibrary, Option
+from attnkit._core.typing import OfLibrary
 from attnkit.backends.torch import watchers
 from attnkit.kernels.plan import UNALIGNED
 
@@ -27,7 +26,7 @@ def refusing_unaligned(kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
 
 
 def _refusing(kernel: Kernel) -> Kernel:
-    def unsupported(*arrays: OfLibrary, **options: Option) -> str | None:
+    def unsupported(*arrays: OfLibrary, **options: object) -> str | None:
         if not watchers.watched():
             tensors = [*_tensors((*arrays, *options.values()))]
             if watchers.plain(tensors) and not are_aligned(tensors):
@@ -37,7 +36,7 @@ def _refusing(kernel: Kernel) -> Kernel:
     return kernel._replace(unsupported=unsupported)
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
     """Those among arguments, and those of states and of dropout."""
     for x in values:
         if isinstance(x, Tensor):

@@ -8,19 +8,23 @@ with d.
 
 import numbers
 from ast import literal_eval
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
+from torch.library import CustomOpDef
 
 from attnkit._core import quadratic
 from attnkit._core.special import without_autocast
-from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option
+from attnkit._core.typing import Keywords, OfLibrary, Option
 from attnkit.backends.torch import watchers
 from attnkit.backends.torch.alignment import in_aligned_memory
 from attnkit.backends.torch.layout import in_layout_of
+
+if TYPE_CHECKING:
+    from torch._functorch.autograd_function import VmapInfo
 
 SCHEMA = "(str op, Tensor[] arrays, str names, str text) -> Tensor[]"  # torch reads it from annotations after 2.6 only
 VJP_SCHEMA = "(str op, Tensor[] arrays, str names, str text, Tensor? do, str targets) -> Tensor[]"
@@ -28,16 +32,34 @@ SEED, RATE = "dropout_seed", "dropout_rate"
 Arguments = Keywords  # the arguments of a call by name
 Outputs = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shapes and dtypes by name
 Forward = Callable[[str, Arguments], Tensor | list[Tensor]]
-Runner = Callable[[Callable[..., Sequence[Tensor]], Sequence[Tensor], Any], Sequence[Tensor]]
-Backward = Callable[[str, Arguments, Any, tuple[str, ...]], dict[str, Tensor]]
+Runner = Callable[[Callable[..., Sequence[Tensor]], Sequence[Tensor], Hashable], Sequence[Tensor]]
+Backward = Callable[[str, Arguments, OfLibrary, tuple[str, ...]], dict[str, Tensor]]
+
+
+class Kept(Protocol):
+    """What autograd passes to the functions of a node, as far as it is used here; each adds what it keeps."""
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]: ...
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+    def mark_non_differentiable(self, *outputs: Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
+class _KeptByOp(Kept, Protocol):
+    """The same for a custom op."""
+
+    call: tuple[str, list[str], tuple[str, ...], str]  # op, names of the arrays and of the further outputs, text
+    like: tuple[torch.Size, torch.dtype]  # of the first output
+    needs_input_grad: tuple[bool, Sequence[bool], bool, bool]
 
 
 class Custom(NamedTuple):
     """The custom ops `attnkit::NAME` and `attnkit::NAME_vjp`, the arguments that have gradients, and the functions that
     the ops were registered with."""
 
-    forward: Any
-    vjp: Any
+    forward: CustomOpDef
+    vjp: CustomOpDef
     differentiable: tuple[str, ...]
     computed: Callable[[str, Arguments], list[Tensor]]
     pulled: Backward
@@ -69,7 +91,7 @@ class Custom(NamedTuple):
 
 
 def _gradients(
-    vjp: Any, op: str, arrays: Sequence[Tensor], names: str, text: str, do: Tensor | None, targets: str
+    vjp: CustomOpDef, op: str, arrays: Sequence[Tensor], names: str, text: str, do: Tensor | None, targets: str
 ) -> list[Tensor]:
     tensors = [*arrays, *([] if do is None else [do])]
     if watchers.differentiated(tensors):
@@ -128,7 +150,7 @@ def only_o(op: str, arguments: Arguments) -> Outputs:
     return {"o": ((*leading, q.shape[-2], v.shape[-1]), q.dtype)}
 
 
-def at_once(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor], key: Any) -> Sequence[Tensor]:
+def at_once(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor], key: Hashable) -> Sequence[Tensor]:
     """The results of a function of tensors, which depends on them and on `key` alone."""
     return function(*tensors)
 
@@ -208,7 +230,7 @@ def register(
         made = [(like[name], like[name].new_empty(like[name].shape)) for name in targets.split(",")]
         return [in_layout_of(x, grad) if laid_out else grad for x, grad in made]
 
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    def keep(ctx: _KeptByOp, inputs: tuple[str, list[Tensor], str, str], output: list[Tensor]) -> None:
         op, arrays, names, text = inputs
         others = tuple(outputs(op, decoded(arrays, names, text)))[1:]
         ctx.set_materialize_grads(False)
@@ -216,7 +238,7 @@ def register(
         ctx.call = (op, names.split(","), others, text)
         ctx.like = (output[0].shape, output[0].dtype)
 
-    def pull(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+    def pull(ctx: _KeptByOp, grads: list[Tensor | None]) -> tuple[None, list[Tensor | None], None, None]:
         op, names, others, text = ctx.call
         do, *rest = grads
         shape, dtype = ctx.like
@@ -241,28 +263,30 @@ def register(
     return Custom(run, vjp, differentiable, computed, pulled, outputs)
 
 
-def refuse_second_derivatives(vjp: Any, name: str) -> None:
+def refuse_second_derivatives(vjp: CustomOpDef, name: str) -> None:
     """Make a custom op for gradients raise NotImplementedError when it is differentiated."""
 
-    def refuse(ctx: Any, *grads: Tensor) -> Any:
+    def refuse(ctx: object, *grads: Tensor) -> NoReturn:
         raise NotImplementedError(f"attnkit::{name} has no second derivatives; impl='generic' has")
 
     vjp.register_autograd(refuse, setup_context=lambda ctx, inputs, output: None)
 
 
-def map_one_by_one(op: Any) -> None:
+def map_one_by_one(op: CustomOpDef) -> None:
     """Register vmap as a loop: the counters of dropout are those of a single call."""
     op.register_vmap(partial(_one_by_one, op))
 
 
-def _one_by_one(op: AnyFunction, info: Any, in_dims: tuple[Any, ...], *arguments: Tensor) -> tuple[Any, Any]:
-    results = []
+def _one_by_one(
+    op: CustomOpDef, info: "VmapInfo", in_dims: tuple[object, ...], *arguments: object
+) -> tuple[list[Tensor], list[int]]:
+    results: list[list[Tensor]] = []
     for i in range(info.batch_size):
         results.append(op(*(_picked(x, dims, i) for x, dims in zip(arguments, in_dims, strict=True))))
     return [torch.stack(column) for column in zip(*results, strict=True)], [0] * len(results[0])
 
 
-def _picked(x: Tensor, dims: Any, i: int) -> Any:
-    if isinstance(x, list | tuple) and dims is not None:
+def _picked(x: object, dims: object, i: int) -> object:
+    if isinstance(x, list | tuple) and isinstance(dims, list | tuple):
         return [_picked(one, dim, i) for one, dim in zip(x, dims, strict=True)]
-    return x if dims is None else x.select(dims, i)
+    return x.select(dims, i) if isinstance(x, Tensor) and isinstance(dims, int) else x

@@ -8,18 +8,19 @@ tensors, subclasses, dispatch modes, torch.func.vmap).
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from attnkit._core import quadratic
 from attnkit._core.library import freed
+from attnkit._core.typing import Bindings, Keywords, OfLibrary, Option
 from attnkit.backends.native import abi, linear, lower, native_status, packed, rows, served
 from attnkit.backends.native.load import warn_of_absence
 from attnkit.backends.torch import watchers
 from attnkit.backends.torch.alignment import are_aligned
-from attnkit.backends.torch.custom import Arguments, Outputs, register
+from attnkit.backends.torch.custom import Arguments, Kept, Outputs, register
 from attnkit.backends.torch.softmax import sdpa_unsupported
 from attnkit.kernels.plan import UNALIGNED
 from attnkit.ops import gated, lsh, rela, ssmax
@@ -37,11 +38,11 @@ DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat1
 CPU = torch.device("cpu")  # named wherever memory is allocated: the default device may be another
 
 
-def is_tensor(x: Any) -> bool:
+def is_tensor(x: object) -> bool:
     return isinstance(x, Tensor)
 
 
-def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Tensor], lower.Plain]:
+def split(arguments: Bindings) -> tuple[dict[str, Tensor], lower.Plain]:
     """`lower.split`, with tensors for the seed of dropout and for boundaries."""
     arrays, plain = lower.split(arguments, is_tensor)
     if "seed" in arrays:
@@ -173,11 +174,18 @@ def _call(op: str, arrays: Mapping[str, Tensor], plain: lower.Plain, outputs: tu
     return _Call(op, tuple(arrays), plain, outputs, again, counts, planned(op, False, arrays, plain, plan_outputs))
 
 
+class _Saved(Kept, Protocol):
+    """What the node keeps."""
+
+    call: _Call
+    needs_input_grad: tuple[bool, ...]
+
+
 class _Attend(torch.autograd.Function):
     """The named outputs; second derivatives use the generic formula."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: _Saved, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         outputs = filled(call.plan, tensors)
         ctx.save_for_backward(*tensors, *[outputs[n] for n, _ in call.again])
         ctx.set_materialize_grads(False)
@@ -187,7 +195,7 @@ class _Attend(torch.autograd.Function):
         return tuple(outputs[: len(call.outputs)])
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: _Saved, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         call = ctx.call
         names = [name for name, need in zip(call.names, ctx.needs_input_grad[1:], strict=True) if need]
         saved = dict(zip((*call.names, *[name for _, name in call.again]), ctx.saved_tensors, strict=True))
@@ -269,7 +277,7 @@ def _differentiable(arrays: Mapping[str, Tensor]) -> list[Tensor]:
     return [x if name in lower.DIFFERENTIABLE else x.detach() for name, x in arrays.items()]
 
 
-def prepared(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Tensor] | None:
+def prepared(op: str, arrays: tuple[Tensor, ...], options: Keywords) -> Callable[..., Tensor] | None:
     """o of quadratic attention for calls with the same signature: only pointers change."""
     if options.get(served.further(op)[0]) or options.get("dropout") is not None or len(arrays) != 3:
         return None
@@ -283,14 +291,14 @@ def _again(op: str, arguments: Arguments) -> Callable[..., Tensor]:
     if _needs_gradients(named):
         call = _call(op, named, plain, ("o",))
 
-        def attend(*arrays: Tensor, **options: Any) -> Tensor:
+        def attend(*arrays: Tensor, **options: Tensor) -> Tensor:
             tensors = (*arrays, *[options[name] for name in order[len(arrays) :]])
             return call(_differentiable(dict(zip(order, tensors, strict=True))))[0]
 
         return attend
     plan = planned(op, False, named, plain, ("o",))
 
-    def again(*arrays: Tensor, **options: Any) -> Tensor:
+    def again(*arrays: Tensor, **options: Tensor) -> Tensor:
         rest = order[len(arrays) :]
         return filled(plan, (*arrays, *[options[name] for name in rest]) if rest else arrays)[0]
 
@@ -321,7 +329,7 @@ def _reason(op: str, dtypes: tuple[tuple[str, str], ...], own: lower.Plain) -> s
 _reason._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def unsupported(op: str, *arrays: Any, **options: Any) -> str | None:
+def unsupported(op: str, *arrays: OfLibrary, **options: Option) -> str | None:
     """Why the library does not support a call or its gradients."""
     if arrays[0].device.type != "cpu":
         return "it is for the CPU"
@@ -339,26 +347,26 @@ SDPA_UNTIL = 1 << 15
 ours at 2,048 scores, 1.7 times ours at 931,000."""
 
 
-def is_faster(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> bool:
+def is_faster(q: Tensor, k: Tensor, v: Tensor, **options: object) -> bool:
     """Against torch's fused softmax, which is listed after it; all others are slower at any size."""
     if sdpa_unsupported(q, k, v, **options) is not None:
         return True
     return math.prod(q.shape[:-1]) * k.shape[-2] >= SDPA_UNTIL
 
 
-def regret(q: Tensor, *arrays: Any, **options: Any) -> None:
+def regret(q: Tensor, *arrays: object, **options: object) -> None:
     """A call that another implementation serves: without the library that takes more time."""
     if q.device.type == "cpu":
         warn_of_absence()
 
 
-def regret_softmax(q: Tensor, *arrays: Any, **options: Any) -> None:
+def regret_softmax(q: Tensor, k: Tensor, v: Tensor, **options: object) -> None:
     """The same, but torch's own softmax is not slow."""
-    if is_faster(q, *arrays, **options):
+    if is_faster(q, k, v, **options):
         regret(q)
 
 
-def prepared_linear(op: str, arrays: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Tensor] | None:
+def prepared_linear(op: str, arrays: tuple[Tensor, ...], options: Keywords) -> Callable[..., Tensor] | None:
     """The same for linear attention."""
     arguments, outputs = linear.call(op, arrays, **options)
     plain = outputs == ("o",) and "state" not in arguments  # whose arrays come under one name, and as they are

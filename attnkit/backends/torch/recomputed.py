@@ -10,7 +10,7 @@ from functools import partial
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel
-from attnkit._core.typing import AnyFunction, Keywords, Option
+from attnkit._core.typing import AnyFunction, Keywords
 from attnkit.backends.torch.custom import Arguments, register
 from attnkit.ops.linear import attention, cosine, efficient, performer
 
@@ -35,7 +35,7 @@ def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...])
 CUSTOM = register("recomputed", _forward, _backward, ("q", "k", "v"))
 
 
-def unsupported(*arrays: Tensor, **options: Option) -> str | None:
+def unsupported(*arrays: Tensor, **options: object) -> str | None:
     """Why a call is left to automatic differentiation."""
     if options.get("initial_state") is not None or options.get("return_state"):
         return "states are served by the generic implementation"

@@ -1,7 +1,5 @@
 """The signature of a call on torch tensors: everything that checks and dispatch look at."""
 
-from typing import Any
-
 import torch
 
 from attnkit._core.typing import Array, Keywords, OfLibrary
@@ -15,7 +13,7 @@ LOW = 1 << 44
 """Where a freed storage leaves the address of its tensors, which is then their offset in it; few others are there."""
 
 
-def _of(x: OfLibrary) -> tuple[Any, ...] | None:
+def _of(x: OfLibrary) -> tuple[object, ...] | None:
     """None unless x is plain and has elements in memory: it may be sparse, or its storage freed."""
     if type(x) not in PLAIN or x.is_neg() or x.is_nested or x.layout is not STRIDED:
         return None
@@ -25,11 +23,11 @@ def _of(x: OfLibrary) -> tuple[Any, ...] | None:
     return x.shape, x.stride(), x.dtype, x.is_cpu or x.device, x.requires_grad, address & ALIGNED
 
 
-def signature(arrays: tuple[Array, ...], options: Keywords) -> tuple[Any, ...] | None:
+def signature(arrays: tuple[Array, ...], options: Keywords) -> tuple[object, ...] | None:
     """None if the call must be checked every time. Nothing is compiled: that was asked before."""
     if intercepted():
         return None
-    parts: list[Any] = [_is_grad_enabled(), _is_any_autocast_enabled()]
+    parts: list[object] = [_is_grad_enabled(), _is_any_autocast_enabled()]
     for x in arrays:
         own = _of(x)
         if own is None:

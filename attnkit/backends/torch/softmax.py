@@ -1,8 +1,9 @@
 """Softmax attention through torch's own fused `scaled_dot_product_attention`."""
 
-from typing import Any
+from typing import NoReturn
 
 import torch
+from torch.autograd.graph import Node
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnkit._core.dispatch import Kernel
@@ -51,15 +52,17 @@ class _Final(torch.autograd.Function):
     """Gradients that raise an error when they are differentiated."""
 
     @staticmethod
-    def forward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: object, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(x.view_as(x) for x in grads)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+    def backward(ctx: object, *grads: torch.Tensor) -> NoReturn:
         raise NotImplementedError("softmax_attention: impl='sdpa' has no second derivatives; impl='generic' has")
 
 
-def _final(grads: tuple[torch.Tensor | None, ...], do: tuple[torch.Tensor, ...]) -> Any:
+def _final(
+    grads: tuple[torch.Tensor | None, ...], do: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor | None, ...] | None:
     """A hook that makes `grads` raise an error if autograd differentiates them (`create_graph`)."""
     if not torch.is_grad_enabled():
         return None
@@ -67,7 +70,7 @@ def _final(grads: tuple[torch.Tensor | None, ...], do: tuple[torch.Tensor, ...])
     return tuple(g if g is None else next(final) for g in grads)
 
 
-def _fused(node: Any) -> Any:
+def _fused(node: Node | None) -> Node | None:
     """The node of a fused kernel in the graph of an output, possibly below a transpose or a slice to the head size.
 
     None if torch used its plain formula, which has all derivatives.

@@ -136,7 +136,7 @@ def opaque(kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
 
 
 def _refused_in_traces(kernel: Kernel) -> Kernel:
-    def unsupported(*arrays: OfLibrary, **options: Option) -> str | None:
+    def unsupported(*arrays: OfLibrary, **options: object) -> str | None:
         return TRACES if traces() else kernel.unsupported(*arrays, **options)
 
     return kernel._replace(unsupported=unsupported)

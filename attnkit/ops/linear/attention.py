@@ -5,20 +5,20 @@ token costs the same however many there were. Masks of pairs take the quadratic 
 """
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Unpack
 
 from attnkit._core import check
 from attnkit._core.quadratic import cast
 from attnkit._core.special import relu
 from attnkit._core.tokens import checked_with_arrays
-from attnkit._core.typing import Array, Impl, Keywords, Namespace
+from attnkit._core.typing import Array, Factor, Impl, Keywords, Namespace
 from attnkit.ops.linear.decay import check_decay
 from attnkit.ops.linear.record import Linear, op, step_of, step_vjp_of, vjp_of, weights_of
 from attnkit.ops.linear.rule import BODIES
 from attnkit.ops.linear.states import STATE_CHECKS, Scaled, State, not_negative, state_context, step_context
 from attnkit.ops.linear.sums import Features, Rule
 
-FeatureMap = Any  # a name of FEATURE_MAPS or a callable (..., n, d) -> (..., n, f)
+FeatureMap = str | Callable[[Array], Array]  # a name of FEATURE_MAPS, or (..., n, d) -> (..., n, f)
 
 
 # ---------------------------------------------------------------------------------------------- features
@@ -51,12 +51,13 @@ def _features(xp: Namespace, op: str, feature_map: FeatureMap, x: Array) -> Feat
         raise ValueError(f"{op}: feature_map must map (..., n, d) to (..., n, f) = ({expected}, f); got {got}")
 
     def pull(d: Array) -> Array:
-        if not hasattr(feature_map, "vjp"):
+        vjp = getattr(feature_map, "vjp", None)
+        if vjp is None:
             raise NotImplementedError(
                 f"{op}: explicit gradients need a feature_map with an attribute vjp(x, dfeatures) -> dx; got "
                 f"{feature_map!r}; automatic differentiation of the op itself needs none"
             )
-        return cast(xp, feature_map.vjp(x, d), x.dtype)
+        return cast(xp, vjp(x, d), x.dtype)
 
     return Features(cast(xp, values, x.dtype), pull)
 
@@ -68,8 +69,8 @@ def rule(
     normalize: bool | None = None,
     eps: float = 1e-6,
     scale: float | None = None,
-    log_decay: Any = None,
-    log_decay_t: Any = None,
+    log_decay: Factor | None = None,
+    log_decay_t: Factor | None = None,
     **others: object,
 ) -> Rule:
     """Linear attention with its own options bound."""
@@ -163,7 +164,7 @@ def linear_attention(
     return_state: bool = False,
     impl: Impl = "auto",
     **common: Unpack[Scaled],
-) -> Any:
+) -> Array | tuple[Array, State]:
     """o_i = φ(q_i)ᵀS_i / (φ(q_i)·z_i + eps) with S_i = Σ_j φ(k_j) v_jᵀ, z_i = Σ_j φ(k_j) over the keys j visible to i.
 
     Katharopoulos et al. 2020 eq 4-12 (causal: S_i, Z_i there). The weights are w_ij = scale·φ(q_i)·φ(k_j)/den_i. With a

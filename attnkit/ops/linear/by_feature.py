@@ -7,7 +7,7 @@ Weights are made tile by tile. A call has only the common options, so a rule is 
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnkit._core import check, quadratic
 from attnkit._core.family import FeatureWeights
@@ -15,7 +15,7 @@ from attnkit._core.library import namespace
 from attnkit._core.mask import positions
 from attnkit._core.special import stop_gradient, unstack
 from attnkit._core.tokens import chosen, join_heads, softmax, softmax_gradient, split_heads, zeros
-from attnkit._core.typing import Array, Keywords, Namespace, Results
+from attnkit._core.typing import Array, Factor, Keywords, Namespace, OfLibrary, Results
 from attnkit.ops.linear.record import Bodies
 from attnkit.ops.linear.scan import BY_OUTPUT, anticausal, causal, fading, finite, largest, levels_of_queries, total
 from attnkit.ops.linear.states import (
@@ -43,7 +43,7 @@ class _Call(NamedTuple):
     v: Array  # (..., S, e), 0 at keys without query
     y: Array  # (..., S, d): exp(k - m), 0 at keys without query
     level: Array | None  # (..., S, d): m under causality
-    before: Any  # exp(m0 - m): a number or (..., 1, d)
+    before: Factor  # exp(m0 - m): a number or (..., 1, d)
     start: Array | None  # (..., 1, d): the level of the state under causality
     state: Array | None  # (..., d, e + 1): [S, z] as given
     m0: Array | None  # (..., 1, d): its level
@@ -94,13 +94,14 @@ def _checked_state(
 # ---------------------------------------------------------------------------------------------- outputs
 
 
-def _column(before: Any) -> Any:
+def _column(before: Factor) -> Factor:
     """A factor of each feature as one of the rows of [S, z]."""
     return before if isinstance(before, float) else namespace(before).matrix_transpose(before)
 
 
 def _faded_state(m: _Call) -> Array:
     """The initial [S, z] as it enters the sums."""
+    assert m.state is not None
     return m.state * _column(m.before)
 
 
@@ -187,7 +188,7 @@ class _StateTerms(NamedTuple):
     k: Array  # -inf at keys that are not valid
     y: Array  # exp(k - m), 0 there
     values: Array  # [v, 1]
-    before: Any  # exp(m0 - m): a number or (..., 1, d)
+    before: Factor  # exp(m0 - m): a number or (..., 1, d)
     top: Array  # (..., 1, d): m
 
 
@@ -253,7 +254,7 @@ def _state_backward(xp: Namespace, op: str, m: _Call, terms: _StateTerms, dstate
     return dk, dv, joint * _column(terms.before), xp.where(old & (terms.top != -math.inf), dtop, 0.0)
 
 
-def _initial_gradients(xp: Namespace, m: _Call, initial: State, terms: list[Any], dlevel: Array | None) -> State:
+def _initial_gradients(xp: Namespace, m: _Call, initial: State, terms: list[OfLibrary], dlevel: Array | None) -> State:
     """Like the parts of an initial state; m gets <[S, z], d[S, z]> of each feature besides: see `_checked_state`."""
     shared, (S, z, level) = m.parts.shared, cast_like(xp, m.x, *initial)
     grads = [g for g in terms if g is not None]
@@ -363,7 +364,8 @@ def weights(xp: Namespace, op: str, a: quadratic.Inputs) -> FeatureWeights:
     """The weights of the queries in `a`."""
     heads, own = (x.shape[-3] if x.ndim > 2 else 1 for x in (a.q, a.k))
     shared = own if own not in (1, heads) and heads != 1 else None
-    x, k, pairs = (split_heads(xp, y, shared) for y in (softmax(xp, a.q, None), a.k, a.pairs))
+    x, k = split_heads(xp, softmax(xp, a.q, None), shared), split_heads(xp, a.k, shared)
+    pairs = split_heads(xp, a.pairs, shared)
     if pairs is None or pairs.shape[-2] == 1:
         w, through = _alike(xp, x, k, pairs)
     else:

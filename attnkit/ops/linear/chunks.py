@@ -8,13 +8,13 @@ sum from j to there.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnkit._core.mask import positions
 from attnkit._core.quadratic import sum_to
 from attnkit._core.special import cumulative_sum
 from attnkit._core.tokens import zeros
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import Array, Factor, Namespace, OfLibrary
 
 
 def chunk_length(size: int, n: int) -> int:
@@ -60,9 +60,9 @@ def sums_after(xp: Namespace, x: Array) -> Array:
 class Fades(NamedTuple):
     """The factors of a chunk, (..., size, w), or numbers if nothing fades."""
 
-    within: Any  # from before the chunk to each token
-    until: Any  # from each token to the end
-    whole: Any  # (..., 1, w): of all tokens
+    within: Factor  # from before the chunk to each token
+    until: Factor  # from each token to the end
+    whole: OfLibrary  # (..., 1, w): of all tokens
 
 
 def fades(xp: Namespace, g: Array | None) -> Fades:
@@ -144,7 +144,7 @@ class Pulled(NamedTuple):
 
     x: Array
     y: Array
-    g: Any
+    g: OfLibrary
 
 
 def pull_products(xp: Namespace, x: Array, y: Array, g: Array | None, dm: Array, m: Array) -> Pulled:

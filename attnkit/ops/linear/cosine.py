@@ -1,6 +1,6 @@
 """Cosine attention: 1 + cos(q, k) takes the place of exp(q·k), a linear attention with one more feature."""
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from attnkit._core.typing import Array, Impl, Namespace
 from attnkit.ops.linear.record import Linear, op, step_of, step_vjp_of, vjp_of, weights_of
@@ -57,7 +57,7 @@ def cosine_attention(
     return_state: bool = False,
     impl: Impl = "auto",
     **common: Unpack[Tokens],
-) -> Any:
+) -> Array | tuple[Array, State]:
     """o_i = Σ_j (1 + q̂_i·k̂_j) v_j / den_i over the visible keys, den_i = max(n_i + q̂_i·Σ_j k̂_j, 0) + 1e-6, x̂ = x/‖x‖.
 
     Su 2020 (spaces.ac.cn/archives/7546), Li et al. 2020 "Linear Attention Mechanism": exp(q·k) ≈ 1 + q·k of unit

@@ -1,6 +1,6 @@
 """Efficient attention (Shen et al. 2021): a softmax of q over its features and of k over the tokens."""
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from attnkit._core.tokens import key_mask
 from attnkit._core.typing import Array, Impl
@@ -23,7 +23,7 @@ def efficient_attention(
     return_state: bool = False,
     impl: Impl = "auto",
     **common: Unpack[Tokens],
-) -> Any:
+) -> Array | tuple[Array, State]:
     """o_i = Σ_c softmax(q_i)_c (Σ_j exp(k_jc) v_j) / (Σ_j exp(k_jc)), c over the d features, j over the visible keys.
 
     Shen et al. 2021, without masks and causality there; no scale. Under causality each query has sums of its own, so

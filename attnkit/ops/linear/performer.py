@@ -1,6 +1,6 @@
 """Performer (FAVOR+, Choromanski et al. 2021): random features whose products estimate exp(q·k/√d)."""
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from attnkit._core import check
 from attnkit._core.dispatch import namespace
@@ -153,7 +153,7 @@ def performer_attention(
     return_state: bool = False,
     impl: Impl = "auto",
     **common: Unpack[Tokens],
-) -> Any:
+) -> Array | tuple[Array, State]:
     """o_i = Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j) over the keys j visible to i; 0 where the denominator is 0.
 
     Choromanski et al. 2021 §2.3-2.4. kernel="softmax": φ(x)_r = m^-½ exp(ω_r·x̃ - ‖x̃‖²/2 - c), x̃ = x d^-¼, so that

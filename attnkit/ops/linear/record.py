@@ -9,7 +9,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, Weights, WithState, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, FeatureWeights, never, nothing, recorded
-from attnkit._core.typing import A, AnyFunction, Array, Keywords, Namespace, OfLibrary, Option, Results
+from attnkit._core.typing import A, AnyFunction, Array, Factor, Keywords, Namespace, Option, Results
 from attnkit.ops.linear.states import Options, Scaled, State, Tokens, shown_keys, state_context, step_context, stepping
 
 P = ParamSpec("P")
@@ -60,9 +60,7 @@ class Linear(NamedTuple):
         lead = check.broadcast(self.name, "leading axes", tuple(u.shape[:-2]), own_axes)
         return quadratic.cast(xp, xp.broadcast_to(u * r, (*lead, *u.shape[-2:])), q.dtype)
 
-    def vjp(
-        self, q: Array, k: Array, v: Array, *others: OfLibrary, dstate: OfState = None, **options: Option
-    ) -> Results:
+    def vjp(self, q: Array, k: Array, v: Array, *others: Array, dstate: OfState = None, **options: Option) -> Results:
         *arrays, do = others
         bound = self.rule(f"{self.name}_vjp", *arrays, **options)
         return self.bodies.vjp(namespace(q), bound, q, k, v, do, dstate, _whole(**options))
@@ -105,7 +103,7 @@ def family_of(record: Linear) -> Family:
     def of_features(xp: Namespace, a: quadratic.Inputs, **own: object) -> FeatureWeights:
         return record.bodies.weights(xp, record.rule(f"row_statistics({record.name})", **own), a)
 
-    def weigh(xp: Namespace, s: None, a: quadratic.Inputs, **own: object) -> tuple[Array, Any]:
+    def weigh(xp: Namespace, s: None, a: quadratic.Inputs, **own: object) -> tuple[Array, Factor]:
         return of_features(xp, a, **own)[:2]
 
     return Family(
@@ -168,7 +166,7 @@ def _state(name: str) -> inspect.Parameter:
 
 def op(
     record: Linear, runs: AnyFunction
-) -> Callable[[Callable[Concatenate[Array, Array, Array, P], Any]], WithState[P]]:
+) -> Callable[[Callable[Concatenate[Array, Array, Array, P], object]], WithState[P]]:
     """Make a documented signature (q, k, v, *arrays, own..., **common) the op of a record; it `runs` its `attend`."""
     return lambda documented: recorded(family_of(record))(_checked(record, runs)(documented))
 
@@ -183,7 +181,7 @@ def weights_of(forward: WithState[P], record: Linear, doc: str = "") -> Weights[
 def vjp_of(forward: WithState[P], record: Linear, doc: str) -> Vjp[P]:
     """`<op>_vjp`, with the signature of the op and the cotangents do, behind its arrays, and dstate."""
     more = [WHOLE_DO, _state("dstate")]
-    signature = signature_like(forward, dict[str, Any], ("return_state",), more)
+    signature = signature_like(forward, Keywords, ("return_state",), more)
     return _checked(record, record.vjp)(derived_signature(forward, f"{record.name}_vjp", signature, doc))
 
 
@@ -196,11 +194,11 @@ def step_of(forward: WithState[P], record: Linear, doc: str) -> Step[P]:
 def step_vjp_of(forward: WithState[P], record: Linear) -> StepVjp[P]:
     doc = """Gradients {"q_t", "k_t", "v_t"} and, where there was one, "state", for do_t and dstate (None = 0)."""
     more = [WHOLE_DO.replace(name="do_t"), _state("state"), _state("dstate")]
-    signature = _of_token(forward, dict[str, Any], more)
+    signature = _of_token(forward, Keywords, more)
     return _checked_step(record, record.step_vjp, derived_signature(forward, f"{record.name}_step_vjp", signature, doc))
 
 
-def _of_token(forward: AnyFunction, returns: Any, more: list[inspect.Parameter]) -> inspect.Signature:
+def _of_token(forward: AnyFunction, returns: object, more: list[inspect.Parameter]) -> inspect.Signature:
     signature = signature_like(forward, returns, (*STATEFUL, *OF_SEQUENCES), more)
     names = {name: f"{name}_t" for name in (*"qkv", *DECAY)}
     return signature.replace(

@@ -108,8 +108,8 @@ def weights(xp: Namespace, rule: Rule, a: quadratic.Inputs, valid: Array | None 
             level = xp.where(split_heads(xp, a.pairs, shared), level, -math.inf)
         fade = xp.exp(level - finite(xp, largest(xp, level)))
     if rule.log_decay is not None:
-        own = split_heads(xp, valid, shared, axis=-2)
-        g = decay.gates(xp, rule.log_decay, y, max(a.q.ndim, a.k.ndim) > 2, own, shared)
+        shown = split_heads(xp, valid, shared, axis=-2)
+        g = decay.gates(xp, rule.log_decay, y, max(a.q.ndim, a.k.ndim) > 2, shown, shared)
         fade = decay.of_pairs(xp, g, x.shape[-2])[0]
     s = x @ y.mT
     u = quadratic.masked(xp, a, join_heads(xp, s if fade is None else s * fade, shared))

@@ -7,13 +7,13 @@ results are bitwise causal.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple, overload
 
 from attnkit._core.check import broadcast
 from attnkit._core.mask import positions
 from attnkit._core.special import cumulative_maximum, cumulative_sum, unstack
 from attnkit._core.tokens import zeros
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import Array, Factor, Namespace
 
 _ELEMENTS = 2**22  # of the largest array that a block of a scan may make
 _SUMMED = 512  # products added in one matrix product: longer sums are added pairwise
@@ -238,7 +238,11 @@ def scan(
     return (out if not _symbolic(n) and out.shape[-2] == n else out[..., :n, :]), state, start
 
 
-def _part(x: Array | None, start: int, stop: int) -> Any:
+@overload
+def _part(x: Array, start: int, stop: int) -> Array: ...
+@overload
+def _part(x: Array | None, start: int, stop: int) -> Array | None: ...
+def _part(x: Array | None, start: int, stop: int) -> Array | None:
     return None if x is None else x[..., start:stop, :]
 
 
@@ -270,8 +274,10 @@ def causal(
     if state is None:
         state = zeros(xp, c, (*leading(y, c), y.shape[-1], g))
     if ahead:
-        end = None if level is None else level[..., ahead - 1 : ahead, :]
-        fades = None if level is None else xp.exp(_part(level, 0, ahead) - end)
+        end = fades = None
+        if level is not None:
+            end = level[..., ahead - 1 : ahead, :]
+            fades = xp.exp(level[..., :ahead, :] - end)
         first, second = _part(y, 0, ahead), _part(c, 0, ahead)
         if fades is not None:
             first, second = (first, second * fades) if faded.outputs else (first * fades, second)
@@ -337,7 +343,7 @@ class Fading(NamedTuple):
     """The level that sums are divided by the exponential of."""
 
     top: Array  # (..., 1, w), or (..., S, w) under causality
-    before: Any  # what an initial state is multiplied by: a number or (..., 1, w)
+    before: Factor  # what an initial state is multiplied by: a number or (..., 1, w)
     start: Array | None  # (..., 1, w): the level of the initial state after that, under causality
 
 

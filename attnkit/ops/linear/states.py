@@ -7,18 +7,18 @@ divided by the exponential of. Inside, S and z are one array (..., f, e + 1): va
 import inspect
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import NamedTuple, TypedDict, TypeVar
 
 from attnkit._core import check
 from attnkit._core.mask import Rows, Visibility, positions
 from attnkit._core.quadratic import cast, compute_dtype
 from attnkit._core.tokens import both, chosen, gradient_like, split_heads, valid_keys, whole, zeros
-from attnkit._core.typing import A, Array, Causal, Keywords, Namespace, OfLibrary, Option, Results
+from attnkit._core.typing import A, Array, Bindings, Causal, Keywords, Namespace, OfLibrary
 
 State = tuple[Array, ...]
 INITIAL = ("initial_S", "initial_z")
 """The parts of initial_state (S, z) as arguments of kernels."""
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 class Tokens(TypedDict, total=False):
@@ -42,7 +42,7 @@ class Options(NamedTuple):
 
     initial_state: State | None
     chunk_size: int
-    common: Any  # Tokens or Scaled
+    common: Bindings  # Tokens or Scaled
 
 
 # ---------------------------------------------------------------------------------------------- checks
@@ -101,7 +101,9 @@ def widths_of(k: Array, v: Array) -> dict[str, tuple[int, ...]]:
     return {"S": (k.shape[-1], v.shape[-1]), "z": (k.shape[-1],)}
 
 
-def with_parts(op: str, q: Array, k: Array, v: Array, initial_state: Any = None, **options: object) -> Keywords:
+def with_parts(
+    op: str, q: Array, k: Array, v: Array, *, initial_state: State | None = None, **options: object
+) -> Keywords:
     """The arguments of a call, the parts of its initial state validated and under names of their own."""
     arguments = {"q": q, "k": k, "v": v, **options}
     if initial_state is None:
@@ -116,7 +118,7 @@ def causal_fits(op: str, causal: Causal, queries: int, keys: int) -> None:
         raise ValueError(f"{op}: initial_state with causal needs as many queries as keys; got {queries} and {keys}")
 
 
-def one_head(op: str, mask: Array | None, key_lengths: Any, heads: int) -> None:
+def one_head(op: str, mask: Array | None, key_lengths: Array | int | None, heads: int) -> None:
     """Under GQA a state belongs to all query heads of a group: they must see the same keys."""
     shapes = [tuple(mask.shape[:-2])] if mask is not None and check.is_array(mask) else []
     if check.is_array(key_lengths):
@@ -175,7 +177,7 @@ def stepping(op: Function) -> Function:
     """Let a step take its state as the first argument: what is dispatched on are arrays, and a state is a tuple."""
 
     @wraps(op)
-    def call(state: Any, *arrays: OfLibrary, **options: Option) -> Results:
+    def call(state: State | None, *arrays: Array, **options: object) -> object:
         return op(*arrays, state=state, **options)
 
     signature = inspect.signature(op)
@@ -240,7 +242,9 @@ def _is_of_keys(mask: Array) -> bool:
     return mask.ndim < 2 or mask.shape[-2] == 1
 
 
-def shown_keys(xp: Namespace, q: Array, keys: int, mask: Array | None = None, key_lengths: Any = None) -> Array | None:
+def shown_keys(
+    xp: Namespace, q: Array, keys: int, mask: Array | None = None, key_lengths: Array | int | None = None
+) -> Array | None:
     """Keys (..., S) that key_lengths and, for some query, mask allow; None = all."""
     if mask is None or _is_of_keys(mask):
         return valid_keys(xp, q, keys, mask, key_lengths)
@@ -255,7 +259,7 @@ def parts_of(
     *,
     mask: Array | None = None,
     causal: Causal = False,
-    key_lengths: Any = None,
+    key_lengths: Array | int | None = None,
     query_mask: Array | None = None,
     enable_gqa: bool = False,
     scale: float | None = None,
@@ -303,7 +307,7 @@ def ones_beside(xp: Namespace, v: Array) -> Array:
     return xp.concat([v, zeros(xp, v, (*v.shape[:-1], 1)) + 1.0], axis=-1)
 
 
-def cast_like(xp: Namespace, q: Array, *arrays: Array | None) -> list[Any]:
+def cast_like(xp: Namespace, q: Array, *arrays: Array | None) -> list[OfLibrary]:
     """Arrays in the compute dtype of q."""
     dtype = compute_dtype(xp, q)
     return [None if x is None else cast(xp, x, dtype) for x in arrays]

@@ -10,13 +10,13 @@ it, are here too.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnkit._core import check, quadratic
 from attnkit._core.mask import positions
 from attnkit._core.special import quotient, stop_gradient
 from attnkit._core.tokens import chosen, join_heads, split_heads, zeros
-from attnkit._core.typing import Array, Namespace, OfLibrary
+from attnkit._core.typing import Array, Bindings, Factor, Namespace, OfLibrary
 from attnkit.ops.linear import decay
 from attnkit.ops.linear.scan import anticausal, causal, fading, finite, largest, levels_of_queries, total
 from attnkit.ops.linear.states import (
@@ -51,10 +51,10 @@ class Rule(NamedTuple):
     op: str
     of_queries: Callable[[Namespace, Array], Features]
     of_keys: Callable[[Namespace, Array], Features]
-    divide: Callable[[Namespace, Array], tuple[Array, Any, Array | None]]  # raw -> den, its slope, where o is not 0
+    divide: Callable[[Namespace, Array], tuple[Array, Factor, Array | None]]  # raw -> den, its slope, where o is not 0
     scale: float = 1.0
     levels: bool = False
-    log_decay: Any = None  # a number or an array
+    log_decay: Factor | None = None  # a number or an array
 
 
 class Call(NamedTuple):
@@ -71,7 +71,7 @@ class Call(NamedTuple):
     fade: Array | None  # (..., S, 1): by which y was multiplied
     level: Array | None  # (..., S, 1), under causality
     pairs: Array | None  # (..., L, S): what the quadratic form multiplies scores by, a mask or fades
-    before: Any  # what the initial state is multiplied by: a number, (..., 1, 1), or (..., L, 1) for each query
+    before: Factor  # what the initial state is multiplied by: a number, (..., 1, 1), or (..., L, 1) for each query
     start: Array | None  # the level of the initial state (..., 1, 1), under causality
     state: Array | None  # (..., f, e + 1): [S, z] as given
     c0: Array | None  # (...): its level as given
@@ -88,7 +88,7 @@ def prepared(
     initial: State | None,
     keeps: bool,
     size: int,
-    common: Any,
+    common: Bindings,
 ) -> Call:
     """Features of the tokens that take part. `keeps`: keys without a query stay, for the state."""
     parts = parts_of(xp, q, k, initial is not None, **common)
@@ -163,6 +163,7 @@ def _decayed(xp: Namespace, m: Call, heads: bool) -> Call:
 
 def _faded_state(m: Call) -> Array:
     """The initial [S, z] as it enters the sums of the linear-time forms."""
+    assert m.state is not None
     return m.state * m.before
 
 
@@ -192,8 +193,8 @@ class SumsGradients(NamedTuple):
 
     x: OfLibrary = None
     y: OfLibrary = None
-    c: Any = None
-    state: Any = None
+    c: OfLibrary = None
+    state: Array | None = None
     g: OfLibrary = None
 
 
@@ -260,7 +261,7 @@ class StateTerms(NamedTuple):
     y: Array  # (..., S, f) scaled to the level of the state, 0 at keys that are not valid
     c: Array
     fade: Array | None  # (..., S, 1)
-    before: Any  # a number or (..., 1, 1)
+    before: Factor  # a number or (..., 1, 1)
     level: Array | None  # (..., S), -inf at keys that are not valid
     top: Array | None  # (...): the level of the state
 
@@ -357,9 +358,9 @@ class StateGradients(NamedTuple):
     """Of φ(k) (its values), of [v, 1], of the initial [S, z], of its level and of the gates."""
 
     y: OfLibrary = None
-    c: Any = None
-    state: Any = None
-    level: Any = None
+    c: OfLibrary = None
+    state: Array | None = None
+    level: Array | None = None
     g: OfLibrary = None
 
 

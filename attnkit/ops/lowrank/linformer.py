@@ -21,7 +21,7 @@ from attnkit._core.tokens import (
     valid_keys,
     zeros,
 )
-from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, Option
+from attnkit._core.typing import A, Array, Bindings, Impl, Keywords, Namespace, OfLibrary, Option
 from attnkit.ops.lowrank.products import Attention, Softmax, Weigh
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
@@ -32,20 +32,25 @@ class Projected(ScaledTokens, total=False):
     dropout_mask: Array | None
 
 
+Products = Softmax | Attention
+
+
 class _Parts(NamedTuple):
     """Everything in the compute dtype, heads split under GQA, 0 at keys without a query and queries without a key."""
 
     k: Array
-    v: Any  # (..., S, e), None for weights
+    v: OfLibrary  # (..., S, e), None for weights
     proj_k: Array  # (..., m, S)
-    proj_v: Any
-    w: Any  # `Softmax` or `Attention` between q (..., L, d) and the slots E k (..., m, d)
+    proj_v: OfLibrary
+    w: Any  # `Products` between q (..., L, d) and the slots E k (..., m, d)
     visible: Array | None  # keys (..., S) or (..., 1) that some query sees, None = all
     live: Array | None  # queries (..., L) that see some key
     shared: int | None  # heads of k under GQA
 
 
-def _visibility(xp: Namespace, q: Array, S: int, common: Any, shared: int | None) -> tuple[Array | None, Array | None]:
+def _visibility(
+    xp: Namespace, q: Array, S: int, common: Bindings, shared: int | None
+) -> tuple[Array | None, Array | None]:
     """Keys that some query sees and queries (..., L) that see some key; None = all."""
     keys = split_heads(xp, valid_keys(xp, q, S, common.get("mask"), common.get("key_lengths")), shared, axis=-2)
     if S == 0 and keys is None:
@@ -53,7 +58,8 @@ def _visibility(xp: Namespace, q: Array, S: int, common: Any, shared: int | None
     queries = split_heads(xp, common.get("query_mask"), shared, axis=-2)
     if keys is None and queries is None:
         return None, None
-    live, visible = queries, keys
+    live: OfLibrary = queries
+    visible = keys
     if keys is not None:
         some_key = xp.any(xp.broadcast_to(keys, (*keys.shape[:-1], S)), axis=-1, keepdims=True)
         live = some_key if queries is None else queries & some_key
@@ -64,13 +70,20 @@ def _visibility(xp: Namespace, q: Array, S: int, common: Any, shared: int | None
 
 
 def _parts(
-    xp: Namespace, weigh: Weigh, q: Array, k: Array, v: Array | None, proj_k: Array, proj_v: Array | None, common: Any
+    xp: Namespace,
+    weigh: Weigh[Products],
+    q: Array,
+    k: Array,
+    v: Array | None,
+    proj_k: Array,
+    proj_v: Array | None,
+    common: Bindings,
 ) -> _Parts:
     dtype, S = compute_dtype(xp, q), k.shape[-2]
     shared = k.shape[-3] if common.get("enable_gqa") else None
     visible, live = _visibility(xp, q, S, common, shared)
 
-    def wide(x: Array | None) -> Any:
+    def wide(x: OfLibrary) -> OfLibrary:
         return None if x is None else split_heads(xp, cast(xp, x, dtype), shared)
 
     q, k = chosen(xp, live, wide(q)), chosen(xp, visible, wide(k))
@@ -113,7 +126,9 @@ def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
 _OWN = {"scale": check.plain_number, "mask": key_mask, "dropout_mask": checked_with_arrays}
 
 
-def attend(weigh: Weigh, q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, **common: Option) -> Array:
+def attend(
+    weigh: Weigh[Products], q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, **common: object
+) -> Array:
     """`linformer_attention` with products like those of `Softmax.of`."""
     xp = namespace(q)
     p = _parts(xp, weigh, q, k, v, proj_k, proj_v, common)
@@ -122,7 +137,14 @@ def attend(weigh: Weigh, q: Array, k: Array, v: Array, proj_k: Array, proj_v: Ar
 
 
 def pull(
-    weigh: Weigh, q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, do: Array, **common: Option
+    weigh: Weigh[Products],
+    q: Array,
+    k: Array,
+    v: Array,
+    proj_k: Array,
+    proj_v: Array,
+    do: Array,
+    **common: Option,
 ) -> dict[str, Array]:
     """`linformer_attention_vjp` with them."""
     xp = namespace(q)
@@ -209,7 +231,7 @@ def kernels(of: Kernel) -> dict[str, Kernel]:
     weigh = Attention.by(softmax_attention, softmax_attention_vjp, of.name)
 
     def unsupported(
-        q: Array, k: Array, v: Array, *rest: Array, enable_gqa: bool = False, **options: Option
+        q: Array, k: Array, v: Array, *rest: Array, enable_gqa: bool = False, **options: object
     ) -> str | None:
         drop = {name: x for name, x in options.items() if name == "dropout_mask" and x is not None}
         return of.unsupported(q, k, v, enable_gqa=enable_gqa, **drop)

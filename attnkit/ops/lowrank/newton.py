@@ -1,6 +1,5 @@
 """The Newton-Raphson iteration with which SOFT inverts its landmark kernel (Lu et al. 2021, Algorithm 2)."""
 
-import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -16,14 +15,14 @@ _ORDERS = 3  # of derivatives that the implicit inverse has
 _SQUARINGS = 50  # 2^50 steps of the power method leave a relative error of m/(e 2^50), below float64's rounding
 
 
-def start_factor(xp: Namespace, init_scale: Any, dtype: DType) -> Factor:
+def start_factor(xp: Namespace, init_scale: Factor, dtype: DType) -> Factor:
     """init_scale as a number or (..., 1, 1) in the compute dtype."""
-    if isinstance(init_scale, numbers.Real):
-        return float(init_scale)
-    return cast(xp, init_scale, dtype)[..., None, None]
+    if check.is_learned(init_scale):
+        return cast(xp, init_scale, dtype)[..., None, None]
+    return float(init_scale)
 
 
-def halved(xp: Namespace, a: Array, factor: float | Array, most: int) -> Any:
+def halved(xp: Namespace, a: Array, factor: float | Array, most: int) -> Factor:
     """½ⁿ, (..., 1, 1), by which each X_0 is multiplied after n ≤ most halvings, a constant to automatic
     differentiation; 1 without any.
 
@@ -87,7 +86,7 @@ def inverse(xp: Namespace, a: Array, count: int, factor: float | Array, inverse_
 
 
 def inverted(
-    a: Array, *, newton_steps: int = 20, init_scale: Any = 0.9, halvings: int = 0, inverse_grad: str = "implicit"
+    a: Array, *, newton_steps: int = 20, init_scale: Factor = 0.9, halvings: int = 0, inverse_grad: str = "implicit"
 ) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
     """X_T for a in the compute dtype, and the gradients of a and init_scale as a function of its cotangent."""
     xp = namespace(a)
@@ -240,8 +239,8 @@ def newton_inverse_vjp(
     return {"a": cast(xp, da, a.dtype)} | init_scale_gradient(xp, dfactor * share, init_scale)
 
 
-def init_scale_gradient(xp: Namespace, dfactor: Array, init_scale: Any) -> dict[str, Array]:
+def init_scale_gradient(xp: Namespace, dfactor: Array, init_scale: Factor) -> dict[str, Array]:
     """The gradient of init_scale if it is an array."""
-    if isinstance(init_scale, numbers.Real):
+    if not check.is_learned(init_scale):
         return {}
     return {"init_scale": cast(xp, sum_to(xp, dfactor[..., 0, 0], tuple(init_scale.shape)), init_scale.dtype)}

@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Generic, NamedTuple, Unpack
 
 from attnkit._core import check
 from attnkit._core.derived import vjp_like, weights_like
@@ -25,9 +25,11 @@ from attnkit._core.tokens import (
     valid_keys,
     whole,
 )
-from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary, Option, Results
-from attnkit.ops.lowrank.products import Attention, Softmax, Weigh
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary, Option
+from attnkit.ops.lowrank.products import Attention, Softmax, W, Weigh
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
+
+Products = Softmax | Attention
 
 
 class _Inputs(NamedTuple):
@@ -51,14 +53,14 @@ class _Norm(NamedTuple):
     first: Array  # (..., 1, m)
 
 
-class _Landmarks(NamedTuple):
+class _Landmarks(NamedTuple, Generic[W]):
     """o = K1 (exact ? M v : Z K3 v): with at most m tokens each landmark is a token, and K1 is the whole softmax."""
 
     means: Array  # M (..., m, n)
     exact: Array | None  # (..., 1, 1), None = no item
-    k1: Any  # `Softmax` or `Attention`, (..., n, m)
+    k1: W  # (..., n, m)
     k2: Softmax
-    k3: Any
+    k3: W
     norm: _Norm
     zs: list[Array]  # Z_0 .. Z, the inverse
 
@@ -107,7 +109,7 @@ def _segment_starts(xp: Namespace, a: _Inputs, m: int) -> tuple[Array, Array, Ar
     return rank, i * base + xp.where(over > 0, over, 0), count
 
 
-def _landmarks(xp: Namespace, weigh: Weigh, a: _Inputs) -> _Landmarks:
+def _landmarks(xp: Namespace, weigh: Weigh[W], a: _Inputs) -> _Landmarks[W]:
     """Landmarks, the three softmaxes and the inverse."""
     m = a.num_landmarks
     rank, starts, count = _segment_starts(xp, a, m)
@@ -151,7 +153,7 @@ def _inverses(xp: Namespace, k2: Array, norm: _Norm, count: int) -> list[Array]:
     return zs
 
 
-def _inverse_gradient(xp: Namespace, x: _Landmarks, dz: Array, init: str) -> Array:
+def _inverse_gradient(xp: Namespace, x: _Landmarks[W], dz: Array, init: str) -> Array:
     """dK2 for a cotangent of the last iterate, back through every step and the norm."""
     k2, norm = x.k2.w, x.norm
     eye = xp.astype(diagonal(xp, k2), k2.dtype)
@@ -195,18 +197,18 @@ _OWN = {
 }
 
 
-def _exact(weigh: Weigh, a: _Inputs) -> Results:
+def _exact(weigh: Weigh[W], a: _Inputs) -> W:
     """The weights of exact softmax attention."""
     return weigh(a.q, a.k, a.valid, a.valid, a.scale)
 
 
-def _middle(xp: Namespace, x: _Landmarks, u: Array, v: Array | None) -> Array:
+def _middle(xp: Namespace, x: _Landmarks[W], u: Array, v: Array | None) -> Array:
     """What K1 multiplies, from u = K3 v; v = None stands for the identity."""
     middle = x.zs[-1] @ u
     return middle if x.exact is None else xp.where(x.exact, x.means if v is None else x.means @ v, middle)
 
 
-def attend(weigh: Weigh, q: Array, k: Array, v: Array, **options: Option) -> Array:
+def attend(weigh: Weigh[Products], q: Array, k: Array, v: Array, **options: Option) -> Array:
     """`nystrom_attention` with products like those of `Softmax.of`."""
     xp = namespace(q)
     a = _prepare(xp, q, k, v, **options)
@@ -218,7 +220,7 @@ def attend(weigh: Weigh, q: Array, k: Array, v: Array, **options: Option) -> Arr
     return cast(xp, join_heads(xp, o, a.shared), q.dtype)
 
 
-def pull(weigh: Weigh, q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
+def pull(weigh: Weigh[Products], q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
     """`nystrom_attention_vjp` with them."""
     xp = namespace(q)
     a = _prepare(xp, q, k, v, **options)
@@ -228,7 +230,7 @@ def pull(weigh: Weigh, q: Array, k: Array, v: Array, do: Array, **options: Optio
     return {name: gradient_like(xp, g, x, a.shared) for name, g, x in zip("qkv", grads, (q, k, v), strict=True)}
 
 
-def _gradients(xp: Namespace, weigh: Weigh, a: _Inputs, do: Array) -> tuple[Array, Array, Array]:
+def _gradients(xp: Namespace, weigh: Weigh[Products], a: _Inputs, do: Array) -> tuple[Array, Array, Array]:
     """Gradients of q, k and v through landmarks."""
     x = _landmarks(xp, weigh, a)
     u, direct = x.k3.times(a.v), 0.0
@@ -325,7 +327,7 @@ def kernels(of: Kernel) -> dict[str, Kernel]:
     """The table of a library: products with the three softmaxes by its kernel of softmax attention."""
     weigh = Attention.by(softmax_attention, softmax_attention_vjp, of.name)
 
-    def unsupported(*arrays: Array, enable_gqa: bool = False, **options: Option) -> str | None:
+    def unsupported(*arrays: Array, enable_gqa: bool = False, **options: object) -> str | None:
         return of.unsupported(*arrays, enable_gqa=enable_gqa)
 
     kernel = Kernel(of.name, partial(attend, weigh), unsupported, is_faster)

@@ -6,7 +6,7 @@ have the shapes of their arguments.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 from attnkit._core.dispatch import namespace
 from attnkit._core.quadratic import sum_to
@@ -14,7 +14,8 @@ from attnkit._core.special import stop_gradient
 from attnkit._core.tokens import both, softmax, softmax_gradient
 from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace
 
-Weigh = Callable[[Array, Array, Array | None, Array | None, float], Any]
+W = TypeVar("W")
+Weigh = Callable[[Array, Array, Array | None, Array | None, float], W]
 """W from q, k, the valid queries (..., L) and keys (..., S), None = all, and the scale."""
 
 
@@ -122,7 +123,7 @@ class Attention(NamedTuple):
     drop: Array | None = None
 
     @classmethod
-    def by(cls, op: AnyFunction, vjp: AnyFunction, impl: str) -> Weigh:
+    def by(cls, op: AnyFunction, vjp: AnyFunction, impl: str) -> "Weigh[Attention]":
         """W by an implementation of an op."""
         return partial(cls, partial(op, impl=impl), partial(vjp, impl=impl))
 

@@ -1,7 +1,7 @@
 """SimA (Koohpayegani & Pirsiavash 2022): q and k normalised by the L1 norm of each channel over the tokens, no
 softmax."""
 
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 from attnkit._core import check, quadratic
 from attnkit._core.derived import vjp_like, weights_like
@@ -78,7 +78,7 @@ def _prepare(
     *,
     eps: float = 1e-12,
     mask: Array | None = None,
-    key_lengths: Any = None,
+    key_lengths: Array | int | None = None,
     query_mask: Array | None = None,
     enable_gqa: bool = False,
 ) -> _Inputs:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Generic, NamedTuple, Unpack
 
 from attnkit._core import check
 from attnkit._core.derived import vjp_like, weights_like
@@ -14,15 +14,16 @@ from attnkit._core.tokens import Tokens, both, checked_with_arrays, chosen, cota
 from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary, Option
 from attnkit.ops.gaussian import gaussian_attention, gaussian_attention_vjp
 from attnkit.ops.lowrank.newton import INVERSE_OPTIONS, inverted
-from attnkit.ops.lowrank.products import Attention, Gaussian, Weigh
+from attnkit.ops.lowrank.products import Attention, Gaussian, W, Weigh
 
-Inverted = Callable[..., tuple[Array, Callable[[Array], dict[str, Array]]]]
+Inverted = Callable[..., tuple[Array, Callable[[OfLibrary], Keywords]]]
+Products = Gaussian | Attention
 
 
-class _Kernels(NamedTuple):
+class _Kernels(NamedTuple, Generic[W]):
     """P, and A with its ridge and as a kernel without it, of tokens about a common origin."""
 
-    p: Any  # `Gaussian` or `Attention`, (..., m, n)
+    p: W  # (..., m, n)
     a: Array
     kernel: Gaussian
     v: OfLibrary  # (..., n, e), None for weights
@@ -45,7 +46,7 @@ def _vector(xp: Namespace, mask: Array | None) -> Array | None:
 
 def _kernels(
     xp: Namespace,
-    weigh: Weigh,
+    weigh: Weigh[W],
     q: Array,
     v: Array | None,
     landmarks: Array,
@@ -53,7 +54,7 @@ def _kernels(
     landmark_mask: Array | None = None,
     ridge: float = 0.0,
     **tokens: Option,
-) -> _Kernels:
+) -> _Kernels[W]:
     """Zero everything invisible, subtract one vector per (batch, head), and form both kernels."""
     dtype = compute_dtype(xp, q)
     n = q.shape[-2]
@@ -74,7 +75,9 @@ def _of_inverse(options: Keywords) -> tuple[Keywords, Keywords]:
     return own, {name: x for name, x in options.items() if name not in own}
 
 
-def attend(inverted: Inverted, weigh: Weigh, q: Array, v: Array, landmarks: Array, **options: object) -> Array:
+def attend(
+    inverted: Inverted, weigh: Weigh[Products], q: Array, v: Array, landmarks: Array, **options: object
+) -> Array:
     """`soft_attention` with an inverse like `lowrank_newton.inverted` and products like those of `Gaussian.of`."""
     xp = namespace(q)
     own, others = _of_inverse(options)
@@ -84,7 +87,13 @@ def attend(inverted: Inverted, weigh: Weigh, q: Array, v: Array, landmarks: Arra
 
 
 def pull(
-    inverted: Inverted, weigh: Weigh, q: Array, v: Array, landmarks: Array, do: Array, **options: Option
+    inverted: Inverted,
+    weigh: Weigh[Products],
+    q: Array,
+    v: Array,
+    landmarks: Array,
+    do: Array,
+    **options: Option,
 ) -> dict[str, Array]:
     """`soft_attention_vjp` with them."""
     xp = namespace(q)
@@ -219,7 +228,7 @@ def kernels(of: Kernel) -> dict[str, Kernel]:
     """The table of a library: products with P by its kernel of Gaussian attention."""
     weigh = Attention.by(gaussian_attention, gaussian_attention_vjp, of.name)
 
-    def unsupported(*arrays: Array, **options: Option) -> str | None:
+    def unsupported(*arrays: Array, **options: object) -> str | None:
         return of.unsupported(*arrays)
 
     kernel = Kernel(of.name, partial(attend, inverted, weigh), unsupported, is_faster)

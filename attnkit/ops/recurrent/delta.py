@@ -5,11 +5,11 @@ far as it has not faded) u_j) are a unit lower triangular system. Its inverse is
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 from attnkit._core.quadratic import sum_to
 from attnkit._core.special import folded
-from attnkit._core.typing import Array, Factor, Impl, Keywords, Namespace, Results
+from attnkit._core.typing import AnyFunction, Array, Factor, Impl, Keywords, Namespace, Results
 from attnkit.ops.linear.chunks import Fades, fades, inverse, products, pull_products, sums_before, sums_from
 from attnkit.ops.linear.states import State
 from attnkit.ops.recurrent.record import Call, Recurrent, Tokens, op, step_of, step_vjp_of, vjp_of
@@ -51,7 +51,7 @@ def _chunks(xp: Namespace, m: Call) -> _Chunks:
 
 
 def _folded(
-    xp: Namespace, c: _Chunks, step: Any, first: Array, *parts: Array, backwards: bool = False
+    xp: Namespace, c: _Chunks, step: AnyFunction, first: Array, *parts: Array, backwards: bool = False
 ) -> tuple[Array, tuple[Array, ...]]:
     """step(S, whole, *parts) for one chunk after another; whole is what all its tokens leave of a state."""
     whole = c.f.whole if isinstance(c.f.whole, float) else c.f.whole.mT
@@ -158,7 +158,7 @@ def delta_attention(
     return_state: bool = False,
     impl: Impl = "auto",
     **common: Unpack[Tokens],
-) -> Any:
+) -> Array | tuple[Array, State]:
     """o_t = scale·S_tᵀ q_t with S_t = P + β_t k_t (v_t - Pᵀk_t)ᵀ, P = diag(exp(g_t)) S_{t-1}, S_0 = 0 or initial_state.
 
     Before k_t writes v_t, the state gives up the share β_t of what it holds about k_t. DeltaNet (Schlag et al. 2021 §4,

@@ -1,6 +1,6 @@
 """Gated linear attention (Yang et al. 2024): a state whose features fade by gates of their own."""
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from attnkit._core.typing import Array, Impl, Keywords, Namespace
 from attnkit.ops.linear.chunks import fading_sums, pull_fading_sums
@@ -41,7 +41,7 @@ def gated_linear_attention(
     return_state: bool = False,
     impl: Impl = "auto",
     **common: Unpack[Tokens],
-) -> Any:
+) -> Array | tuple[Array, State]:
     """o_t = scale·S_tᵀ q_t with S_t = diag(exp(g_t)) S_{t-1} + k_t v_tᵀ, S_0 = 0 or initial_state.
 
     Yang et al. 2024 §4 (α_t there is exp(g_t)). As weights, w_ij = scale·Σ_c q_ic k_jc exp(Σ_{j<t<=i} g_tc) for j <= i.

@@ -6,19 +6,19 @@ tokens, states, and the way back to the shapes and dtypes of arguments are here.
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Concatenate, NamedTuple, TypedDict
 
 from attnkit._core import check
-from attnkit._core.derived import DO, derived_signature, signature_like
+from attnkit._core.derived import DO, P, WithState, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import inverse_root
 from attnkit._core.tokens import checked_with_arrays, chosen, cotangent, key_mask, zeros
-from attnkit._core.typing import AnyFunction, Array, Factor, Keywords, Namespace, OfLibrary, Option, Results
+from attnkit._core.typing import AnyFunction, Array, Factor, Keywords, Namespace, Option, Results
 from attnkit.ops.linear.chunks import chunk_length, cut, joined
+from attnkit.ops.linear.record import Step, StepVjp, Vjp
 from attnkit.ops.linear.states import STATE_CHECKS, State, check_parts, parts_of, step_context, stepping
 
-Documented = AnyFunction
 ONE = ("causal", "chunk_size", "initial_state", "return_state", "mask", "key_lengths")
 """The options of sequences, which a step has not."""
 WHOLE_DO = DO.replace(annotation=Array | None)
@@ -76,11 +76,11 @@ class Recurrent(NamedTuple):
         o = cast(p.xp, p.xp.broadcast_to(o, (*p.leading, q.shape[-2], v.shape[-1])), q.dtype)
         return (o, (state,)) if return_state else o
 
-    def vjp(self, *arrays: OfLibrary, **options: Option) -> Keywords:
+    def vjp(self, *arrays: Array, **options: Option) -> Keywords:
         return self.gradients(f"{self.name}_vjp", *arrays, **options)
 
     def gradients(
-        self, op: str, q: Array, k: Array, v: Array, *others: OfLibrary, dstate: State | None = None, **options: Option
+        self, op: str, q: Array, k: Array, v: Array, *others: Array, dstate: State | None = None, **options: Option
     ) -> Keywords:
         """Gradients in the shapes and dtypes of their arguments; `op` is the function that was called."""
         *arrays, do = others
@@ -123,10 +123,10 @@ class Recurrent(NamedTuple):
         q_t: Array,
         k_t: Array,
         v_t: Array,
-        *others: OfLibrary,
-        state: Any = None,
-        dstate: Any = None,
-        **options: Option,
+        *others: Array,
+        state: State | None = None,
+        dstate: State | None = None,
+        **options: object,
     ) -> Keywords:
         *arrays, do_t = others
         gates = self.gates_of(tuple(arrays), options, "_t")
@@ -171,7 +171,7 @@ def prepared(
     *,
     mask: Array | None = None,
     causal: bool = True,
-    key_lengths: Any = None,
+    key_lengths: Array | int | None = None,
     scale: float | None = None,
     chunk_size: int = 64,
     initial_state: State | None = None,
@@ -228,7 +228,7 @@ def checks_of(record: Recurrent) -> dict[str, check.OptionCheck]:
     return {"mask": key_mask, "causal": _only_causal, "scale": _scale_number, **gates, **STATE_CHECKS}
 
 
-def _gates_among(record: Recurrent, op: str, arrays: Keywords, options: Keywords, end: str) -> Any:
+def _gates_among(record: Recurrent, op: str, arrays: Keywords, options: Keywords, end: str) -> dict[str, Array]:
     """The gates of a call by name, the optional ones checked as the others have been."""
     q, found = arrays[f"q{end}"], {name: arrays[name + end] for name in record.arrays}
     for name in record.optional:
@@ -308,32 +308,38 @@ def _state(name: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=State | None)
 
 
-def op(record: Recurrent) -> Callable[[Any], Any]:
+def op(record: Recurrent) -> Callable[[Callable[Concatenate[Array, Array, Array, P], object]], WithState[P]]:
     """Make a documented signature (q, k, v, *arrays, *, own..., **common) the op of a record."""
     RECURRENT[record.name] = record
-    return operation_checked_by(context_of(record), checks_of(record), record.attend)
+    return _operation(record, record.attend)
 
 
-def vjp_of(forward: Documented, record: Recurrent, doc: str) -> Any:
+def vjp_of(forward: WithState[P], record: Recurrent, doc: str) -> Vjp[P]:
     """`<op>_vjp`, with the signature of the op and the cotangents do, behind its arrays, and dstate."""
-    signature = signature_like(forward, dict[str, Any], ("return_state",), [WHOLE_DO, _state("dstate")])
+    signature = signature_like(forward, Keywords, ("return_state",), [WHOLE_DO, _state("dstate")])
     documented = derived_signature(forward, f"{record.name}_vjp", signature, doc)
-    return operation_checked_by(context_of(record), checks_of(record), record.vjp)(documented)
+    return _operation(record, record.vjp)(documented)
 
 
-def step_of(forward: Documented, record: Recurrent, doc: str) -> Any:
+def step_of(forward: WithState[P], record: Recurrent, doc: str) -> Step[P]:
     """`<op>_step`, which takes a state and one token."""
     signature = _of_token(record, forward, tuple[Array, State], [_state("state")])
     return _checked_step(record, record.step, derived_signature(forward, f"{record.name}_step", signature, doc))
 
 
-def step_vjp_of(forward: Documented, record: Recurrent, doc: str) -> Any:
+def step_vjp_of(forward: WithState[P], record: Recurrent, doc: str) -> StepVjp[P]:
     more = [WHOLE_DO.replace(name="do_t"), _state("state"), _state("dstate")]
-    signature = _of_token(record, forward, dict[str, Any], more)
+    signature = _of_token(record, forward, Keywords, more)
     return _checked_step(record, record.step_vjp, derived_signature(forward, f"{record.name}_step_vjp", signature, doc))
 
 
-def _of_token(record: Recurrent, forward: Documented, returns: Any, more: list[inspect.Parameter]) -> inspect.Signature:
+def _operation(record: Recurrent, body: AnyFunction) -> Callable[[Any], Any]:
+    return operation_checked_by(context_of(record), checks_of(record), body)
+
+
+def _of_token(
+    record: Recurrent, forward: AnyFunction, returns: object, more: list[inspect.Parameter]
+) -> inspect.Signature:
     signature = signature_like(forward, returns, ONE, more)
     names = ("q", "k", "v", *record.arrays, *record.optional)
     parameters = signature.parameters.values()

@@ -32,7 +32,7 @@ def light() -> Options:
     )
 
 
-def has_option(name: str, value: Any) -> bool:
+def has_option(name: str, value: object) -> bool:
     """Whether this XLA has an option: jaxlib 0.11 dropped one of them."""
     try:
         jax.jit(jax.numpy.negative, compiler_options={name: value})(1.0)

@@ -63,7 +63,7 @@ class Watch:
                 threading.setprofile(None)
         self.seen |= {f"{name} (imported)" for name in self.modules if name in sys.modules and name not in loaded}
 
-    def note(self, frame: FrameType, event: str, argument: Any) -> None:
+    def note(self, frame: FrameType, event: str, argument: object) -> None:
         """A profile function of Python."""
         if event == "call":
             if (code := frame.f_code) in self.codes:

@@ -59,7 +59,7 @@ def unpack(packed: Packed) -> dict[str, np.ndarray]:
     return {name: Memory(np.frombuffer(x, np.uint8), *rest).array() for name, (x, *rest) in packed.items()}
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A value as plain data, each mapping a dict; TypeError for anything else."""
     if isinstance(value, Mapping):
         return {plain(key): plain(item) for key, item in value.items()}

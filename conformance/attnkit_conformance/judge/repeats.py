@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from attnkit_conformance import core
-from attnkit_conformance.adapter import IllFormed, Unsupported
+from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported
 from attnkit_conformance.adapters.isolated import Isolated, Refused
 from attnkit_conformance.core import CaseResult, Findings
 from attnkit_conformance.golden import HALVINGS, Golden, compute, draw_case, golden, has_near_tie
@@ -58,7 +58,7 @@ CASES = {"quick": 4, "full": 8}
 
 
 def check_all(
-    adapter: Any, op: Op, profile: str, dtypes: tuple[str, ...], keep: Keep = lambda identity: True
+    adapter: Adapter, op: Op, profile: str, dtypes: tuple[str, ...], keep: Keep = lambda identity: True
 ) -> Iterator[CaseResult]:
     """Verdicts on an op."""
     if not isinstance(adapter, Isolated) or profile == "scenes":

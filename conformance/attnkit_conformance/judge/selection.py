@@ -80,7 +80,7 @@ def third_party(path: str, terms: Terms) -> Adapter:
     worker: Worker | None = None
     try:
         if terms.here:
-            adapter: Any = load(path)
+            adapter: Adapter = load(path)
             traits = traits_of(adapter)
         else:
             worker = process_of(path, terms.limit, terms.calls)
@@ -96,7 +96,7 @@ def third_party(path: str, terms: Terms) -> Adapter:
     return adapter if worker is None else Isolated(worker, terms.seed)
 
 
-def what_is_wrong(adapter: Any) -> Iterator[str]:
+def what_is_wrong(adapter: Adapter) -> Iterator[str]:
     """The missing attributes of an adapter, and those of a wrong type."""
     return what_is_wrong_with(traits_of(adapter))
 
@@ -108,7 +108,7 @@ def what_is_wrong_with(traits: Mapping[str, tuple[bool, Any]]) -> Iterator[str]:
         yield f"it lacks {', '.join(missing)}"
         return
 
-    def wrong(name: str, holds: Callable[[Any], bool], expected: str, default: Any = None) -> Iterator[str]:
+    def wrong(name: str, holds: Callable[[Any], bool], expected: str, default: object = None) -> Iterator[str]:
         plain, value = traits.get(name, (True, default))
         if not (plain and holds(value)):
             yield f"{name} must be {expected}; got {repr(value) if plain else value}"
@@ -146,7 +146,7 @@ def what_is_declared(traits: Mapping[str, tuple[bool, Any]]) -> Iterator[str]:
         got = repr(serves) if plain else serves
         yield f"serves must be a dict of dicts, {{op: {{factor: levels}}}}; got {got}"
         return
-    adapter: Any = SimpleNamespace(**{name: value for name, (_, value) in traits.items()})
+    adapter: Adapter = SimpleNamespace(**{name: value for name, (_, value) in traits.items()})
     for name in serves:
         if name not in BY_NAME:
             yield f"serves: {name!r} is not an op"

@@ -23,7 +23,7 @@ def until(verdicts: Generator[CaseResult, None, None], seconds: float | None, en
     end = math.inf if seconds is None else time.monotonic() + seconds
     waiting = False
 
-    def stop(number: int, frame: Any) -> None:
+    def stop(number: int, frame: object) -> None:
         nonlocal waiting
         ended.append(TEXTS[signal.Signals(number)])
         interrupts, waiting = waiting, False

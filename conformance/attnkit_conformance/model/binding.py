@@ -51,7 +51,7 @@ def split(op: Signature, arrays: Arrays, params: Arrays) -> tuple[list[Any], dic
     return [values.pop(name) for name in op.arguments], values
 
 
-def name_outputs(op: Signature, params: Arrays, answer: Any) -> dict[str, Any]:
+def name_outputs(op: Signature, params: Arrays, answer: object) -> dict[str, Any]:
     """The answer of a function under the op's output names."""
     names = op.outputs(params)
     values = answer if isinstance(answer, tuple) else (answer,)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from attnkit_conformance import core
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.golden import draw_case, golden
 from attnkit_conformance.judge import invariances, pattern_of, properties, read_xfails
@@ -155,7 +156,7 @@ def simplicity(result: CaseResult, case: Case) -> tuple[Any, ...]:
     return len(traits(case)), not forward, case.dtype not in SINGLES, DTYPES.index(case.dtype), size(case)
 
 
-def largest_error(adapter: Any, case: Case) -> Sight | None:
+def largest_error(adapter: Adapter, case: Case) -> Sight | None:
     """The largest error, outputs before gradients, or else another dtype; None if none can be shown."""
     result = core.check(adapter, case)
     wrong = [m for m in result.measured if m.failures and m.dtype != INTEGER]
@@ -168,7 +169,7 @@ def largest_error(adapter: Any, case: Case) -> Sight | None:
     return next((Sight(check, text.partition(" ")[0]) for check, text in result.failures if check == DTYPE), None)
 
 
-def beyond(adapter: Any, case: Case, output: str) -> bool:
+def beyond(adapter: Adapter, case: Case, output: str) -> bool:
     """Whether an output is wrong at entries that have visible keys."""
     truth = golden(case)
     if output not in truth.zero_outputs:
@@ -180,7 +181,7 @@ def beyond(adapter: Any, case: Case, output: str) -> bool:
     return bool(np.any(off & live & np.isfinite(limit.golden)))
 
 
-def same(adapter: Any, first: Case, sight: Sight) -> Fails:
+def same(adapter: Adapter, first: Case, sight: Sight) -> Fails:
     """Whether a case shows the same as `first`: the same check on the same output, as large, for no new reason."""
     allowed = traits(first)
 

@@ -111,7 +111,7 @@ def refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no number of JSON; expected null")
 
 
-def faults(data: Any) -> Iterator[str]:
+def faults(data: object) -> Iterator[str]:
     """What is wrong with the content of a file: a sentence each, with the place."""
     if not isinstance(data, dict):
         yield f"the file holds {excerpt(data)}; expected an object"

@@ -246,7 +246,7 @@ def scene_draw(op: Op, name: str, recipe: Recipe) -> Callable[..., Case]:
     return draw
 
 
-def lead_of(row: Row, lead: Any) -> tuple[tuple[int, ...], ...]:
+def lead_of(row: Row, lead: object) -> tuple[tuple[int, ...], ...]:
     """Leading axes of q, k and v with these sizes of batch, heads and groups."""
     if lead is None:
         return rows.leads(row)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -173,7 +172,7 @@ def literal(name: str, x: np.ndarray) -> str:
     return f"{name} = np.array({numbers(x)}, {dtype}){shape(x)}  # {x.shape}"
 
 
-def compared(name: str, expected: Any, got: Any) -> list[str]:
+def compared(name: str, expected: object, got: object) -> list[str]:
     """The expected and the actual output or gradient; of many entries, those that differ most."""
     expected = np.asarray(expected)
     if got is None:

@@ -106,7 +106,7 @@ def output_moments(
     )
 
 
-def _variance(op: str, name: str, x: Any) -> float:
+def _variance(op: str, name: str, x: object) -> float:
     value = number(op, name, x)
     if value < 0:
         raise ValueError(f"{op}: {name}; expected a number >= 0, got {x!r}")

@@ -1,7 +1,7 @@
 """How attention weights are spread over keys: concentration, ranks, exact zeros."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -118,7 +118,7 @@ def _mean(x: Array, valid: Array) -> np.float64:
     return np.float64(np.where(valid, x, 0.0).sum() / max(int(valid.sum()), 1))
 
 
-def _percent(op: str, percent: Any) -> float:
+def _percent(op: str, percent: object) -> float:
     value = number(op, "percent", percent)
     if not 0 < value <= 100:
         raise ValueError(f"{op}: percent; expected a number in (0, 100], got {percent!r}")

@@ -67,12 +67,12 @@ def linear(
     k: Array,
     v: Array | None = None,
     *,
-    feature_map: Any = "elu_plus_one",
+    feature_map: object = "elu_plus_one",
     normalize: bool | None = None,
     eps: float = 1e-6,
     scale: float | None = None,
     log_decay: float | Array | None = None,
-    **options: Any,
+    **options: object,
 ) -> Attention:
     """The features and the denominator raw + eps, or 1."""
     if not callable(feature_map) and feature_map not in FEATURE_MAPS:
@@ -117,7 +117,7 @@ def one_token_of(
     return linear(op, q, k, v, feature_map=feature_map, normalize=normalize, eps=eps, **options)
 
 
-def not_negative(op: str, name: str, x: Any) -> float:
+def not_negative(op: str, name: str, x: object) -> float:
     value = number(op, name, x)
     if value < 0:
         raise ValueError(f"{op}: {name}; expected a number >= 0, got {x!r}")
@@ -185,7 +185,7 @@ linear_attention_vjp, linear_attention_magnitudes = derived_gradients(
 
 @keywords(one_token_of, "scale", "enable_gqa")
 def linear_attention_step(
-    state: State | None, q_t: Array, k_t: Array, v_t: Array, **params: Any
+    state: State | None, q_t: Array, k_t: Array, v_t: Array, **params: object
 ) -> tuple[Array, State]:
     """One more token: S' = S + φ(k_t) v_t^T, z' = z + φ(k_t), o_t = φ(q_t)·S'/(φ(q_t)·z' + eps) -> (o_t, (S', z')).
 

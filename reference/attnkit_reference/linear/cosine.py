@@ -39,7 +39,7 @@ def direction(x: Array, eps: float) -> Features:
     return Features(np.concatenate([np.ones(norm.shape), y], axis=-1), pull)
 
 
-def cosine(op: str, q: Array, k: Array, v: Array | None = None, *, eps: float = 1e-12, **options: Any) -> Attention:
+def cosine(op: str, q: Array, k: Array, v: Array | None = None, *, eps: float = 1e-12, **options: object) -> Attention:
     """The features and the denominator max(raw, 0) + 1e-6, whose slope at 0 is 0."""
     eps = not_negative(op, "eps", eps)
 
@@ -97,7 +97,7 @@ cosine_attention_vjp, cosine_attention_magnitudes = derived_gradients(
 
 @keywords(cosine, "enable_gqa")
 def cosine_attention_step(
-    state: State | None, q_t: Array, k_t: Array, v_t: Array, **params: Any
+    state: State | None, q_t: Array, k_t: Array, v_t: Array, **params: object
 ) -> tuple[Array, State]:
     """One more token of `cosine_attention`, as `linear_attention_step`."""
     return step(cosine, "cosine_attention_step", state, q_t, k_t, v_t, **params)

@@ -5,7 +5,6 @@ is one number, one for each head of k, or one for each token.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -57,13 +56,13 @@ class Decay:
 
 def decay_of(
     op: str,
-    log_decay: Any,
+    log_decay: object,
     sc: Scores,
     *,
-    causal: Any = False,
+    causal: object = False,
     mask: Array | None = None,
-    key_lengths: Any = None,
-    **others: Any,
+    key_lengths: object = None,
+    **others: object,
 ) -> Decay:
     """The decay of a call with these arguments, which are checked elsewhere but for log_decay and causal."""
     if causal is not True:
@@ -84,7 +83,7 @@ def decay_of(
     return Decay(g, valid, of_argument, shape, sc.groups, np.arange(L) + S - L)
 
 
-def _argument(op: str, x: Any, leading: tuple[int, ...], S: int) -> Array:
+def _argument(op: str, x: object, leading: tuple[int, ...], S: int) -> Array:
     """The argument as it broadcasts to (leading..., S): a number and one per head get a last axis of size 1."""
     if not isinstance(x, np.ndarray):
         value = number(op, "log_decay", x)

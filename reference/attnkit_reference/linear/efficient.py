@@ -217,7 +217,7 @@ class EfficientAttention(Resumable):
         return grads if m.initial is None else {**grads, "initial_state": _initial_gradients(m.initial, of_inputs)}
 
 
-def efficient(op: str, q: Array, k: Array, v: Array | None = None, **options: Any) -> EfficientAttention:
+def efficient(op: str, q: Array, k: Array, v: Array | None = None, **options: object) -> EfficientAttention:
     """One call."""
     return EfficientAttention(op, q, k, v, options)
 
@@ -237,7 +237,7 @@ def efficient_rows(op: str, q: Array, k: Array, v: Array | None = None, **option
 
 
 @keywords(efficient, *STATE, *TOKENS)
-def efficient_attention(q: Array, k: Array, v: Array, **params: Any) -> Outputs:
+def efficient_attention(q: Array, k: Array, v: Array, **params: object) -> Outputs:
     """o_i = Σ_c softmax(q_i)_c (Σ_j exp(k_jc) v_j)/(Σ_j exp(k_jc)), c over the d features, j over the visible keys.
 
     q (..., L, d), k (..., S, d), v (..., S, e) -> o (..., L, e), or (o, state). Leading axes broadcast; heads are axis
@@ -275,7 +275,7 @@ efficient_attention_vjp, efficient_attention_magnitudes = derived_gradients(
 
 @keywords(efficient, "enable_gqa")
 def efficient_attention_step(
-    state: State | None, q_t: Array, k_t: Array, v_t: Array, **params: Any
+    state: State | None, q_t: Array, k_t: Array, v_t: Array, **params: object
 ) -> tuple[Array, State]:
     """One more token of `efficient_attention`: m' = max(m, k_t), S and z times exp(m - m') plus those of k_t, and o_t
     = Σ_c softmax(q_t)_c S'_c/z'_c. Shapes as in `linear_attention_step`.

@@ -168,7 +168,7 @@ performer_attention_vjp, performer_attention_magnitudes = derived_gradients(
 
 @keywords(performer, "enable_gqa")
 def performer_attention_step(
-    state: State | None, q_t: Array, k_t: Array, v_t: Array, projection: Array, **params: Any
+    state: State | None, q_t: Array, k_t: Array, v_t: Array, projection: Array, **params: object
 ) -> tuple[Array, State]:
     """One more token of `performer_attention`, as `linear_attention_step`; with kernel "softmax", S and z are first
     multiplied by exp(c - c'), c' the larger of c and the largest exponent of k_t."""

@@ -8,7 +8,6 @@ z divided by exp(c), c (...) the largest level among its keys; -inf if it has no
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -70,7 +69,7 @@ def state_leading(sc: Scores) -> tuple[int, ...]:
     return (*leading[:-1], leading[-1] // sc.groups) if sc.groups > 1 else leading
 
 
-def initial_state_of(op: str, state: Any, sc: Scores, widths: dict[str, tuple[int, ...]], causal: Any) -> Initial:
+def initial_state_of(op: str, state: object, sc: Scores, widths: dict[str, tuple[int, ...]], causal: object) -> Initial:
     """The parts of an initial state, checked: `widths` are their names and last axes; leading axes broadcast."""
     L, S = sc.visible.shape[-2:]
     if causal is not False and L != S:
@@ -92,7 +91,7 @@ def initial_state_of(op: str, state: Any, sc: Scores, widths: dict[str, tuple[in
     return Initial(spread[0], spread[1], spread[2] if len(spread) > 2 else None, tuple(x.shape for x, _ in parts))
 
 
-def _described(state: Any) -> str:
+def _described(state: object) -> str:
     return f"{len(state)} parts" if isinstance(state, tuple | list) else type(state).__name__
 
 
@@ -104,7 +103,7 @@ def valid_keys(
     mask: Array | None = None,
     key_lengths: int | Array | None = None,
     enable_gqa: bool = False,
-    **others: Any,
+    **others: object,
 ) -> Array:
     """Keys (..., S) that go into a state: allowed by key_lengths and, for some query, by mask. causal and query_mask
     do not matter: later queries may see all of them."""
@@ -218,7 +217,7 @@ class FinalState:
         return np.where(place, 1.0 / np.where(place, value, 1.0), 0.0)
 
 
-def state_cotangents(op: str, dstate: Any, parts: State) -> State:
+def state_cotangents(op: str, dstate: object, parts: State) -> State:
     """dstate in float64, a cotangent for each of `parts`, None = 0."""
     if not isinstance(dstate, tuple | list) or len(dstate) != len(parts):
         raise ValueError(f"{op}: dstate; expected a tuple of {len(parts)} parts, got {_described(dstate)}")

@@ -220,7 +220,7 @@ class Resumable:
         m, state = self._call(self.options.get("return_state", False))
         return self.output(m) if state is None else (self.output(m), state.parts())
 
-    def gradients(self, do: Any, dstate: Any, absolute: bool) -> dict[str, Any]:
+    def gradients(self, do: object, dstate: object, absolute: bool) -> dict[str, Any]:
         """{"q", "k", "v"} and "initial_state" if given; with `absolute` magnitudes, "o" and with dstate "state" too."""
         m, state = self._call(dstate is not None)
         grads = self.backward(m, state, do, dstate, absolute)
@@ -343,14 +343,14 @@ def pull(call: Resumable, do: Array | None, *, dstate: State | None = None, abso
 def _step_of(prepare: Callable[..., Resumable]) -> Callable[..., Resumable]:
     """The call for one more token: that of `prepare` on sequences of length 1."""
 
-    def one(op: str, state: Any, q_t: Array, k_t: Array, v_t: Array, **arguments: Any) -> Resumable:
+    def one(op: str, state: object, q_t: Array, k_t: Array, v_t: Array, **arguments: object) -> Resumable:
         q, k, v = one_token(op, q_t=q_t, k_t=k_t, v_t=v_t)
         return prepare(op, q, k, v, initial_state=state, **arguments)
 
     return one
 
 
-def step(prepare: Callable[..., Resumable], op: str, *arrays: Any, **options: Any) -> tuple[Array, State]:
+def step(prepare: Callable[..., Resumable], op: str, *arrays: object, **options: object) -> tuple[Array, State]:
     """(o_t, state) of one more token: arrays are (state, q_t, k_t, v_t, ...)."""
     call = _step_of(prepare)(op, *arrays, return_state=True, **options)
     o, state = cast(tuple[Array, State], call.forward())

@@ -29,7 +29,7 @@ def _answer(landmarks: Array, landmark_mask: Array, query_mask: Array | None) ->
     return landmarks if query_mask is None else (landmarks, landmark_mask)
 
 
-def _windows(op: str, n: int, height: Any, width: Any, r: Any) -> Array:
+def _windows(op: str, n: int, height: object, width: object, r: object) -> Array:
     """The tokens (m, r²) of every window, row by row; windows that would cross the border are dropped."""
     height, width, r = (whole(op, *x, 1) for x in (("height", height), ("width", width), ("r", r)))
     if height * width != n:
@@ -43,7 +43,7 @@ def _windows(op: str, n: int, height: Any, width: Any, r: Any) -> Array:
     return np.stack(windows)
 
 
-def _rows(op: str, indices: Any, shape: tuple[int, ...]) -> Array:
+def _rows(op: str, indices: object, shape: tuple[int, ...]) -> Array:
     """indices broadcast to (..., m)."""
     index = integers(op, "indices", indices)
     if index.ndim == 0 or np.any((index < 0) | (index >= shape[-2])):
@@ -156,14 +156,14 @@ def convolution_magnitudes(
     return {"landmarks": np.abs(patches) @ np.abs(matrix), **gradients}
 
 
-def _picked(op: str, q: Array, indices: Any, query_mask: Array | None) -> Landmarks:
+def _picked(op: str, q: Array, indices: object, query_mask: Array | None) -> Landmarks:
     clean, valid = _tokens(op, q, query_mask)
     rows = _rows(op, indices, clean.shape)
     landmarks = np.take_along_axis(clean, rows[..., None], axis=-2)
     return _answer(landmarks, np.take_along_axis(valid, rows, axis=-1), query_mask)
 
 
-def _put_back(op: str, q: Array, dlandmarks: Array, indices: Any, query_mask: Array | None) -> dict[str, Array]:
+def _put_back(op: str, q: Array, dlandmarks: Array, indices: object, query_mask: Array | None) -> dict[str, Array]:
     clean, valid = _tokens(op, q, query_mask)
     rows = _rows(op, indices, clean.shape)
     grad = cotangent(op, "dlandmarks", dlandmarks, (*rows.shape, clean.shape[-1]))

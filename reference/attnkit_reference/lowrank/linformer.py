@@ -35,7 +35,7 @@ class Linformer:
     shapes: dict[str, tuple[int, ...]]
 
 
-def _projection(op: str, name: str, x: Any, sc: Scores, k: Array) -> Array:
+def _projection(op: str, name: str, x: object, sc: Scores, k: Array) -> Array:
     """Columns 0 .. S-1 of a projection, with the heads of the queries."""
     wide = as_float(op, name, x)
     S = k.shape[-2]

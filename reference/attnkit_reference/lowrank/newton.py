@@ -1,7 +1,7 @@
 """The Newton-Raphson iteration for a pseudo-inverse, and both of its gradients (Lu et al. 2021, Algorithm 2)."""
 
 import numbers
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -13,7 +13,7 @@ INVERSE_GRADS = ("implicit", "unrolled")
 NEAR = 1.01  # ‖I - A X_0‖₁ up to which X_0 is not halved
 
 
-def whole(op: str, name: str, x: Any, least: int) -> int:
+def whole(op: str, name: str, x: object, least: int) -> int:
     """An integer that is at least `least`."""
     if isinstance(x, bool) or not isinstance(x, numbers.Integral):
         raise TypeError(f"{op}: {name}; expected an integer >= {least}, got {type(x).__name__} {x!r}")
@@ -81,7 +81,7 @@ def newton_pullback(
     return da + through_start + through_norm, size + through, before + through, factor * inner
 
 
-def start_factor(op: str, init_scale: Any, leading: tuple[int, ...]) -> Array:
+def start_factor(op: str, init_scale: object, leading: tuple[int, ...]) -> Array:
     """init_scale as (..., 1, 1)."""
     if not isinstance(init_scale, np.ndarray):
         return np.full((*leading, 1, 1), number(op, "init_scale", init_scale, positive=True))
@@ -91,7 +91,7 @@ def start_factor(op: str, init_scale: Any, leading: tuple[int, ...]) -> Array:
     return values[..., None, None]
 
 
-def check_inverse_grad(op: str, inverse_grad: Any) -> None:
+def check_inverse_grad(op: str, inverse_grad: object) -> None:
     if inverse_grad not in INVERSE_GRADS:
         raise ValueError(f"{op}: inverse_grad; expected 'implicit' or 'unrolled', got {inverse_grad!r}")
 

@@ -45,7 +45,7 @@ class Soft:
         return self.iterates[-1]
 
 
-def refuse_pair_mask(op: str, mask: Any) -> None:
+def refuse_pair_mask(op: str, mask: object) -> None:
     """ValueError for a mask with an axis of queries: tokens are valid or not, for all queries alike."""
     if isinstance(mask, np.ndarray) and mask.ndim >= 2 and mask.shape[-2] != 1:
         raise ValueError(f"{op}: mask; expected a key mask (..., 1, S) or (S,), got {mask.shape}")

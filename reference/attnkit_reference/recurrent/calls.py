@@ -85,7 +85,7 @@ class Recurrence:
         states = self.states()
         return (self.output(states), (states[-1],)) if self.returns_state else self.output(states)
 
-    def gradients(self, do: Any, dstate: Any, absolute: bool) -> dict[str, Any]:
+    def gradients(self, do: object, dstate: object, absolute: bool) -> dict[str, Any]:
         """{"q", "k", "v"}, the gates and "initial_state" if given; with `absolute` magnitudes, "o" and with dstate
         "state" too."""
         m = self.absolute() if absolute and self.additive else self
@@ -124,7 +124,7 @@ class Recurrence:
         x = np.where(used[..., None], np.stack(of_tokens, axis=-2), 0.0)
         return reduce_to(x[..., 0] if name in self.numbers else x, shape)
 
-    def _state_cotangent(self, dstate: Any, state: Array) -> Array:
+    def _state_cotangent(self, dstate: object, state: Array) -> Array:
         """dS in float64, 0 for None."""
         if dstate is None:
             return np.zeros(state.shape)
@@ -136,7 +136,7 @@ class Recurrence:
         return wide
 
 
-def _one_part(op: str, name: str, state: Any) -> Any:
+def _one_part(op: str, name: str, state: object) -> Any:
     """S of a state (S,)."""
     if not isinstance(state, tuple | list) or len(state) != 1:
         got = f"{len(state)} parts" if isinstance(state, tuple | list) else type(state).__name__
@@ -206,7 +206,7 @@ def arguments(
     }
 
 
-def _gate(op: str, name: str, x: Any, last: tuple[int, ...]) -> Array:
+def _gate(op: str, name: str, x: object, last: tuple[int, ...]) -> Array:
     """A gate as (..., T, w)."""
     wide = as_float(op, name, x)
     if wide.shape[-len(last) :] != last:
@@ -221,7 +221,7 @@ def at_most_zero(op: str, name: str, x: Array) -> Array:
     return x
 
 
-def _valid(op: str, leading: tuple[int, ...], T: int, mask: Any, key_lengths: Any) -> Array:
+def _valid(op: str, leading: tuple[int, ...], T: int, mask: object, key_lengths: object) -> Array:
     """Tokens (..., T) that mask, a key mask, and key_lengths allow; leading axes are theirs."""
     refuse_pair_mask(op, mask)
     valid: Array = np.ones(T, dtype=bool)

@@ -86,7 +86,7 @@ def _one(
     beta_t: Array,
     *,
     log_decay_t: Array | None = None,
-    **options: Any,
+    **options: object,
 ) -> Delta:
     q, k, v = one_token(op, q_t=q_t, k_t=k_t, v_t=v_t)
     decay = None
@@ -143,7 +143,7 @@ def delta_attention_step(
     beta_t: Array,
     *,
     log_decay_t: Array | None = None,
-    **params: Any,
+    **params: object,
 ) -> tuple[Array, State]:
     """One more token: S' = P + β_t k_t (v_t - P^T k_t)^T, P = diag(exp(g_t)) S, o_t = scale S'^T q_t -> (o_t, (S',)).
 

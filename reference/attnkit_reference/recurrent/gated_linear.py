@@ -51,7 +51,7 @@ def _one(
 
 
 @keywords(gated_linear)
-def gated_linear_attention(q: Array, k: Array, v: Array, log_gate: Array, **params: Any) -> Outputs:
+def gated_linear_attention(q: Array, k: Array, v: Array, log_gate: Array, **params: object) -> Outputs:
     """o_t = scale S_t^T q_t with S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T, S_0 = 0 or initial_state.
 
     q (..., T, d), k (..., T, d), v (..., T, e) and g = log_gate (..., T, d), entries at most 0 -> o (..., T, e), or
@@ -89,7 +89,7 @@ gated_linear_attention_vjp, gated_linear_attention_magnitudes = derived_gradient
 
 @keywords(gated_linear, "scale")
 def gated_linear_attention_step(
-    state: State | None, q_t: Array, k_t: Array, v_t: Array, log_gate_t: Array, **params: Any
+    state: State | None, q_t: Array, k_t: Array, v_t: Array, log_gate_t: Array, **params: object
 ) -> tuple[Array, State]:
     """One more token: S' = diag(exp(g_t)) S + k_t v_t^T, o_t = scale S'^T q_t -> (o_t, (S',)).
 

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -61,7 +62,7 @@ class Launch(NamedTuple):
     aliases: tuple[tuple[int, int], ...] = ()
 
 
-def jax_triton() -> Any:
+def jax_triton() -> ModuleType:
     """The module jax-triton, imported without changing Triton's cache."""
     before = os.environ.get(CACHE)
     try:
@@ -143,7 +144,7 @@ class Call(NamedTuple):
         return {"STORED": self.plan.layout.keys, "ITEMS": self.plan.layout.items, "OWN": (self.plan.dbias or ())[:2]}
 
 
-def call_of(static: Static, arrays: Arrays, **fixed: Option) -> Call:
+def call_of(static: Static, arrays: Arrays, **fixed: object) -> Call:
     """The options of pointwise_attention."""
     arguments = {**arguments_of(static, arrays), **fixed}
     q, k, v = (arguments[name] for name in "qkv")
@@ -164,7 +165,7 @@ class Views(NamedTuple):
     """Arrays, and STRIDES of each, None for an absent one in whose place any other array is passed."""
 
     arrays: tuple[Array, ...]
-    strides: tuple[Any, ...]
+    strides: tuple[tuple[int, ...] | None, ...]
 
 
 def views(c: Call, arrays: Mapping[str, Array | None], names: Mapping[str, str]) -> Views:
@@ -271,7 +272,7 @@ def of_every_element(size: int, x: Array, one: Output) -> Array:
     return x.reshape(size, *one.shape)
 
 
-def mapped(function: Any, static: Static, own: tuple[str, ...]) -> AnyFunction:
+def mapped(function: AnyFunction, static: Static, own: tuple[str, ...]) -> AnyFunction:
     """`function(static, arrays, ...)` with a rule for vmap: one more leading axis, or a loop if there is dropout.
 
     Arrays in `own` get that axis even if they are the same for all elements: results are their gradients.
@@ -281,7 +282,7 @@ def mapped(function: Any, static: Static, own: tuple[str, ...]) -> AnyFunction:
     def run(arrays: Arrays, *rest: OfLibrary) -> Results:
         return function(static, arrays, *rest)
 
-    def rule(size: int, batched: list[Any], arrays: Arrays, *rest: OfLibrary) -> tuple[Any, Any]:
+    def rule(size: int, batched: list[OfLibrary], arrays: Arrays, *rest: OfLibrary) -> tuple[OfLibrary, OfLibrary]:
         def repeated(x: Array, batched: bool) -> Array:
             return x if batched else jnp.broadcast_to(x, (size, *x.shape))
 
@@ -308,7 +309,7 @@ class Explicit(NamedTuple):
     forward: AnyFunction
     backward: Callable[..., Arrays]
 
-    def pull(self, static: Static, arrays: Arrays, cotangents: Any, saved: Any) -> Arrays:
+    def pull(self, static: Static, arrays: Arrays, cotangents: OfLibrary, saved: OfLibrary) -> Arrays:
         """Gradients of the arguments that have one, with an error when they are differentiated."""
         name = f"{static.op}: impl='triton'"
         once = transforms.differentiated_once(name, mapped(self.backward, static, DIFFERENTIABLE))
@@ -317,18 +318,20 @@ class Explicit(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def attended(op: Explicit, static: Static, arrays: Arrays) -> tuple[Any, Any]:
+def attended(op: Explicit, static: Static, arrays: Arrays) -> tuple[OfLibrary, OfLibrary]:
     """The outputs, with explicit gradients, and what is saved for these."""
-    results: tuple[Any, Any] = mapped(op.forward, static, ())(arrays)
+    results: tuple[OfLibrary, OfLibrary] = mapped(op.forward, static, ())(arrays)
     return results
 
 
-def _attended_fwd(op: Explicit, static: Static, arrays: Arrays) -> tuple[Any, Any]:
+def _attended_fwd(op: Explicit, static: Static, arrays: Arrays) -> tuple[OfLibrary, OfLibrary]:
     results = attended(op, static, arrays)
     return results, (arrays, results[1])
 
 
-def _attended_bwd(op: Explicit, static: Static, residuals: Any, cotangents: Any) -> tuple[dict[str, Array | None]]:
+def _attended_bwd(
+    op: Explicit, static: Static, residuals: tuple[Arrays, OfLibrary], cotangents: OfLibrary
+) -> tuple[dict[str, Array | None]]:
     arrays, saved = residuals
     grads = op.pull(static, arrays, cotangents[0], saved)
     return ({name: grads.get(name) for name in arrays},)
@@ -354,7 +357,7 @@ def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: O
     return None
 
 
-def unsupported_device(*arrays: Array | None, **options: Option) -> str | None:
+def unsupported_device(*arrays: Array | None, **options: object) -> str | None:
     """Why the kernels do not run on JAX's device, or not under these transformations."""
     return gpu.unsupported(*arrays, options) or missing()
 

@@ -4,7 +4,7 @@ Gradients compute the sums of keys again, then 1/den and δ = do·o of every que
 end, by two sweeps where products have a half type. The running sums of segments take the memory of the sums of each.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -12,7 +12,7 @@ from jax import Array
 from attnkit._core import quadratic
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import with_gradients
-from attnkit._core.typing import Keywords, Option, Results
+from attnkit._core.typing import Keywords, OfLibrary, Option, Results
 from attnkit.backends.jax import gpu
 from attnkit.backends.jax.blocked import Arrays, Static, arguments_of, divided
 from attnkit.backends.jax.triton import launch
@@ -192,7 +192,7 @@ def output(s: Setting, initial: State | None, q: Array, k: Array, v: Array) -> A
     return run(c, "outputs", s.a.queries, True, False, sums_of(c, "key_sums", s.a.keys, initial), NO_ROWS, o)[0]
 
 
-def forward(static: Static, arrays: Arrays) -> tuple[Any, None]:
+def forward(static: Static, arrays: Arrays) -> tuple[Array | tuple[Array, tuple[Array, ...]], None]:
     """o, or o and the state (S, z) in float32; nothing is saved."""
     arguments = arguments_of(static, arrays)
     q, k, v = (arguments[name] for name in "qkv")
@@ -205,7 +205,7 @@ def forward(static: Static, arrays: Arrays) -> tuple[Any, None]:
     return (o, tuple(x.reshape(*leading, *width) for x, width in zip(total, widths.values(), strict=True))), None
 
 
-def backward(static: Static, arrays: Arrays, cotangents: Any, saved: None) -> Arrays:
+def backward(static: Static, arrays: Arrays, cotangents: OfLibrary, saved: None) -> Arrays:
     """Gradients of q, k, v and of the parts of the initial state, in their dtypes."""
     arguments = arguments_of(static, arrays)
     q, k, v = (arguments[name] for name in "qkv")
@@ -264,12 +264,12 @@ def sum_to(name: str, grad: Array, shape: tuple[int, ...]) -> Array:
 EXPLICIT = launch.Explicit(forward, backward)
 
 
-def attend(q: Array, k: Array, v: Array, **options: object) -> Results:
+def attend(q: Array, k: Array, v: Array, **options: Option) -> Results:
     """linear_attention."""
     return launch.attended(EXPLICIT, *divided(OP, states.with_parts(OP, q, k, v, **options)))[0]
 
 
-def pull(q: Array, k: Array, v: Array, do: Array, dstate: Any = None, **options: Option) -> Keywords:
+def pull(q: Array, k: Array, v: Array, do: Array, dstate: State | None = None, **options: Option) -> Keywords:
     """linear_attention_vjp."""
     op = f"{OP}_vjp"
     arguments = states.with_parts(op, q, k, v, **options)
@@ -292,7 +292,7 @@ def unsupported_options(*arrays: Array, **options: Option) -> str | None:
     return launch.unsupported_options(*arrays, **options) or linear_calls.unsupported_options(*arrays, **options)
 
 
-def unsupported(*arrays: Array, **options: Option) -> str | None:
+def unsupported(*arrays: Array, **options: object) -> str | None:
     """Why a call is not supported."""
     return launch.unsupported_device(*arrays, **options) or unsupported_options(*arrays, **options)
 

@@ -4,9 +4,8 @@ Forward leaves the numbers of its rows for the gradients, one array (..., 3 or 4
 or τ and c of the others. Explicit gradients compute it first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
@@ -47,7 +46,7 @@ def constants(c: Call, of: Normaliser, names: tuple[str, ...], inputs: Views, ou
     return launch.constants(c, inputs, outputs) | values
 
 
-def forward(static: Static, arrays: Arrays) -> tuple[Any, Array]:
+def forward(static: Static, arrays: Arrays) -> tuple[Array | tuple[Array, Array], Array]:
     """o (..., L, e) in the dtype of q, or o and lse; and the numbers of rows."""
     from attnkit.kernels.triton import flat_rows
 
@@ -68,7 +67,7 @@ def forward(static: Static, arrays: Arrays) -> tuple[Any, Array]:
     return (results[0], results[1][..., 2, :]) if lse else results[0], results[1]
 
 
-def backward(static: Static, arrays: Arrays, cotangents: Any, numbers: Array) -> Arrays:
+def backward(static: Static, arrays: Arrays, cotangents: Array | tuple[Array, Array], numbers: Array) -> Arrays:
     """Gradients of the arguments that have one, in their dtypes."""
     do, dlse = cotangents if isinstance(cotangents, tuple) else (cotangents, None)
     c, of = call_of(static, arrays)
@@ -89,9 +88,14 @@ def backward(static: Static, arrays: Arrays, cotangents: Any, numbers: Array) ->
 
 
 def run(
-    c: Call, of: Normaliser, arrays: Any, names: tuple[str, ...], programs: Callable[..., int], *outputs: Output,
+    c: Call,
+    of: Normaliser,
+    arrays: Mapping[str, Array | None],
+    names: tuple[str, ...],
+    programs: Callable[..., int],
+    *outputs: Output,
     **own: object,
-) -> Outputs:  # fmt: skip
+) -> Outputs:
     """The outputs of the first of the kernels for which a row fits; `own` are its constants."""
     from attnkit.kernels.triton import flat_rows
 
@@ -127,7 +131,7 @@ def unsupported_options(
     dlse: Array | None = None,
     *,
     vjp: bool = False,
-    **options: Option,
+    **options: object,
 ) -> str | None:
     """Why the kernels do not support a call on any device."""
     if is_array(options.get("alpha")):

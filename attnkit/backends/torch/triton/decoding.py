@@ -4,7 +4,7 @@ Which calls they serve, and in how many parts, follows from the plan and the dev
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,13 +76,13 @@ def parts_or(o: View, q: Tensor, c: Call, shared: Shares) -> View:
 class Normalised(NamedTuple):
     """What softmax leaves beside o: the numbers of rows, lse, and the parts of maxima and of Σ u."""
 
-    stats: Any = None
+    stats: tuple[View, ...] | None = None
     lse: View = None
     tops: View = None
     totals: View = None
 
 
-def combination(c: Call, shared: Shares, parts: View, o: View, beside: Normalised, WEIGH: Any = None) -> Launch:
+def combination(c: Call, shared: Shares, parts: View, o: View, beside: Normalised, WEIGH: object = None) -> Launch:
     """The launch that adds up parts."""
     from attnkit.kernels.triton import decoding
     from attnkit.kernels.triton.sizes import padded

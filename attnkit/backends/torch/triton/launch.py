@@ -22,6 +22,10 @@ from attnkit.backends.torch import layout
 from attnkit.kernels.plan import Layout, Plan, blocks_of, cached_plan, signature, summed_axes
 
 NEWEST = 9
+Group = tuple[object, ...]
+"""Arguments of a kernel: numbers, tensors, views, functions, None, and groups of them."""
+OfRows = tuple[Tensor | None, ...]
+"""Statistics of the rows or their cotangents, those that there are."""
 
 
 class Call(NamedTuple):
@@ -46,7 +50,7 @@ class Call(NamedTuple):
         return self.activation == "exp"
 
     @property
-    def limits(self) -> tuple[Any, ...]:
+    def limits(self) -> Group:
         """The tuple `limits` of `attnkit.kernels.triton.pointwise`."""
         a, s = self.plan.layout, self.plan.limits
         if self.edges_q is None:
@@ -67,11 +71,16 @@ def call_of(
 
     With `edges_q` and `edges_k` sequences are packed, and causality and windows count within each.
     """
-    edges: tuple[Any, Any] = (options.get("edges_q"), options.get("edges_k"))
-    packed = edges[0] is not None
-    if packed and isinstance(options.get("length"), str) and options["length"] == "all":
-        options["length"] = _keys_of_sequences(q, *edges)
-    plan = cached_plan(signature(q, k, v, options, edges[0].shape[0] - 1 if packed else None))
+    edges_q: Tensor | None = options.get("edges_q")
+    edges_k: Tensor | None = options.get("edges_k")
+    if (
+        edges_q is not None
+        and edges_k is not None
+        and isinstance(options.get("length"), str)
+        and options["length"] == "all"
+    ):
+        options["length"] = _keys_of_sequences(q, edges_q, edges_k)
+    plan = cached_plan(signature(q, k, v, options, None if edges_q is None else edges_q.shape[0] - 1))
     names = ("bias", "mask", "dropout_mask", "key_lengths", "query_mask", "length")
     bias, mask, dropout_mask, key_lengths, query_mask, length = (
         x if isinstance(x, Tensor) else None for x in map(options.get, names)
@@ -79,9 +88,8 @@ def call_of(
     seed = None
     if plan.numbers.drops:
         seed = word_of(q, options["dropout"][1])
-    return Call(
-        bias, mask, dropout_mask, key_lengths, query_mask, length, seed, *edges, activation, atomic, plan
-    )  # fmt: skip
+    arrays = bias, mask, dropout_mask, key_lengths, query_mask, length, seed, edges_q, edges_k
+    return Call(*arrays, activation, atomic, plan)
 
 
 def _keys_of_sequences(q: Tensor, edges_q: Tensor, edges_k: Tensor) -> Tensor:
@@ -103,7 +111,7 @@ def word_of(like: Tensor, seed: Tensor | int) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------- views
 
-View = tuple[Any, ...] | None
+View = tuple[Tensor, *tuple[int, ...]] | None  # and strides
 
 
 def view_of(x: Tensor | None, leading: tuple[int, ...], *rest: int) -> View:
@@ -123,7 +131,10 @@ def view(a: Layout, what: str, x: Tensor | None) -> View:
 
 def by_sequence(a: Layout, x: View) -> View:
     """A view; for packed sequences, whose items are first tokens, the item stride is that of tokens."""
-    return (x[0], x[3], *x[2:]) if x is not None and a.sequences else x
+    if x is None or not a.sequences:
+        return x
+    strides = x[1:]
+    return (x[0], *(strides[2], *strides[1:]))
 
 
 # ---------------------------------------------------------------------------------------------- launching
@@ -134,7 +145,7 @@ class Launch(NamedTuple):
 
     kernel: Any
     programs: int
-    arguments: tuple[Any, ...]
+    arguments: Group
     constants: Keywords
 
     def __call__(self) -> Any:
@@ -153,7 +164,7 @@ class Rows(NamedTuple):
     key_norms: Tensor | None = None
 
 
-def kernel_tuples(c: Call, rows: Rows) -> tuple[Any, ...]:
+def kernel_tuples(c: Call, rows: Rows) -> tuple[Group, Group, Group, Group]:
     """The tuples pairs, rows, limits and numbers of `attnkit.kernels.triton.pointwise`."""
     a, n = c.plan.layout, c.plan.numbers
     pairs = (*(view(a, "pairs", x) for x in (c.bias, c.mask, c.dropout_mask)), c.seed, n.last_kept)
@@ -163,7 +174,7 @@ def kernel_tuples(c: Call, rows: Rows) -> tuple[Any, ...]:
     return pairs, of_rows, c.limits, numbers
 
 
-def contiguous_rows(rows: tuple[Tensor | None, ...] | None, a: Layout) -> Any:
+def contiguous_rows(rows: OfRows | None, a: Layout) -> OfRows:
     """Rows of statistics as contiguous arrays; the gradients of sums are often broadcast."""
     if rows is None:
         return (None,) * 7
@@ -303,7 +314,13 @@ def _centred(
 
 
 def forward_launches(
-    q: Tensor, k: Tensor, v: Tensor | None, o: Tensor | None, c: Call, statistics: Any = None, first: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    o: Tensor | None,
+    c: Call,
+    statistics: OfRows | None = None,
+    first: bool = False,
 ) -> list[Launch]:
     """The launches for o and the statistics (`outputs` of `attnkit.kernels.triton.statistics`); `first`: the key of
     the first maximum of each row is among them."""
@@ -330,7 +347,7 @@ def backward_launches(
     do: Tensor | None,
     grads: dict[str, Tensor],
     c: Call,
-    of_rows: Any = None,
+    of_rows: OfRows | None = None,
 ) -> list[Launch]:
     """The launches for those of dq, (dk, dv) and dbias that are in `grads`, over all leading axes; `of_rows` is
     `dstats` of `attnkit.kernels.triton.statistics`. Without do there is no dv. A dq that is added to must start at
@@ -346,10 +363,10 @@ def backward_launches(
     scored, launches = _scored(q, k, c, True, statistics, owners)
     through = (None, None) if v is None or do is None else (view(a, "v", v), view(a, "o", do))
 
-    def inputs(owner: str) -> tuple[Any, ...]:
+    def inputs(owner: str) -> Group:
         return scored[owner].q, scored[owner].k, *through, contiguous_rows(of_rows, a)
 
-    def shared(owner: str) -> tuple[Any, ...]:
+    def shared(owner: str) -> Group:
         return *kernel_tuples(c, scored[owner].rows), scored[owner].rest, scored[owner].whole
 
     dq = view(a, "q", grads.get("q"))
@@ -433,14 +450,14 @@ class Noted(NamedTuple):
     """Launches that are noted instead of run, among operations of torch, and the device that they are for."""
 
     device: torch.device
-    launches: list[Any]
+    launches: list[object]  # `Launch`, and operations of torch
 
 
 _recording: ContextVar[Noted | None] = ContextVar("recording", default=None)
 
 
 @contextmanager
-def recording(device: torch.device) -> Iterator[list[Any]]:
+def recording(device: torch.device) -> Iterator[list[object]]:
     """What `run` is asked to run on stand-ins for tensors of a device goes to the list that is yielded."""
     noted = Noted(device, [])
     token = _recording.set(noted)
@@ -462,7 +479,13 @@ def run(q: Tensor, launches: Iterable[Launch]) -> None:
 
 
 def backward(
-    q: Tensor, k: Tensor, v: Tensor | None, do: Tensor | None, c: Call, names: tuple[str, ...], of_rows: Any = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    do: Tensor | None,
+    c: Call,
+    names: tuple[str, ...],
+    of_rows: OfRows | None = None,
 ) -> dict[str, Tensor]:
     """Gradients of the named ones of q, k, v and bias, for the cotangent do and those of statistics in `of_rows` (see
     `backward_launches`)."""

@@ -1,13 +1,11 @@
 """Linear attention by Triton kernels: `attnkit::triton_linear` and `attnkit::triton_linear_vjp`."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import with_gradients
-from attnkit._core.typing import AnyFunction, Keywords, Option, Results
+from attnkit._core.typing import Keywords, Option
 from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.triton import launch, pointwise, recorded
@@ -116,14 +114,16 @@ CUSTOM = recorded.register("triton_linear", _forward, _backward, ("q", "k", "v",
 # ---------------------------------------------------------------------------------------------- what the library calls
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, op: str = OP, **options: object) -> Results:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, op: str = OP, **options: Option
+) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
     """linear_attention, for another op's features under its name."""
     o, *state = CUSTOM.outputs(op, **states.with_parts(op, q, k, v, **options))
     return (o, tuple(state)) if state else o
 
 
 def pull(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, dstate: Any = None, *, op: str = OP, **options: Option
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, dstate: State | None = None, *, op: str = OP, **options: Option
 ) -> Keywords:
     """linear_attention_vjp."""
     arguments = states.with_parts(f"{op}_vjp", q, k, v, **options)
@@ -136,7 +136,7 @@ def pull(
     return grads
 
 
-def prepared(arrays: tuple[Tensor, ...], options: Keywords) -> AnyFunction | None:
+def prepared(arrays: tuple[Tensor, ...], options: Keywords) -> recorded.Repeated:
     """o, and a state if requested, of calls with the same signature."""
     arguments = states.with_parts(OP, *arrays, **options)
     if not options.get("return_state"):
@@ -145,7 +145,7 @@ def prepared(arrays: tuple[Tensor, ...], options: Keywords) -> AnyFunction | Non
     return recorded.prepared(CUSTOM, OP, arguments, names, lambda outputs: (outputs[0], tuple(outputs[1:3])))
 
 
-def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Option) -> str | None:
+def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: object) -> str | None:
     """Why Triton does not support a call."""
     return pointwise.unsupported(q, k, v, *rest) or unsupported_options(q, k, v, **options)
 

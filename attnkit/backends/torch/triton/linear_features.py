@@ -12,15 +12,16 @@ efficient attention one for each feature: both are left to other implementations
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from attnkit._core import quadratic
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
 from attnkit._core.tokens import softmax, softmax_gradient
-from attnkit._core.typing import Array, Keywords, Namespace, OfLibrary, Option, Results
+from attnkit._core.typing import Array, Keywords, Namespace, OfLibrary, Option
 from attnkit.backends.torch.triton import linear, pointwise
+from attnkit.backends.torch.triton.linear_launch import State
 from attnkit.kernels import linear_calls, predicted
 from attnkit.ops.linear import states
 from attnkit.ops.linear.cosine import COSINE, FLOOR, cosine_attention
@@ -93,17 +94,19 @@ def call_of(record: Linear, q: Tensor, k: Tensor, *arrays: Tensor, keeps: bool =
 # ---------------------------------------------------------------------------------------------- what the library calls
 
 
-def attend(record: Linear, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor, **options: object) -> Results:
+def attend(
+    record: Linear, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor, **options: object
+) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
     """The op, with gradients by autograd."""
     keeps = bool(options.get("return_state"))
     call = call_of(record, q, k, *arrays, keeps=keeps, **options)
     result = linear.attend(call.q.values, call.k.values, v, return_state=keeps, **call.options)
-    return (result[0].to(q.dtype), result[1]) if keeps else result.to(q.dtype)
+    return (result[0].to(q.dtype), result[1]) if isinstance(result, tuple) else result.to(q.dtype)
 
 
 def pull(
-    record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, dstate: Any = None, **options: Option
-) -> Results:
+    record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, dstate: State | None = None, **options: Option
+) -> Keywords:
     """Its explicit gradients."""
     *arrays, do = others
     call, xp = call_of(record, q, k, *arrays, keeps=dstate is not None, **options), namespace(q)
@@ -150,7 +153,7 @@ def _per_query_head(heads: int, options: Keywords) -> bool:
     return any(len(shape) > 0 and shape[-1] not in (1, heads) for shape in shapes)
 
 
-def unsupported(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: Option) -> str | None:
+def unsupported(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: object) -> str | None:
     """Why Triton does not support a call."""
     if pointwise.unsupported_device(q):
         return pointwise.unsupported_device(q)
@@ -161,7 +164,7 @@ def unsupported(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibr
     return unsupported_options(record, q, k, v, *others, **options)
 
 
-def is_faster(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: Option) -> bool:
+def is_faster(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: Tensor, **options: object) -> bool:
     """Whether a causal call is predicted not to be slower, in float32: the features are the same on both sides.
 
     Without causality the sums of the generic body are two products, which no kernel is predicted to beat.

@@ -6,16 +6,14 @@ where products have a half type. A returned state has sums of its own: it includ
 float32 whatever the inputs are.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import namespace
-from attnkit._core.typing import Keywords, OfLibrary, Option
+from attnkit._core.typing import Keywords, Option
 from attnkit.backends.torch.triton import launch
-from attnkit.backends.torch.triton.launch import Launch, View
+from attnkit.backends.torch.triton.launch import Group, Launch, View
 from attnkit.kernels import linear_calls
 from attnkit.kernels.linear_calls import Packed, Setting, span
 from attnkit.kernels.plan import blocks_of
@@ -23,6 +21,8 @@ from attnkit.kernels.plan import blocks_of
 NO_ROWS = (None, None, 0, 0)
 """The tuple `rows` of `attnkit.kernels.triton.linear` without a denominator."""
 State = tuple[Tensor, Tensor]
+Sums = tuple[Tensor, int]
+"""The initial sums of segments, and how many there are."""
 
 
 # ---------------------------------------------------------------------------------------------- a call
@@ -49,7 +49,7 @@ def levels_of(s: Setting) -> View:
     return launch.view_of(s.levels, s.a.shared, s.a.keys)
 
 
-def masks_of(s: Setting) -> tuple[Any, ...]:
+def masks_of(s: Setting) -> Group:
     """The tuple `masks` of `attnkit.kernels.triton.linear`."""
     leading = s.a.leading
     return (
@@ -80,7 +80,7 @@ class Call:
         capability = launch.capability(self.like.device)
         return linear_calls.constants(name, self.s, dtype_name(self.like), by_values, capability)
 
-    def launch(self, name: str, tokens: int, by_values: bool, by_states: bool, *arguments: OfLibrary) -> Launch:
+    def launch(self, name: str, tokens: int, by_values: bool, by_states: bool, *arguments: object) -> Launch:
         """A launch with the programs of `attnkit.kernels.linear_calls.parts`."""
         values = self.constants(name, by_values)
         parts = linear_calls.parts(self.s, tokens, values.get("BLOCK"), by_values, by_states)
@@ -88,8 +88,8 @@ class Call:
         return Launch(linear_calls.kernel_of(name), parts.programs, arguments, values)
 
     def states(
-        self, name: str, tokens: int, inputs: tuple[Any, ...], initial: State | None, final: State | None = None
-    ) -> tuple[tuple[Tensor, int] | None, list[Launch]]:
+        self, name: str, tokens: int, inputs: Group, initial: State | None, final: State | None = None
+    ) -> tuple[Sums | None, list[Launch]]:
         """The initial sums of segments, by `key_sums` or `query_sums`; None for one ordered segment that starts from 0.
 
         They start from `initial`; `final` gets the whole sum.
@@ -125,7 +125,7 @@ class Call:
     def view(self, x: Tensor, leading: tuple[int, ...], *rest: int) -> View:
         return launch.by_sequence(self.s.a, launch.view_of(x, leading, *rest))
 
-    def outputs(self, o: View, do: View, rows: Any, states: Any) -> Launch:
+    def outputs(self, o: View, do: View, rows: Group, states: Sums | None) -> Launch:
         s = self.s
         arguments = (self.q, self.k, self.v, o, do, rows, states, masks_of(s), s.limits, s.plan.scale, s.plan.eps)
         return self.launch("outputs", s.a.queries, True, False, *arguments)
@@ -139,7 +139,7 @@ class Call:
         """The launches for the returned state; the setting is one of keys alone."""
         return self.states("key_sums", self.s.a.keys, (self.k, self.v), initial, final)[1]
 
-    def rows(self, parts: int) -> tuple[Any, ...]:
+    def rows(self, parts: int) -> Group:
         """Memory for 1/den and for δ in parts."""
         a = self.s.a
         if not self.s.plan.normalize:
@@ -167,10 +167,10 @@ class Call:
         return [*sums, *launches, *more, *of_keys(do_view, dk, dv, rows, states)]
 
     @property
-    def settings(self) -> tuple[Any, ...]:
+    def settings(self) -> Group:
         return masks_of(self.s), self.s.limits, self.s.plan.scale
 
-    def gradients_of_queries(self, do: View, dq: View, states: Any) -> tuple[tuple[Any, ...], list[Launch]]:
+    def gradients_of_queries(self, do: View, dq: View, states: Sums | None) -> tuple[Group, list[Launch]]:
         """1/den and δ, and the launches for them and for dq."""
         a = self.s.a
         parts = blocks_of(a.e, self.constants("outputs", True)["BLOCK"])
@@ -180,22 +180,22 @@ class Call:
         arguments = (self.q, self.k, self.v, do, dq, rows, states, *self.settings)
         return rows, [*launches, self.launch("gradient_queries", a.queries, False, False, *arguments)]
 
-    def gradients_of_keys(self, do: View, dk: View, dv: View, rows: Any, states: Any) -> list[Launch]:
+    def gradients_of_keys(self, do: View, dk: View, dv: View, rows: Group, states: Sums | None) -> list[Launch]:
         """The launches for dk and dv."""
-        of_k: tuple[Any, ...] = (self.q, self.k, self.v, do, dk, rows, states, *self.settings)
-        of_v: tuple[Any, ...] = (self.q, self.k, do, dv, rows, states, *self.settings)
+        of_k: Group = (self.q, self.k, self.v, do, dk, rows, states, *self.settings)
+        of_v: Group = (self.q, self.k, do, dv, rows, states, *self.settings)
         return [
             self.launch("gradient_keys", self.s.a.keys, False, True, *of_k),
             self.launch("gradient_values", self.s.a.keys, True, True, *of_v),
         ]
 
-    def sweep_queries(self, do: View, dq: View, states: Any) -> tuple[tuple[Any, ...], list[Launch]]:
+    def sweep_queries(self, do: View, dq: View, states: Sums | None) -> tuple[Group, list[Launch]]:
         """The same in one launch."""
         rows = self.rows(1)
         arguments = (self.q, self.k, self.v, do, dq, rows, states, *self.settings, self.s.plan.eps)
         return rows, [self.launch("sweep_queries", self.s.a.queries, True, False, *arguments)]
 
-    def sweep_keys(self, do: View, dk: View, dv: View, rows: Any, states: Any) -> list[Launch]:
+    def sweep_keys(self, do: View, dk: View, dv: View, rows: Group, states: Sums | None) -> list[Launch]:
         """The same in one launch."""
         arguments = (self.q, self.k, self.v, do, dk, dv, rows, states, *self.settings)
         return [self.launch("sweep_keys", self.s.a.keys, True, True, *arguments)]

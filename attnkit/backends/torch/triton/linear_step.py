@@ -4,7 +4,6 @@ Its gradients are those of the generic body, and cost what they do there.
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from attnkit._core.dispatch import Kernel
 from attnkit._core.typing import Option
 from attnkit.backends.torch.custom import Arguments, Outputs
 from attnkit.backends.torch.triton import launch, pointwise, recorded
-from attnkit.backends.torch.triton.launch import Launch, view_of
+from attnkit.backends.torch.triton.launch import Launch, View, view_of
 from attnkit.backends.torch.triton.linear import initial_of
 from attnkit.kernels import linear_calls, predicted
 from attnkit.kernels.plan import Layout, blocks_of, layout
@@ -23,6 +22,8 @@ from attnkit.ops.linear.attention import linear_attention_step, linear_attention
 from attnkit.ops.linear.states import INITIAL
 
 OP = linear_attention_step.__name__
+Parts = tuple[Tensor, ...]
+"""A state: S and z."""
 OPTIONS = ("feature_map", "normalize", "eps", "scale", "enable_gqa")
 
 
@@ -68,7 +69,7 @@ def _launch(arguments: Arguments, o: Tensor, S: Tensor, z: Tensor) -> Launch:
     return Launch(linear_step.step, programs, (*views, scale, eps, a.kv_heads, a.groups), constants)
 
 
-def _state(a: Layout, S: Tensor | None, z: Tensor | None) -> tuple[Any, Any]:
+def _state(a: Layout, S: Tensor | None, z: Tensor | None) -> tuple[View, View]:
     return view_of(S, a.shared, a.d, a.e), view_of(z, a.shared, a.d)
 
 
@@ -96,7 +97,9 @@ CUSTOM = recorded.register("triton_linear_step", _forward, _backward, ("q", "k",
 # ---------------------------------------------------------------------------------------------- what the library calls
 
 
-def attend(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Any = None, **options: Option) -> tuple[Tensor, Any]:
+def attend(
+    q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Parts | None = None, **options: object
+) -> tuple[Tensor, Parts]:
     """linear_attention_step."""
     check_state(q_t, k_t, v_t, state, bool(options.get("enable_gqa")))
     parts = {} if state is None else dict(zip(INITIAL, state, strict=True))
@@ -104,14 +107,16 @@ def attend(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Any = None, **option
     return o, tuple(following)
 
 
-def check_state(q: Tensor, k: Tensor, v: Tensor, state: Any, enable_gqa: bool) -> None:
+def check_state(q: Tensor, k: Tensor, v: Tensor, state: Parts | None, enable_gqa: bool) -> None:
     """Raise what the generic body does for a state that does not fit."""
     if state is not None:
         a, widths = layout_of(q, k, v, enable_gqa), {"S": (k.shape[-1], v.shape[-1]), "z": (k.shape[-1],)}
         states.check_parts(OP, "state", state, q, widths, a.shared, False)
 
 
-def unsupported_options(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Any = None, **options: Option) -> str | None:
+def unsupported_options(
+    q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Parts | None = None, **options: Option
+) -> str | None:
     """Why the kernel does not support a step on any device."""
     if options.get("log_decay_t") is not None:
         return "log_decay is served by the generic implementation"
@@ -133,7 +138,7 @@ def unsupported(q_t: Tensor, k_t: Tensor, v_t: Tensor, **options: Option) -> str
     return pointwise.unsupported(q_t, k_t, v_t) or unsupported_options(q_t, k_t, v_t, **options)
 
 
-def is_faster(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Any = None, **options: Option) -> bool:
+def is_faster(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Parts | None = None, **options: object) -> bool:
     """Whether a step without gradients is predicted not to be slower."""
     if not pointwise.without_gradients(q_t, k_t, v_t, *(state or ())):
         return False

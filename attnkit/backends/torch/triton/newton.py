@@ -4,14 +4,15 @@ All steps of all matrices are one launch. Backward recomputes them: one more lau
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
-from attnkit._core.typing import OfLibrary, Option, Results
+from attnkit._core.typing import Array, Keywords, OfLibrary, Option
 from attnkit.backends.torch.custom import Arguments, Outputs
 from attnkit.backends.torch.triton import launch, pointwise, recorded
 from attnkit.backends.torch.triton.launch import Launch, View
@@ -28,7 +29,7 @@ class Call(NamedTuple):
 
     a: Tensor
     steps: int
-    init_scale: Any  # a number or a tensor over the leading axes
+    init_scale: float | Tensor  # over the leading axes
     unrolled: bool
     keeps: bool  # X_0 .. X_T are stored
 
@@ -57,7 +58,7 @@ class Call(NamedTuple):
     def view(self, x: Tensor) -> View:
         return launch.view_of(x, self.leading, self.m, self.m)
 
-    def factors(self) -> tuple[Any, ...]:
+    def factors(self) -> tuple[float | None, View]:
         """The tuple `factors` of `attnkit.kernels.triton.newton`."""
         if isinstance(self.init_scale, Tensor):
             return None, launch.view_of(self.init_scale, self.leading)
@@ -68,7 +69,7 @@ class Call(NamedTuple):
         shape = (self.matrices, several, padded(self.m), padded(self.m))
         return torch.empty(shape, dtype=torch.float32, device=self.a.device)
 
-    def launch(self, name: str, *arguments: OfLibrary, **flags: Option) -> Launch:
+    def launch(self, name: str, *arguments: object, **flags: object) -> Launch:
         from attnkit.kernels.triton import newton
 
         values = sizes.newton(name, self.m, launch.capability(self.a.device))
@@ -99,7 +100,7 @@ def call_of(
     a: Tensor,
     *,
     newton_steps: int = 20,
-    init_scale: Any = 0.9,
+    init_scale: float | Tensor = 0.9,
     halvings: int = 0,
     inverse_grad: str = "implicit",
     return_residuals: bool = False,
@@ -138,7 +139,7 @@ def _backward(op: str, arguments: Arguments, dx: Tensor, names: tuple[str, ...])
     if da.numel():
         launch.run(da, c.backward(dx, da, dfactors))
     grads = {"a": da.sum_to_size(c.a.shape).to(c.a.dtype)}
-    if dfactors is not None:
+    if dfactors is not None and isinstance(c.init_scale, Tensor):
         grads["init_scale"] = dfactors.sum_to_size(c.init_scale.shape).to(c.init_scale.dtype)
     return grads
 
@@ -150,7 +151,7 @@ CUSTOM = recorded.register("triton_newton", _forward, _backward, ("a", "init_sca
 # ---------------------------------------------------------------------------------------------- what the library calls
 
 
-def invert(a: Tensor, **options: object) -> Results:
+def invert(a: Tensor, **options: object) -> Tensor | tuple[Tensor, Array]:
     """newton_inverse; residuals are the generic ones of the iterates of the kernel."""
     if not options.get("return_residuals"):
         return CUSTOM.attend(OP, a=a, **options)
@@ -163,19 +164,19 @@ def pull(a: Tensor, dx: Tensor, **options: Option) -> dict[str, Tensor]:
     return CUSTOM.pull(OP, dx, a=a, **options)
 
 
-def inverted(a: Tensor, **options: object) -> tuple[Tensor, Any]:
+def inverted(a: Tensor, **options: object) -> tuple[Tensor, Callable[[OfLibrary], Keywords]]:
     """X, and its gradients as a function of its cotangent, for SOFT."""
-    return invert(a, **options), lambda dx: pull(a, dx, **options)
+    return CUSTOM.attend(OP, a=a, **options), lambda dx: pull(a, dx, **options)
 
 
-def unsupported_options(m: int, **options: Option) -> str | None:
+def unsupported_options(m: int, **options: object) -> str | None:
     """Why matrices of m rows are not inverted on any device."""
     if m > LARGEST:
         return f"matrices with more than {LARGEST} rows are served by the generic implementation"
     return lowrank_newton.generic_alone(**options)
 
 
-def unsupported(a: Tensor, *rest: Tensor | None, **options: Option) -> str | None:
+def unsupported(a: Tensor, *rest: Tensor | None, **options: object) -> str | None:
     """Why newton_inverse or its gradients are not supported by Triton."""
     none = "no cotangent of the output was given" if any(x is None for x in rest) else None
     return pointwise.unsupported_device(a) or unsupported_options(a.shape[-1], **options) or none

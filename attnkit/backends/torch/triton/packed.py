@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from attnkit.ops.softmax import SOFTMAX
 Edges: TypeAlias = tuple[int, ...] | Tensor
 Attend = AnyFunction
 Pull = Callable[..., dict[str, Tensor]]
-Prepare = Callable[[tuple[Any, ...], Keywords], Any]
+Prepare = Callable[..., AnyFunction]
 
 
 def _edges(q: Tensor, edges: Edges) -> Tensor:
@@ -55,7 +55,7 @@ def prepared(op: Prepare, arrays: tuple[Tensor, ...], options: Keywords) -> AnyF
         return None
     of_sequences = op(tuple(_heads_first(*of_heads)), edges | options)
 
-    def call(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **options: Option) -> Results:
+    def call(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **options: object) -> Results:
         return attend(of_sequences, q, k, v, cu_q, cu_k, **options)
 
     return call
@@ -67,7 +67,7 @@ def unsupported_options(q: Tensor, k: Tensor, v: Tensor, **options: Option) -> s
 
 
 def unsupported(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: Option
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: object
 ) -> str | None:
     """Why Triton does not support a call."""
     return pointwise.unsupported(q, k, v, *cotangents[:1]) or unsupported_options(q, k, v, **options)

@@ -113,7 +113,7 @@ def _refused(activation: str) -> str | None:
 _refused._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def unsupported_options(*, activation: str = "relu", **options: Option) -> str | None:
+def unsupported_options(*, activation: str = "relu", **options: object) -> str | None:
     """Why the kernels do not support a call on any device."""
     return _refused(activation)
 
@@ -160,7 +160,7 @@ def kernel(kind: str | None, call: AnyFunction, unsupported: Callable[..., str |
     return Kernel("triton", call, unsupported, partial(is_faster, kind), taken=taken, misplaced=misplaced)
 
 
-def prepared(own: Arguments, arrays: tuple[Tensor, ...], options: Keywords) -> AnyFunction | None:
+def prepared(own: Arguments, arrays: tuple[Tensor, ...], options: Keywords) -> recorded.Repeated:
     """o of calls with the same signature, with the parameters `own` of an op."""
     return recorded.prepared(CUSTOM, OP, dict(zip("qkv", arrays, strict=True)) | own | options)
 

@@ -9,26 +9,29 @@ A kernel is compiled for addresses that are multiples of 16 or not. The first la
 own, and later ones go straight to what it compiled.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial, reduce
 from operator import or_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnkit._core.special import without_autocast
-from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option
+from attnkit._core.typing import AnyFunction, Keywords, Option, Results
 from attnkit.backends.torch import custom
 from attnkit.backends.torch.alignment import are_aligned
-from attnkit.backends.torch.custom import RATE, SEED, Arguments, Custom, encoded
+from attnkit.backends.torch.custom import RATE, SEED, Arguments, Custom, Kept, encoded
 from attnkit.backends.torch.signature import signature
 from attnkit.backends.torch.triton import launch
-from attnkit.backends.torch.triton.launch import Launch
+from attnkit.backends.torch.triton.launch import Group, Launch
 from attnkit.ops.linear.states import INITIAL
 
 ALIGNED = 16
+Alignment = tuple[int, ...] | None
+"""What is left of addresses beyond multiples of 16, if anything."""
 EMPTY = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
 UNKNOWN = frozenset(
     (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
@@ -69,13 +72,13 @@ class Unrecordable(Exception):
 class Operation(NamedTuple):
     """An operation of torch on tensors that are given each time; `made` is the view of what it allocates."""
 
-    function: Any
-    arguments: tuple[Any, ...]
+    function: AnyFunction
+    arguments: Group
     options: Keywords
     made: View | None
 
     def __call__(self, memory: list[Any], addresses: list[int]) -> None:
-        result = self.function(*_with_views(self.arguments, memory), **self.options)
+        result = self.function(*[_with_views(x, memory) for x in self.arguments], **self.options)
         if self.made is not None:
             if result.stride() != self.made.strides:
                 raise RuntimeError(f"{self.function}: strides {result.stride()}, without memory {self.made.strides}")
@@ -85,13 +88,15 @@ class Operation(NamedTuple):
 class Recorder(TorchDispatchMode):
     """Gives every tensor that is allocated a slot, and notes operations among the launches in `steps`."""
 
-    def __init__(self, inputs: Sequence[Tensor], device: torch.device, steps: list[Any]) -> None:
+    def __init__(self, inputs: Sequence[Tensor], device: torch.device, steps: list[object]) -> None:
         super().__init__()
         self.memory, self.device, self.steps = [*inputs], device, steps
         self.slots = {x.untyped_storage()._cdata: slot for slot, x in enumerate(inputs)}
         self.computed: set[int] = set()  # slots that operations fill
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: Group = (), kwargs: Keywords | None = None
+    ) -> object:
         options, aliases = kwargs or {}, [x.alias_info for x in func._schema.returns]
         if func.overloadpacket.__name__ in EMPTY:
             result = func(*args, **options)
@@ -101,7 +106,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **options)
         if UNKNOWN & {*func.tags} or len(aliases) != 1 or any(isinstance(x, Tensor) for x in options.values()):
             raise Unrecordable(func)
-        arguments, result = self._with_places(args), func(*args, **options)
+        arguments, result = tuple(self._with_places(x) for x in args), func(*args, **options)
         if not isinstance(result, Tensor):
             raise Unrecordable(func)
         made = None
@@ -117,7 +122,7 @@ class Recorder(TorchDispatchMode):
         self.memory.append(x)
         return len(self.memory) - 1
 
-    def _with_places(self, x: OfLibrary) -> Any:
+    def _with_places(self, x: object) -> object:
         if isinstance(x, Tensor):
             return self.view(x)
         return tuple(self._with_places(part) for part in x) if isinstance(x, (tuple, list)) else x
@@ -132,14 +137,14 @@ class Recorder(TorchDispatchMode):
         return View(self.place(x), tuple(x.shape), tuple(x.stride()))
 
 
-def _with_views(x: OfLibrary, memory: Sequence[Tensor]) -> Any:
+def _with_views(x: object, memory: Sequence[Tensor]) -> object:
     """Arguments of an operation with tensors instead of views."""
     if type(x) is View:
         return x.of(memory)
     return tuple([_with_views(part, memory) for part in x]) if type(x) is tuple else x
 
 
-def _with_places(x: OfLibrary, recorder: Recorder) -> Any:
+def _with_places(x: object, recorder: Recorder) -> object:
     """Arguments with places instead of tensors and views."""
     if isinstance(x, Tensor):
         return recorder.place(x)
@@ -150,13 +155,13 @@ def _with_places(x: OfLibrary, recorder: Recorder) -> Any:
     return tuple(_with_places(part, recorder) for part in x)
 
 
-def _places(x: Tensor) -> list[Place]:
+def _places(x: object) -> list[Place]:
     if type(x) is Place:
         return [x]
     return [place for part in x for place in _places(part)] if type(x) is tuple else []
 
 
-def _with_addresses(x: Tensor, addresses: Sequence[int]) -> Any:
+def _with_addresses(x: object, addresses: Sequence[int]) -> object:
     """Arguments with addresses instead of tensors."""
     if type(x) is Place:
         address = addresses[x.slot] + x.offset
@@ -164,7 +169,7 @@ def _with_addresses(x: Tensor, addresses: Sequence[int]) -> Any:
     return tuple([_with_addresses(part, addresses) for part in x]) if type(x) is tuple else x
 
 
-def _with_tensors(x: OfLibrary, memory: Sequence[Tensor]) -> Any:
+def _with_tensors(x: object, memory: Sequence[Tensor]) -> object:
     """Arguments with tensors, of which Triton asks address and dtype."""
     if type(x) is Place:
         base = memory[x.slot].view(x.dtype)
@@ -178,14 +183,14 @@ class Again:
     """A launch whose tensors are given each time."""
 
     def __init__(self, made: Launch, recorder: Recorder) -> None:
-        self.launch = made._replace(arguments=_with_places(made.arguments, recorder))
+        self.launch = made._replace(arguments=tuple(_with_places(x, recorder) for x in made.arguments))
         arguments = self.launch.arguments
         self.moving = [(n, x) for n, x in enumerate(arguments) if _places(x)]
         rest = [made.constants[name] for name in made.kernel.arg_names[len(arguments) :]]
         self.bound = [*arguments, *rest]
-        self.runs: dict[Any, Any] = {}  # what Triton compiled, by alignment
+        self.runs: dict[Alignment, AnyFunction] = {}  # what Triton compiled, by alignment
 
-    def __call__(self, memory: Sequence[Tensor], addresses: Sequence[int], alignment: Any) -> None:
+    def __call__(self, memory: Sequence[Tensor], addresses: Sequence[int], alignment: Alignment) -> None:
         run = self.runs.get(alignment)
         if run is not None:
             bound = self.bound.copy()
@@ -193,12 +198,12 @@ class Again:
                 bound[n] = _with_addresses(x, addresses)
             run(*bound)
             return
-        compiled = self.launch._replace(arguments=_with_tensors(self.launch.arguments, memory))()
+        compiled = self.launch._replace(arguments=tuple(_with_tensors(x, memory) for x in self.launch.arguments))()
         if compiled is not None:
             self.runs[alignment] = compiled[self.launch.programs, 1, 1]
 
 
-def _alignment(addresses: Sequence[int]) -> Any:
+def _alignment(addresses: Sequence[int]) -> Alignment:
     """What is left of the addresses beyond multiples of 16."""
     return tuple([x % ALIGNED for x in addresses]) if reduce(or_, addresses) % ALIGNED else None
 
@@ -211,10 +216,11 @@ class Recording:
             None if slot in recorder.computed else (x.shape, None if x.is_contiguous() else x.stride(), x.dtype)
             for slot, x in enumerate(recorder.memory[inputs:], inputs)
         ]
-        steps: list[Any] = [x if isinstance(x, Operation) else Again(x, recorder) for x in recorder.steps]
-        self.steps: list[Any] = [x for x in steps if isinstance(x, Operation) or x.launch.programs]
+        steps = [Again(x, recorder) if isinstance(x, Launch) else x for x in recorder.steps]
+        self.steps = [x for x in steps if isinstance(x, Operation) or (isinstance(x, Again) and x.launch.programs)]
         self.results = [recorder.view(x) for x in results]
-        self.computes = any(isinstance(x, Operation) for x in self.steps)
+        self.launches = [x for x in self.steps if isinstance(x, Again)]
+        self.computes = len(self.launches) < len(self.steps)
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         device = tensors[0].device
@@ -227,7 +233,7 @@ class Recording:
                 self._compute(memory, addresses)
             else:
                 alignment = _alignment(addresses)
-                for each in self.steps:
+                for each in self.launches:
                     each(memory, addresses, alignment)
         return [view.of(memory) for view in self.results]
 
@@ -235,13 +241,13 @@ class Recording:
         """Launches among operations, which autocast would give other dtypes."""
         with without_autocast(memory[0]):
             for each in self.steps:
-                if isinstance(each, Operation):
-                    each(memory, addresses)
-                else:
+                if isinstance(each, Again):
                     each(memory, addresses, _alignment(addresses))
+                else:
+                    each(memory, addresses)
 
 
-def _room(shape: Any, strides: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _room(shape: torch.Size, strides: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device) -> Tensor:
     if strides is None:
         return torch.empty(shape, dtype=dtype, device=device)
     return torch.empty_strided(shape, strides, dtype=dtype, device=device)
@@ -265,11 +271,11 @@ def recorded(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor
 # ---------------------------------------------------------------------------------------------- inside custom ops
 
 MOST = 1 << 12
-_recordings: dict[Any, Recording | None] = {}
-_met: set[Any] = set()
+_recordings: dict[Hashable, Recording | None] = {}
+_met: set[Hashable] = set()
 
 
-def repeatedly(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor], key: Any) -> Sequence[Tensor]:
+def repeatedly(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor], key: Hashable) -> Sequence[Tensor]:
     """`function(*tensors)`, a function that is named by `key`, as in a custom op that torch.compile calls.
 
     It is recorded when it meets tensors with a signature for the second time: a cache of keys that grows by a token
@@ -304,7 +310,7 @@ Given = tuple[str, int | None]
 SPLIT = {SEED: ("dropout", 1), INITIAL[0]: ("initial_state", 0), INITIAL[1]: ("initial_state", 1)}
 
 
-def only_first(outputs: Sequence[Tensor]) -> Any:
+def only_first(outputs: Sequence[Tensor]) -> Tensor:
     return outputs[0]
 
 
@@ -329,9 +335,9 @@ class Repeated:
         leaves = [has and x.requires_grad for x, has in zip(tensors.values(), self.differentiable, strict=True)]
         self.differentiated = torch.is_grad_enabled() and any(leaves)
         self.forward: list[Recording | None] = []  # once it is known
-        self.backward: dict[Any, Recording | None] = {}
+        self.backward: dict[Hashable, Recording | None] = {}
 
-    def __call__(self, *arrays: Tensor, **options: Option) -> Any:
+    def __call__(self, *arrays: Tensor, **options: Option) -> Results:
         """The answer, for arrays by position or by name."""
         tensors = list(arrays)
         for name, index in self.given[len(arrays) :]:
@@ -373,7 +379,7 @@ class Repeated:
         return [of.get(name) for name in self.names]
 
     def _of(
-        self, names: tuple[str, ...], given: tuple[str, ...], key: Any, tensors: Sequence[Tensor]
+        self, names: tuple[str, ...], given: tuple[str, ...], key: Hashable, tensors: Sequence[Tensor]
     ) -> Recording | None:
         """The recording of gradients for tensors with these names and this signature."""
         whole = (names, given, key)
@@ -401,11 +407,19 @@ def _with_dropout(arguments: Arguments) -> Arguments:
     return rest | {"dropout": (arguments[RATE], arguments[SEED])}
 
 
+class _Saved(Kept, Protocol):
+    """What the node keeps."""
+
+    call: Repeated
+    like: torch.Size
+    needs_input_grad: tuple[bool, ...]
+
+
 class _Attend(torch.autograd.Function):
     """o and further outputs of a repeated call."""
 
     @staticmethod
-    def forward(ctx: Any, call: Repeated, recording: Recording, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: _Saved, call: Repeated, recording: Recording, *tensors: Tensor) -> tuple[Tensor, ...]:
         outputs = recording(tensors)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *outputs[1:])
@@ -413,7 +427,7 @@ class _Attend(torch.autograd.Function):
         return tuple(outputs[: 1 + call.returned])
 
     @staticmethod
-    def backward(ctx: Any, do: Tensor | None, *rest: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: _Saved, do: Tensor | None, *rest: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         if do is None:
             do = saved[0].new_zeros(ctx.like)

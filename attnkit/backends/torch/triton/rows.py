@@ -5,18 +5,19 @@ read through views (items, heads, tokens, features), as for point-wise attention
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option, Results
+from attnkit._core.typing import Keywords, Option
 from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.softmax import sdpa_unsupported
 from attnkit.backends.torch.triton import decoding, launch, pointwise, recorded
-from attnkit.backends.torch.triton.launch import Launch, View, by_sequence, view, view_of
+from attnkit.backends.torch.triton.launch import Group, Launch, OfRows, View, by_sequence, view, view_of
 from attnkit.kernels.plan import Layout, Normaliser, blocks_of, newton_steps, normaliser
 from attnkit.ops import ssmax
 from attnkit.ops.entmax import ENTMAX
@@ -77,7 +78,7 @@ def views_of_numbers(a: Layout, rows: Tensor) -> tuple[View, ...]:
     return tuple(_of_rows(a, row) for row in rows)
 
 
-def functions(kernel: Any, call: Call, dtype: torch.dtype) -> Keywords:
+def functions(kernel: object, call: Call, dtype: torch.dtype) -> Keywords:
     """The compile-time functions of a kernel, and whether its scale is negative."""
     from attnkit.kernels.triton import normalisers
 
@@ -106,7 +107,7 @@ def _widths(q: Tensor, a: Layout) -> Keywords:
     return {**widths, "PRECISION": "tf32x3" if q.dtype == torch.float32 else "ieee"}
 
 
-def tuples(call: Call) -> tuple[Any, ...]:
+def tuples(call: Call) -> tuple[Group, Group, Group, Group]:
     """The tuples pairs, rows, limits and numbers."""
     pairs, rows, limits, _ = launch.kernel_tuples(call.of_pairs, launch.Rows())
     return pairs, rows[:2], limits, call.numbers
@@ -166,7 +167,7 @@ def backward_launches(
     rows: Tensor,
     grads: dict[str, Tensor],
     call: Call,
-    of_rows: Any = None,
+    of_rows: OfRows | None = None,
 ) -> list[Launch]:
     """The launches for those of dq, (dk, dv) and dbias that are in `grads`; `of_rows` is `dstats` of
     `attnkit.kernels.triton.statistics`. Without do there is no dv."""
@@ -179,7 +180,7 @@ def backward_launches(
     shared = (views_of_numbers(a, rows), _of_rows(a, delta))
     common = tuples(call)
 
-    def launch_of(name: str, programs: Any, *arguments: Tensor) -> Launch:
+    def launch_of(name: str, programs: Callable[[int, int], int], *arguments: object) -> Launch:
         kernel, sizes = getattr(kernels, name), _sizes(name, q, call, of_rows is not None)
         assert sizes is not None
         return Launch(
@@ -187,7 +188,7 @@ def backward_launches(
         )
 
     dq = view(a, "q", grads.get("q"))
-    arguments: tuple[OfLibrary, ...] = (*inputs, dq, *shared, view(a, "rows", dlse), *common, a.heads, a.groups)
+    arguments: Group = (*inputs, dq, *shared, view(a, "rows", dlse), *common, a.heads, a.groups)
     resident = _sizes("backward_resident", q, call, of_rows is not None) is not None
     name = "backward_resident" if resident else "backward_tiled"
     launches = [launch_of(name, lambda size, keys: a.blocks(a.queries, size) * a.heads * a.items, *arguments)]
@@ -244,7 +245,7 @@ def gradients(
     dlse: Tensor | None,
     rows: Tensor | None,
     names: tuple[str, ...],
-    of_rows: Any = None,
+    of_rows: OfRows | None = None,
 ) -> dict[str, Tensor]:
     """The named gradients for the cotangents of o, of lse, and of statistics (see `backward_launches`); the numbers of
     rows are computed first if they were not saved."""
@@ -272,7 +273,7 @@ CUSTOM = recorded.register("triton_rows", _forward, _backward, DIFFERENTIABLE, _
 # ---------------------------------------------------------------------------------------------- what the library calls
 
 
-def attend(op: str, q: Tensor, k: Tensor, v: Tensor, **options: object) -> Results:
+def attend(op: str, q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor | tuple[Tensor, Tensor]:
     """softmax_attention or entmax_attention."""
     outputs = CUSTOM.outputs(op, q=q, k=k, v=v, **options)
     return (outputs[0], outputs[1]) if options.get("return_lse") else outputs[0]
@@ -285,7 +286,7 @@ def pull(
     return CUSTOM.pull(op, do, q=q, k=k, v=v, dlse=dlse, **options)
 
 
-def prepared(op: str, arrays: tuple[Tensor, ...], options: Keywords) -> AnyFunction | None:
+def prepared(op: str, arrays: tuple[Tensor, ...], options: Keywords) -> recorded.Repeated:
     """o, and lse if requested, of calls with the same signature."""
     arguments = dict(zip("qkv", arrays, strict=True)) | options
     if not options.get("return_lse"):
@@ -293,7 +294,7 @@ def prepared(op: str, arrays: tuple[Tensor, ...], options: Keywords) -> AnyFunct
     return recorded.prepared(CUSTOM, op, arguments, ("lse",), lambda outputs: (outputs[0], outputs[1]))
 
 
-def unsupported_options(*arrays: Tensor | None, **options: Option) -> str | None:
+def unsupported_options(*arrays: Tensor | None, **options: object) -> str | None:
     """Why the kernels do not support a call on any device."""
     if isinstance(options.get("alpha"), Tensor):
         return "an array alpha is served by the generic implementation"
@@ -308,7 +309,7 @@ def unsupported(
     dlse: Tensor | None = None,
     *,
     vjp: bool,
-    **options: Option,
+    **options: object,
 ) -> str | None:
     """Why Triton does not support a call."""
     rest = (do,) if vjp else ()

@@ -1,7 +1,7 @@
 """Statistics of the rows of softmax, sparsemax and entmax on torch tensors: those of softmax come with the numbers of
 the rows, and with the output; for the others the kernels of `rows` leave these, and a sweep over the keys follows."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from attnkit.backends.torch.triton.launch import Launch, view
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.statistics import RowStatistics
+
+if TYPE_CHECKING:
+    from attnkit.kernels.triton.sizes import Tile
 
 OPS = (SOFTMAX.name, ENTMAX.name)
 NONE = (None,) * len(RowStatistics._fields)
@@ -62,7 +65,7 @@ def softmax_launch(
     return Launch(kernel, programs, (*views, *of_rows, *rows.tuples(call), a.heads, a.groups), constants)
 
 
-def _constants(kernel: Any, q: Tensor, call: rows.Call, tile: Any) -> Keywords:
+def _constants(kernel: object, q: Tensor, call: rows.Call, tile: "Tile") -> Keywords:
     """Compile-time arguments of both kernels."""
     from attnkit.kernels.triton.sizes import padded, with_pairs
 

@@ -6,8 +6,6 @@ also the numbers of the rows. The gradient of the maximum finds the key of the f
 costs more than all other statistics together.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -125,14 +123,14 @@ def pull(
     return CUSTOM.pull(op, do, **args, v=v)
 
 
-def unsupported_options(op: str, **options: Option) -> str | None:
+def unsupported_options(op: str, **options: object) -> str | None:
     """Why the rows of an op have no statistics here on any device."""
     if base_op(op) not in SERVED:
         return f"statistics of {op} are served by the generic implementation"
     return (rows if normalised(op) else pointwise).unsupported_options(**options)
 
 
-def unsupported(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: Option) -> str | None:
+def unsupported(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: object) -> str | None:
     """Why Triton does not support a call."""
     return pointwise.unsupported(q, k, q if v is None else v) or unsupported_options(op, **options)
 
@@ -149,7 +147,7 @@ def _rows(q: Tensor, k: Tensor, **options: Option) -> RowStatistics:
     return RowStatistics(**attend(q, k, None, **options))
 
 
-def _rows_vjp(q: Tensor, k: Tensor, *, dstats: RowStatistics, fields: Any, **options: Option) -> dict[str, Tensor]:
+def _rows_vjp(q: Tensor, k: Tensor, *, dstats: RowStatistics, fields: object, **options: Option) -> dict[str, Tensor]:
     return pull(q, k, None, None, dstats._asdict(), **options)
 
 
@@ -159,7 +157,7 @@ def _both(q: Tensor, k: Tensor, v: Tensor, **options: Option) -> tuple[Tensor, R
 
 
 def _both_vjp(
-    q: Tensor, k: Tensor, v: Tensor, *, do: Tensor | None, dstats: RowStatistics, fields: Any, **options: Option
+    q: Tensor, k: Tensor, v: Tensor, *, do: Tensor | None, dstats: RowStatistics, fields: object, **options: Option
 ) -> dict[str, Tensor]:
     return pull(q, k, v, do, dstats._asdict(), **options)
 

@@ -56,7 +56,10 @@ def pointwise_served(op: str, **own: Any) -> Served:
 
 
 def bound(
-    function: Callable[..., Any], forward: Call, backward: Call, unsupported_options: Callable[..., str | None]
+    function: Callable[..., Any],
+    forward: Callable[..., object],
+    backward: Call,
+    unsupported_options: Callable[..., str | None],
 ) -> dict[str, Served]:
     """An op whose `forward` and `backward` take (device, ...) and else what its public functions take."""
     op = function.__name__
@@ -80,7 +83,7 @@ def bound(
 
 def packed_served(
     op: Callable[..., Any],
-    forward: Call,
+    forward: Callable[..., object],
     backward: Call,
     unsupported_options: Callable[..., str | None] = pointwise.unsupported_options,
 ) -> dict[str, Served]:

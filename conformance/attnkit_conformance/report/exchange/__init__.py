@@ -181,7 +181,7 @@ def require_entries(path: Path, manifest: dict[str, Any]) -> None:
             raise ValueError(f"{path}: case {number} is none, but {str(case)[:80]}")
 
 
-def is_texts(value: Any) -> bool:
+def is_texts(value: object) -> bool:
     """Whether it is an object of texts."""
     return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 

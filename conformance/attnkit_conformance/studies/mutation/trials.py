@@ -65,7 +65,7 @@ class Fork:
     def seconds(self) -> float:
         return time.perf_counter() - self.started
 
-    def result(self, died: Any) -> Any:
+    def result(self, died: object) -> Any:
         try:
             result = self.answer.recv()
         except EOFError:
@@ -116,13 +116,13 @@ def executed(units: Sequence[Unit], files: Sequence[Path]) -> tuple[Runs, list[f
     return runs, seconds
 
 
-def _trace(names: Collection[str], seen: set[tuple[str, int]], frame: FrameType, event: str, argument: Any) -> Any:
+def _trace(names: Collection[str], seen: set[tuple[str, int]], frame: FrameType, event: str, argument: object) -> Any:
     """Traces the lines of functions in some files."""
     name = frame.f_code.co_filename
     if name not in names:
         return None
 
-    def lines(frame: FrameType, event: str, argument: Any) -> Any:
+    def lines(frame: FrameType, event: str, argument: object) -> Any:
         seen.add((name, frame.f_lineno))
         return lines
 

@@ -7,6 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 from attnkit_conformance import judge
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.isolated import Isolated
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.families import softmax
@@ -98,7 +99,7 @@ def expected(about: tuple[str, ...], dtype: str, seed: int) -> dict[str, Any]:
     return answers(planted(HONEST), drawn(about, dtype, seed))
 
 
-def answers(adapter: Any, call: Drawn) -> dict[str, Any]:
+def answers(adapter: Adapter, call: Drawn) -> dict[str, Any]:
     """Outputs, and gradients as d<name>, from arrays that the adapter may write to."""
     arrays, params, cotangents = call
     arrays = {name: x.clone() for name, x in arrays.items()}
@@ -106,7 +107,7 @@ def answers(adapter: Any, call: Drawn) -> dict[str, Any]:
     return outputs | {f"d{name}": x for name, x in adapter.vjp(OP, arrays, params, cotangents).items()}
 
 
-def tells(adapter: Any, call: Drawn, agrees: Callable[[dict[str, Any]], bool]) -> bool:
+def tells(adapter: Adapter, call: Drawn, agrees: Callable[[dict[str, Any]], bool]) -> bool:
     """Whether what an adapter answers does not agree, or is an error."""
     try:
         return not agrees(answers(adapter, call))

@@ -119,7 +119,7 @@ def _read(path: Path, root: Path) -> ImageIndex | None:
     """The index in a file, None if it is missing, damaged, or of data that have changed."""
     try:
         about = read_as(path.with_suffix(".json"), About)
-        if any(_stamp(Path(stamp[0])) != stamp for stamp in about["stamps"]):
+        if any(_stamp(Path(stamp[0])) != tuple(stamp) for stamp in about["stamps"]):
             return None
         rows = np.load(path, mmap_mode="r", allow_pickle=False)
         if not _are_rows(rows, len(about["classes"]), len(about["files"])):
@@ -149,10 +149,10 @@ def _visited(listing: Listing) -> list[Path]:
     return [*listing.visited, *([names] if names.exists() else [])]
 
 
-def _stamp(path: Path) -> list[str | int]:
+def _stamp(path: Path) -> tuple[str, int, int]:
     """Path, size and time: they change when a file is written, or when a folder gains or loses a file."""
     stat = path.stat()
-    return [str(path), stat.st_size, stat.st_mtime_ns]
+    return str(path), stat.st_size, stat.st_mtime_ns
 
 
 def _index(root: Path, files: tuple[str, ...], classes: Iterable[str], rows: np.ndarray, census: Census) -> ImageIndex:
