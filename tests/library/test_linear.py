@@ -1,5 +1,4 @@
-"""Linear, cosine, Performer and efficient attention where conformance does not look: states of one head, feature maps, sums
-that leave a range, memory."""
+"""Linear, cosine, Performer and efficient attention where conformance does not look: feature maps, ranges, memory."""
 
 import subprocess
 import sys
@@ -39,11 +38,6 @@ def own_of(name, convert=lambda x: x):
 
 def inputs(dtype="float32", n=N, seed=0):
     return normal((2, 4, n, 4), (2, 2, n, 4), (2, 2, n, 3), dtype=dtype, seed=seed)
-
-
-def all_close(a, b):
-    for x, y in zip(a, b, strict=True):
-        close(x, y)
 
 
 # ---------------------------------------------------------------------------------------------- forms

@@ -1,4 +1,4 @@
-"""Attention inside programs of torch and JAX: seeds, sizes and statistics that are traced, autocast, kernels passed over."""
+"""Attention in programs of torch and JAX: seeds, sizes and statistics that are traced, autocast, kernels passed over."""
 
 from functools import partial
 
