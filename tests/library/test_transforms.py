@@ -1,4 +1,4 @@
-"""Attention in programs of torch and JAX: seeds, sizes and statistics that are traced, autocast, kernels passed over."""
+"""Attention in programs of torch and JAX: traced seeds, sizes and statistics, autocast, kernels passed over."""
 
 from functools import partial
 
