@@ -47,32 +47,17 @@ def test_the_unit_is_pointwise_attention_between_projections():
 
 
 MEMORY_ERRORS = [
-    ({"keys": KEYS[:, :7]}, ValueError, r"keys has shape \(10, 7\); expected \(..., m, 8\) as x has 8 features"),
-    ({"values": VALUES[:9]}, ValueError, "values has shape .* as keys has 10 slots"),
-    ({"keys": np.stack([KEYS] * 3)}, ValueError, "the leading axes of x, keys and values do not broadcast"),
-    ({"keys": KEYS.astype("float64")}, TypeError, "x and keys must share one dtype"),
     ({"key_bias": KEY_BIAS[:1]}, ValueError, r"key_bias has shape \(1,\); expected \(10,\)"),
-    ({"value_bias": torch.ones(5)}, TypeError, "torch value_bias with numpy x"),
-    ({"norm_weight": np.ones(5, int)}, TypeError, "norm_weight has dtype int64"),
     ({"norm_bias": BIAS}, ValueError, "norm_bias needs a norm_weight beside it; got None"),
     ({"activation": "gelu"}, ValueError, "activation must be one of 'relu', 'softmax'; got 'gelu'"),
     ({"eps": 0}, ValueError, "eps must be greater than 0; got 0"),
-    ({"causal": True}, ValueError, "unexpected argument 'causal'"),
 ]
 UNIT_ERRORS = [
     ({"w_z": WEIGHTS["w_z"].T}, ValueError, r"w_z has shape \(4, 8\); expected \(8, 8\)"),
     ({"w_u": WEIGHTS["w_u"][:, :5]}, ValueError, r"w_u has shape \(8, 5\); expected \(8, 6\)"),
     ({"w_o": WEIGHTS["w_o"][0]}, ValueError, r"w_o has shape \(8,\); expected a matrix"),
-    ({"gamma_q": np.ones(1, "float32")}, ValueError, r"gamma_q has shape \(1,\); expected \(4,\)"),
-    ({"beta_k": np.ones(4, int)}, TypeError, "beta_k has dtype int64"),
-    ({"w_v": torch.ones(8, 6)}, TypeError, "torch w_v with numpy x"),
-    ({"x": X[0, 0]}, ValueError, r"x has shape \(8,\); expected at least two axes"),
-    ({"mask": np.ones((5, 6), bool)}, ValueError, r"mask has shape \(5, 6\)"),
     ({"bias": np.ones((7, 6))}, ValueError, r"bias has shape \(7, 6\)"),
-    ({"alpha": float("inf")}, ValueError, "alpha must be finite; got inf"),
-    ({"length": -1}, ValueError, "length must be greater than 0; got -1"),
-    ({"scale": 1.0}, ValueError, "unexpected argument 'scale'"),
-    ({"enable_gqa": True}, ValueError, "unexpected argument 'enable_gqa'"),
+    ({"gamma_q": np.ones(1, "float32")}, ValueError, r"gamma_q has shape \(1,\); expected \(4,\)"),
 ]
 
 

@@ -30,14 +30,6 @@ ERRORS = [
         ValueError,
         r"alpha has shape \(5,\).*\(..., L, 1\) = \(2, 3, 5, 1",
     ),
-    (
-        entmax.entmax_attention,
-        {"alpha": np.ones((5, 1), int)},
-        TypeError,
-        "alpha has dtype int64; expected a real float",
-    ),
-    (entmax.entmax_attention, {"alpha": torch.tensor(ALPHA)}, TypeError, "got torch alpha with numpy q"),
-    (entmax.sparsemax_attention, {"alpha": 2.0}, ValueError, "unexpected argument 'alpha'"),
     (rela.rela_attention, {"norm_axis": "token"}, ValueError, "norm_axis must be one of 'hidden', 'head'"),
     (rela.rela_attention, {"norm_axis": "head"}, ValueError, r"norm_weight has shape \(18,\); expected \(6,\)"),
     (
@@ -47,11 +39,7 @@ ERRORS = [
         r"gate_weight has shape \(6,\); expected \(18,",
     ),
     (rela.rela_attention, {"gate_weight": [1.0] * 18}, TypeError, "gate_weight must be an array of .*got list"),
-    (rela.rela_attention, {"gate_weight": np.ones(18, int)}, TypeError, "gate_weight has dtype int64"),
-    (rela.rela_attention, {"gate_weight": torch.ones(18)}, TypeError, "got torch gate_weight with numpy q"),
     (rela.rela_attention, {"eps": 0.0}, ValueError, "eps must be greater than 0; got 0.0"),
-    (sima.sima_attention, {"mask": np.ones((5, 7), bool)}, ValueError, r"mask has shape \(5, 7\).*a key mask"),
-    (sima.sima_attention, {"causal": True}, ValueError, "unexpected argument 'causal'"),
     (sima.sima_attention, {"eps": -1.0}, ValueError, "eps must be greater than 0"),
 ]
 
