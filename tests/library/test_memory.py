@@ -50,7 +50,6 @@ MEMORY_ERRORS = [
     ({"key_bias": KEY_BIAS[:1]}, ValueError, r"key_bias has shape \(1,\); expected \(10,\)"),
     ({"norm_bias": BIAS}, ValueError, "norm_bias needs a norm_weight beside it; got None"),
     ({"activation": "gelu"}, ValueError, "activation must be one of 'relu', 'softmax'; got 'gelu'"),
-    ({"eps": 0}, ValueError, "eps must be greater than 0; got 0"),
 ]
 UNIT_ERRORS = [
     ({"w_z": WEIGHTS["w_z"].T}, ValueError, r"w_z has shape \(4, 8\); expected \(8, 8\)"),

@@ -113,7 +113,6 @@ ERRORS: list[tuple[Arrays, type[Exception], str]] = [
     ({"keys": A["keys"].astype("float32")}, TypeError, "keys must share the dtype of x; expected float64, got float32"),
     ({"x": np.ones(3)}, ValueError, "x needs two axes"),
     ({"keys": np.ones((3, 4, 3))}, ValueError, "leading axes of x, keys, values do not broadcast"),
-    ({"mask": np.ones(4, dtype=bool)}, ValueError, "unexpected argument 'mask'"),
 ]
 
 
