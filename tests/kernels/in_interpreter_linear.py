@@ -113,24 +113,6 @@ def test_states_that_do_not_fit_are_refused() -> None:
         linear.pull(q, k, v, v, dstate=state(1))
 
 
-def test_a_second_derivative_says_that_there_is_none() -> None:
-    q, k, v = (x.requires_grad_() for x in inputs((2, 9), (2, 9)))
-    _, (S, _) = linear.attend(q, k, v, return_state=True)
-    (grad,) = torch.autograd.grad(S.sum(), k, create_graph=True)
-    with pytest.raises(NotImplementedError, match="triton_linear has no second derivatives"):
-        grad.sum().backward()
-
-
-def test_vmap_is_a_loop() -> None:
-    q, k, v = inputs((2, 9), (2, 9))
-    initial = state(2)
-    options = {"return_state": True, "causal": True}
-    mapped = torch.vmap(lambda *x: linear.attend(*x[:3], initial_state=x[3:], **options))(q, k, v, *initial)
-    whole = linear.attend(q, k, v, initial_state=initial, **options)
-    assert torch.equal(mapped[0], whole[0])
-    assert all(torch.equal(one, other) for one, other in zip(mapped[1], whole[1], strict=True))
-
-
 def test_a_sequence_in_two_parts() -> None:
     q, k, v = inputs((2, 30), (2, 30))
     whole = linear.attend(q, k, v, causal=True, return_state=True)

@@ -78,18 +78,3 @@ def test_nan_stays_nan_and_residuals_have_no_gradient() -> None:
     assert x[1].isfinite().all()
     assert residuals.shape == (2, 2)
     assert not residuals.requires_grad
-
-
-def test_a_second_derivative_says_that_there_is_none() -> None:
-    a = matrices(2).requires_grad_()
-    (grad,) = torch.autograd.grad(newton.invert(a).sum(), a, create_graph=True)
-    with pytest.raises(NotImplementedError, match="triton_newton has no second derivatives"):
-        grad.sum().backward()
-
-
-def test_vmap_is_a_loop() -> None:
-    a = matrices(3, 2)
-    assert torch.equal(torch.vmap(newton.invert)(a), newton.invert(a))
-    mapped = torch.vmap(lambda a: newton.invert(a, return_residuals=True))(a)
-    for one, whole in zip(mapped, newton.invert(a, return_residuals=True), strict=True):
-        assert torch.equal(one, whole)

@@ -118,15 +118,3 @@ def test_no_keys_and_no_queries() -> None:
         dstats = {"maximum": torch.ones(2, 2, 3)}
         grads = statistics.pull(q, k[..., :0, :], v[..., :0, :], do, dstats, op=op, **own(op))
         assert torch.all(grads["q"] == 0)
-
-
-def test_no_second_derivative_and_vmap_is_a_loop() -> None:
-    q, k, _, _ = inputs(5, 6)
-    options = {"op": "entmax_attention", "alpha": 1.5, "fields": ("entropy",)}
-    mapped = torch.vmap(lambda q, k: statistics.attend(q, k, None, **options)["entropy"])(q, k)
-    assert torch.equal(mapped[1], statistics.attend(q[1], k[1], None, **options)["entropy"])
-    q.requires_grad_()
-    total = statistics.attend(q, k, None, **options)["entropy"]
-    (grad,) = torch.autograd.grad(total.sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match="triton_statistics has no second derivatives"):
-        grad.sum().backward()
