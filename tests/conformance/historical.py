@@ -13,12 +13,13 @@ from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.model.case import compute_dtype, rounded
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_reference._core import Scores, scores, visibility
+from tests.conformance.plain import OnNumpy
 
 Array = np.ndarray
 VISIBILITY = ("mask", "causal", "window", "key_lengths", "query_mask")
 
 
-class Minimal:
+class Minimal(OnNumpy):
     """An adapter on NumPy arrays that computes in the compute dtype and serves the arguments that it `takes`."""
 
     dtypes: tuple[str, ...] = ("float64", "float32")
@@ -27,12 +28,6 @@ class Minimal:
     @property
     def name(self) -> str:
         return type(self).__name__
-
-    def array(self, x: Array, dtype: str) -> Array:
-        return x
-
-    def numpy(self, x: Any) -> Array:
-        return np.asarray(x)
 
     def given(self, arrays: Mapping[str, Array], params: Mapping[str, Any]) -> dict[str, Any]:
         """Arrays in the compute dtype, and parameters; Unsupported for what is not taken."""
@@ -54,9 +49,6 @@ class Minimal:
 
     def outputs(self, given: dict[str, Any]) -> dict[str, Array]:
         raise NotImplementedError
-
-    def vjp(self, op: str, arrays: Any, params: Any, cotangents: Any) -> dict[str, Array]:
-        raise Unsupported("no gradients here")
 
 
 def heads_repeated(given: Mapping[str, Any], *names: str) -> list[Array]:

@@ -16,13 +16,14 @@ from attnkit_conformance.judge import declared, selection
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.search import Search
 from attnkit_conformance.search.recipe import grammar_of, of_op
+from tests.conformance.plain import OnNumpy
 
 OP = "pointwise_attention"
 SERVED = {"scale": ("0.7", "-0.3"), "causal": ("lower_right",), "key_lengths": ("some", "zero", "number")}
 
 
 @dataclass
-class Partial:
+class Partial(OnNumpy):
     """relu attention with scale, causality and key lengths, as somebody's kernel may serve it, and a bug of it."""
 
     bug: str = ""
@@ -33,12 +34,6 @@ class Partial:
 
     def __post_init__(self) -> None:
         self.serves = {OP: SERVED} if self.serves is None else self.serves
-
-    def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
-        return x
-
-    def numpy(self, x: Any) -> Any:
-        return x
 
     def call(self, op: str, arrays: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
         others = {*arrays, *params} - {"q", "k", "v", "key_lengths", "scale", "causal"}
@@ -62,9 +57,6 @@ class Partial:
         n = np.maximum(np.broadcast_to(seen, s.shape).sum(-1, keepdims=True), 1)
         n = S if self.bug == "divides by the padded length" else n
         return {"o": ((np.where(seen & (s > 0), s, 0) / n) @ v).astype(q.dtype)}
-
-    def vjp(self, op: str, arrays: Any, params: Any, cotangents: Any) -> Any:
-        raise Unsupported("forward only")
 
 
 def verdicts(adapter: Any, profile: str = "small") -> list[CaseResult]:

@@ -2,18 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
 
 from attnkit_conformance import core
-from attnkit_conformance.judge import properties
 from attnkit_conformance.model.case import Case
-from attnkit_conformance.opdb import BY_NAME
 from tests.library.arrays import assert_agrees
 
 from . import historical, historical_linear, historical_lowrank
+from .planting import verdict
 
 O_BOUND = frozenset({("bound", "o")})
 PADDED_STATE = "causal-padded.initial_state=<array>,return_state=True,chunk_size=32"
@@ -93,18 +91,12 @@ def test_bug_is_caught_and_the_same_code_without_it_passes(bug: Bug) -> None:
         assert bug.scenes <= {scene for of, scene in failed if of == dtype}, dtype
 
 
-def property_of(adapter: Any, name: str) -> core.CaseResult:
-    """The verdict on one property of performer_attention."""
-    item = next(item for item in properties.PROPERTIES if item.name == name)
-    return properties.check_property(adapter, BY_NAME["performer_attention"], item, "", {}, "float32")
-
-
 def test_a_level_of_the_future_is_caught_by_nothing_but_bits() -> None:
     bug = Bug(historical_linear.LevelOfTheFuture, "performer_attention", "scenes", frozenset())
     for case, wrong, right in judged(bug):
         assert (wrong.status, right.status) == ("pass", "pass"), f"{case.id}: {wrong.message}{right.message}"
-    assert property_of(bug.wrong(), "causal_prefix").checks == {"causal_prefix"}
-    assert property_of(bug.right(), "causal_prefix").status == "pass"
+    assert verdict(bug.wrong(), "performer_attention", "float32", "causal_prefix").checks == {"causal_prefix"}
+    assert verdict(bug.right(), "performer_attention", "float32", "causal_prefix").status == "pass"
 
 
 def test_the_printed_algorithm_gives_nothing_for_landmarks_far_apart() -> None:

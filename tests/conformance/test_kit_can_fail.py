@@ -17,23 +17,18 @@ from attnkit_conformance.model.case import DTYPES, numpy_dtype, rounded
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes import attention
 from attnkit_reference._core import scores
+from tests.conformance.plain import OnNumpy
 
 COMMON = (
     "mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "enable_gqa", "dropout_mask", "dropout",
 )  # fmt: skip
 
 
-class Correct:
+class Correct(OnNumpy):
     """The reference itself, rounded once: an adapter that must pass everything."""
 
     name: str = "correct"
     dtypes: tuple[str, ...] = DTYPES
-
-    def array(self, x: np.ndarray, dtype: str) -> Any:
-        return x
-
-    def numpy(self, x: Any) -> np.ndarray:
-        return np.asarray(x)
 
     def rounded(self, op: str, arrays: Any, answer: Any) -> Any:
         dtype = next(x.dtype.name for x in arrays.values() if x.dtype.kind not in "biu")

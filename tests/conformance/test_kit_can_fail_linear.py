@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit_conformance import core
 from attnkit_conformance.judge import properties
-from attnkit_conformance.opdb import BY_NAME
 
+from .planting import verdict
 from .test_kit_can_fail import WRONG, Correct
 
 
@@ -169,18 +168,12 @@ PLANTED: tuple[tuple[type[Correct], str, str, str], ...] = (
 )
 
 
-def judged(adapter: Correct, op: str, dtype: str, name: str) -> core.CaseResult:
-    """The verdict on one property of one op with its default parameters."""
-    item = next(item for item in properties.PROPERTIES if item.name == name)
-    return properties.check_property(adapter, BY_NAME[op], item, "", {}, dtype)
-
-
 @pytest.mark.parametrize(("wrong", "op", "dtype", "name"), PLANTED, ids=lambda x: getattr(x, "__name__", x))
 def test_wrong_adapter_is_caught_and_the_correct_one_passes(
     wrong: Callable[[], Correct], op: str, dtype: str, name: str
 ) -> None:
-    assert judged(wrong(), op, dtype, name).checks == {name}
-    right = judged(Correct(), op, dtype, name)
+    assert verdict(wrong(), op, dtype, name).checks == {name}
+    right = verdict(Correct(), op, dtype, name)
     assert right.status == "pass", right.message
 
 

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnkit_conformance import core
-from attnkit_conformance.judge import properties
 from attnkit_conformance.opdb import BY_NAME
 
+from .planting import verdict
 from .test_kit_can_fail import Correct, Restless
 
 
@@ -147,23 +146,17 @@ NOT_ASKED: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
 )
 
 
-def judged(adapter: Correct, op: str, dtype: str, name: str, params: Mapping[str, Any]) -> core.CaseResult:
-    """The verdict on one property of one op."""
-    item = next(item for item in properties.PROPERTIES if item.name == name)
-    return properties.check_property(adapter, BY_NAME[op], item, "", params, dtype)
-
-
 @pytest.mark.parametrize(("wrong", "op", "dtype", "name"), PLANTED, ids=lambda x: getattr(x, "__name__", x))
 def test_wrong_adapter_is_caught_and_the_correct_one_passes(
     wrong: Callable[[], Correct], op: str, dtype: str, name: str
 ) -> None:
     assert name in BY_NAME[op].invariances
-    assert judged(wrong(), op, dtype, name, {}).checks == {name}
-    right = judged(Correct(), op, dtype, name, {})
+    assert verdict(wrong(), op, dtype, name).checks == {name}
+    right = verdict(Correct(), op, dtype, name)
     assert right.status == "pass", right.message
 
 
 @pytest.mark.parametrize(("op", "name", "params"), NOT_ASKED, ids=lambda x: x if isinstance(x, str) else "")
 def test_what_does_not_hold_is_not_asked_for(op: str, name: str, params: Mapping[str, Any]) -> None:
-    assert judged(Correct(), op, "float64", name, params).checks == {name}
+    assert verdict(Correct(), op, "float64", name, params).checks == {name}
     assert params or name not in BY_NAME[op].invariances

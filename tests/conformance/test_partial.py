@@ -17,12 +17,13 @@ from attnkit_conformance.report import files, terminal
 from attnkit_conformance.scenes import rows
 from attnkit_conformance.search import Search
 from attnkit_conformance.search.recipe import drawn
+from tests.conformance.plain import OnNumpy
 
 OP = "softmax_attention"
 SIZES = {"lengths": ("equal", 8), "width": ("64x64", "128x128")}
 
 
-class Kernel:
+class Kernel(OnNumpy):
     """Softmax of as many queries as keys, multiples of 8, in heads of 64 and 128, as a kernel may serve it."""
 
     dtypes, ops = ("float32",), (OP,)
@@ -31,12 +32,6 @@ class Kernel:
         self.name, self.bug, self.asked = name, bug, set[tuple[int, ...]]()
         if serves is not None:
             self.serves = {OP: serves}
-
-    def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
-        return x
-
-    def numpy(self, x: Any) -> Any:
-        return x
 
     def call(self, op: str, arrays: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
         q, k, v = (arrays[name] for name in "qkv")
@@ -58,9 +53,6 @@ class Kernel:
         if self.bug == "half of wide heads" and d > 64:
             v = np.concatenate([v[..., :64], v[..., :64]], axis=-1)
         return {"o": w @ v}
-
-    def vjp(self, op: str, arrays: Any, params: Any, cotangents: Any) -> Any:
-        raise Unsupported("no gradients")
 
 
 DECLARED = {**SIZES, "causal": ("lower_right",), "scale": ("0.7", "-0.3")}

@@ -27,21 +27,16 @@ from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes import rows
 from attnkit_conformance.search import Search, recipe, replay, screen, several_threads
 from attnkit_conformance.search.recipe import Recipe, drawn, smaller
+from tests.conformance.plain import OnNumpy
 
 Arrays = Mapping[str, Any]
 DTYPES = ("float64", "float32")
 
 
-class Reference:
+class Reference(OnNumpy):
     """The reference as an adapter: in the compute dtype of float64, then rounded to the dtype of the result."""
 
     name, dtypes = "the-reference", DTYPES
-
-    def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
-        return x
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return x
 
     def dtype(self, arrays: Arrays) -> str:
         return "float32" if any(x.dtype == np.float32 for x in arrays.values()) else "float64"

@@ -9,7 +9,6 @@ import pytest
 
 import attnkit_reference
 from attnkit_conformance import core
-from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.model.case import Case
 from attnkit_conformance.model.layout import MAKERS
 from attnkit_conformance.model.memory import memory_of
@@ -18,12 +17,13 @@ from attnkit_conformance.peers import heads
 from attnkit_conformance.report.disagreements import largest_error, same
 from attnkit_conformance.search.shrink import shrink
 from attnkit_conformance.search.snippet import literal, snippet
+from tests.conformance.plain import OnNumpy
 from tests.conformance.test_layouts import drawn, plain_case
 
 Arrays = Mapping[str, Any]
 
 
-class Planted:
+class Planted(OnNumpy):
     """The reference with a bug: `wrong(arrays, params, o)`."""
 
     name, dtypes = "planted", ("float64",)
@@ -31,19 +31,10 @@ class Planted:
     def __init__(self, wrong: Callable[[Arrays, Arrays, np.ndarray], np.ndarray]) -> None:
         self.wrong = wrong
 
-    def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
-        return x
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.asarray(x)
-
     def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, np.ndarray]:
         row = BY_NAME[op]
         found = row.binding.forward(attnkit_reference, row, arrays, params)
         return {**found, "o": self.wrong(arrays, params, found["o"])}
-
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, np.ndarray]:
-        raise Unsupported("outputs only")
 
 
 def case_of(name: str) -> Case:

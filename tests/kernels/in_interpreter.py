@@ -172,45 +172,12 @@ def test_nan_does_not_spread_to_queries_that_do_not_see_it() -> None:
     assert found[7:].isnan().all()
 
 
-def test_any_strides_give_the_same_bits() -> None:
-    q, k, v, _ = inputs(20, 30)
-    options = {"causal": True, "bias": draw(7, 2, 20, 30), "mask": draw(8, 2, 1, 1, 30) > -1}
-    expected = pointwise.attend(q, k, v, **options)
-    inside = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
-    columns = [x.mT.contiguous().mT for x in (q, k, v)]
-    wide = [torch.full((*x.shape[:-1], 3 * x.shape[-1]), torch.nan) for x in (q, k, v)]
-    for room, x in zip(wide, (q, k, v), strict=True):
-        room[..., ::3] = x
-    moved = {"bias": options["bias"].mT.contiguous().mT, "mask": options["mask"].expand(2, 2, 20, 30)}
-    for views in (inside, columns, [room[..., ::3] for room in wide]):
-        assert torch.equal(pointwise.attend(*views, **{**options, **moved}), expected)
-
-
 def test_gradients_of_broadcast_arguments_are_summed() -> None:
     q, k, v, do = inputs(9, 11)
     q, k, bias = q[:, :1], k[:1], draw(9, 2, 1, 1, 11)
     expected = attnkit.pointwise_attention_vjp(q, k, v, do, impl="generic", bias=bias, activation="silu")
     for name, grad in pointwise.pull(q, k, v, do, bias=bias, activation="silu").items():
         agree(grad, expected[name])
-
-
-def test_statistics_have_no_second_derivative_and_map_as_a_loop() -> None:
-    q, k, v, _ = inputs(5, 6)
-    options = {"op": "reluformer_attention", "alpha": 0.5, "fields": ("total", "maximum")}
-    mapped = torch.vmap(lambda q, k: statistics.attend(q, k, None, **options)["total"])(q, k)
-    assert torch.equal(mapped[1], statistics.attend(q[1], k[1], None, **options)["total"])
-    q.requires_grad_()
-    total = statistics.attend(q, k, v, **options)["total"]
-    (grad,) = torch.autograd.grad(total.sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match="triton_statistics has no second derivatives"):
-        grad.sum().backward()
-
-
-def test_a_second_derivative_says_that_there_is_none() -> None:
-    q, k, v, _ = (x.requires_grad_() for x in inputs(5, 6))
-    (grad,) = torch.autograd.grad(pointwise.attend(q, k, v).sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match="triton_pointwise has no second derivatives"):
-        grad.sum().backward()
 
 
 def test_gradients_added_in_any_order_are_refused_in_deterministic_mode(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,10 +188,3 @@ def test_gradients_added_in_any_order_are_refused_in_deterministic_mode(monkeypa
     of_queries_alone.sum().backward()
     with pytest.raises(RuntimeError, match="impl='triton_atomic' adds in no fixed order"):
         o.sum().backward()
-
-
-def test_vmap_is_a_loop() -> None:
-    q, k, v, _ = inputs(5, 6)
-    mapped = torch.vmap(lambda q, v: pointwise.attend(q, k[0], v, dropout=(0.5, 1)), (0, 0))(q, v)
-    for n in range(2):
-        assert torch.equal(mapped[n], pointwise.attend(q[n], k[0], v[n], dropout=(0.5, 1)))

@@ -157,10 +157,3 @@ def test_the_custom_op_takes_levels_and_a_floor() -> None:
     text = "feature_map='identity';normalize=True;causal=True;floor=True;eps=0.5"
     arrays = [q, k, v, torch.linspace(0, 1, 9)]
     torch.library.opcheck(linear.CUSTOM.forward, ("performer_attention", arrays, "q,k,v,levels", text))
-
-
-def test_a_second_derivative_says_that_there_is_none() -> None:
-    q, k, v = (x.requires_grad_() for x in inputs((2, 9), (2, 9)))
-    (grad,) = torch.autograd.grad(functions("cosine_attention")[0](q, k, v).sum(), k, create_graph=True)
-    with pytest.raises(NotImplementedError, match="triton_linear has no second derivatives"):
-        grad.sum().backward()

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import attnkit
-from attnkit.backends.torch import custom
 from attnkit.backends.torch.triton import linear, linear_step
 from attnkit.kernels import linear_calls
 
@@ -112,41 +111,6 @@ def test_states_that_do_not_fit_are_refused() -> None:
         linear.attend(q, k, v, initial_state=state(3))
     with pytest.raises(ValueError, match="dstate's S has shape"):
         linear.pull(q, k, v, v, dstate=state(1))
-
-
-def arguments(**options: Any) -> tuple[Any, ...]:
-    S, z = (x.requires_grad_() for x in state(2))
-    q, k, v = (x.requires_grad_() for x in inputs((2, 9), (2, 9)))
-    names, tensors, text = custom.encoded({"q": q, "k": k, "v": v, "initial_S": S, "initial_z": z, **options})
-    return "linear_attention", tensors, names, text
-
-
-def test_the_custom_ops_are_registered_as_torch_wants() -> None:
-    op, tensors, names, text = arguments(return_state=True, causal=True)
-    torch.library.opcheck(linear.CUSTOM.forward, (op, tensors, names, text))
-    tensors = [x.detach() for x in tensors]
-    o, S, z = linear.CUSTOM.forward(op, tensors, names, text)
-    checks = ("test_schema", "test_faketensor")
-    given = (op, [*tensors, S, z], f"{names},dS,dz", text, torch.ones_like(o), "q,v,initial_S")
-    torch.library.opcheck(linear.CUSTOM.vjp, given, test_utils=checks)
-
-
-def test_a_second_derivative_says_that_there_is_none() -> None:
-    q, k, v = (x.requires_grad_() for x in inputs((2, 9), (2, 9)))
-    _, (S, _) = linear.attend(q, k, v, return_state=True)
-    (grad,) = torch.autograd.grad(S.sum(), k, create_graph=True)
-    with pytest.raises(NotImplementedError, match="triton_linear has no second derivatives"):
-        grad.sum().backward()
-
-
-def test_vmap_is_a_loop() -> None:
-    q, k, v = inputs((2, 9), (2, 9))
-    initial = state(2)
-    options = {"return_state": True, "causal": True}
-    mapped = torch.vmap(lambda *x: linear.attend(*x[:3], initial_state=x[3:], **options))(q, k, v, *initial)
-    whole = linear.attend(q, k, v, initial_state=initial, **options)
-    assert torch.equal(mapped[0], whole[0])
-    assert all(torch.equal(one, other) for one, other in zip(mapped[1], whole[1], strict=True))
 
 
 def test_a_sequence_in_two_parts() -> None:

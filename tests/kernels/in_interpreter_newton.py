@@ -1,12 +1,9 @@
 """What the kit does not ask of SOFT's inverse. Run by test_triton_interpreted.py with TRITON_INTERPRET=1."""
 
-from typing import Any
-
 import pytest
 import torch
 
 import attnkit
-from attnkit.backends.torch import custom
 from attnkit.backends.torch.triton import newton
 
 EPS = torch.finfo(torch.float32).eps
@@ -81,33 +78,3 @@ def test_nan_stays_nan_and_residuals_have_no_gradient() -> None:
     assert x[1].isfinite().all()
     assert residuals.shape == (2, 2)
     assert not residuals.requires_grad
-
-
-def arguments(**options: Any) -> tuple[Any, ...]:
-    given = {"a": matrices(2).requires_grad_(), "init_scale": torch.tensor([0.5, 0.9]).requires_grad_()}
-    names, tensors, text = custom.encoded({**given, "newton_steps": 2, **options})
-    return "newton_inverse", tensors, names, text
-
-
-@pytest.mark.parametrize("options", [{"inverse_grad": "unrolled"}, {"return_residuals": True}], ids=str)
-def test_the_custom_ops_are_registered_as_torch_wants(options: dict[str, Any]) -> None:
-    op, tensors, names, text = arguments(**options)
-    torch.library.opcheck(newton.CUSTOM.forward, (op, tensors, names, text))
-    tensors = [x.detach() for x in tensors]
-    dx, checks = torch.ones_like(tensors[0]), ("test_schema", "test_faketensor")
-    torch.library.opcheck(newton.CUSTOM.vjp, (op, tensors, names, text, dx, "a"), test_utils=checks)
-
-
-def test_a_second_derivative_says_that_there_is_none() -> None:
-    a = matrices(2).requires_grad_()
-    (grad,) = torch.autograd.grad(newton.invert(a).sum(), a, create_graph=True)
-    with pytest.raises(NotImplementedError, match="triton_newton has no second derivatives"):
-        grad.sum().backward()
-
-
-def test_vmap_is_a_loop() -> None:
-    a = matrices(3, 2)
-    assert torch.equal(torch.vmap(newton.invert)(a), newton.invert(a))
-    mapped = torch.vmap(lambda a: newton.invert(a, return_residuals=True))(a)
-    for one, whole in zip(mapped, newton.invert(a, return_residuals=True), strict=True):
-        assert torch.equal(one, whole)

@@ -151,17 +151,6 @@ def test_a_bias_of_half_types_in_rows_of_many_keys(own: dict[str, Any], monkeypa
         assert (grad - exact[name]).abs().max() <= 2e-3 * exact[name].abs().max(), name
 
 
-def test_any_strides_give_the_same_bits() -> None:
-    q, k, v, _ = inputs(20, 30)
-    options = {"causal": True, "bias": draw(7, 2, 20, 30), "mask": draw(8, 2, 1, 1, 30) > -1}
-    plain = triton_rows.attend(OP, q, k, v, **options)
-    inside = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
-    columns = [x.mT.contiguous().mT for x in (q, k, v)]
-    moved = {"bias": options["bias"].mT.contiguous().mT, "mask": options["mask"].expand(2, 2, 20, 30)}
-    for views in (inside, columns):
-        assert torch.equal(triton_rows.attend(OP, *views, **{**options, **moved}), plain)
-
-
 def test_gradients_of_broadcast_arguments_are_summed_and_only_those_wanted_are_made() -> None:
     q, k, v, do = inputs(9, 11)
     q, k, bias = q[:, :1], k[:1], draw(9, 2, 1, 1, 11)
@@ -184,29 +173,6 @@ def test_cotangents_of_lse_alone_and_of_both() -> None:
     explicit = triton_rows.pull("softmax_attention", q, k, v, do, dlse, causal=True)
     for name, grad in explicit.items():
         agree(grad, both[name])
-
-
-def test_the_custom_ops_are_registered_as_torch_wants() -> None:
-    arrays = [x.requires_grad_() for x in (*inputs(5, 6)[:3], draw(3, 5, 6))]
-    text = "causal=True;dropout=(0.2,3);return_lse=True"
-    torch.library.opcheck(triton_rows.CUSTOM.forward, ("softmax_attention", arrays, "q,k,v,bias", text))
-    detached = [x.detach() for x in arrays]
-    arguments = ("softmax_attention", detached, "q,k,v,bias", text, draw(4, 2, 2, 5, 5), "q,bias")
-    torch.library.opcheck(triton_rows.CUSTOM.vjp, arguments, test_utils=("test_schema", "test_faketensor"))
-
-
-def test_a_second_derivative_says_that_there_is_none() -> None:
-    q, k, v, _ = (x.requires_grad_() for x in inputs(5, 6))
-    (grad,) = torch.autograd.grad(triton_rows.attend(OP, q, k, v).sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match="triton_rows has no second derivatives"):
-        grad.sum().backward()
-
-
-def test_vmap_is_a_loop() -> None:
-    q, k, v, _ = inputs(5, 6)
-    mapped = torch.vmap(lambda q, v: triton_rows.attend(OP, q, k[0], v, dropout=(0.5, 1)), (0, 0))(q, v)
-    for n in range(2):
-        assert torch.equal(mapped[n], triton_rows.attend(OP, q[n], k[0], v[n], dropout=(0.5, 1)))
 
 
 def test_no_keys_or_no_queries() -> None:

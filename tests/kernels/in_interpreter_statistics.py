@@ -118,25 +118,3 @@ def test_no_keys_and_no_queries() -> None:
         dstats = {"maximum": torch.ones(2, 2, 3)}
         grads = statistics.pull(q, k[..., :0, :], v[..., :0, :], do, dstats, op=op, **own(op))
         assert torch.all(grads["q"] == 0)
-
-
-def test_the_custom_ops_are_registered_as_torch_wants() -> None:
-    q, k, v, do = inputs(5, 6)
-    text = "alpha=1.3;fields='total,entropy,maximum';causal=True"
-    arrays = [x.requires_grad_() for x in (q, k, v)]
-    torch.library.opcheck(statistics.CUSTOM.forward, ("entmax_attention", arrays, "q,k,v", text))
-    given = [*(x.detach() for x in arrays), torch.ones(2, 2, 5)]
-    arguments = ("entmax_attention", given, "q,k,v,dmaximum", text, do, "q,v")
-    torch.library.opcheck(statistics.CUSTOM.vjp, arguments, test_utils=("test_schema", "test_faketensor"))
-
-
-def test_no_second_derivative_and_vmap_is_a_loop() -> None:
-    q, k, _, _ = inputs(5, 6)
-    options = {"op": "entmax_attention", "alpha": 1.5, "fields": ("entropy",)}
-    mapped = torch.vmap(lambda q, k: statistics.attend(q, k, None, **options)["entropy"])(q, k)
-    assert torch.equal(mapped[1], statistics.attend(q[1], k[1], None, **options)["entropy"])
-    q.requires_grad_()
-    total = statistics.attend(q, k, None, **options)["entropy"]
-    (grad,) = torch.autograd.grad(total.sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match="triton_statistics has no second derivatives"):
-        grad.sum().backward()

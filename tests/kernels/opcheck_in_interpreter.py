@@ -26,10 +26,12 @@ BY_CUSTOM_OP = {
     "triton_statistics": (
         Case("triton_statistics", "attention_with_statistics", {"op": "pointwise_attention", **FIELDS}, BIAS),
         Case("triton_statistics", "row_statistics", {"op": "gaussian_attention", **FIELDS}),
+        Case("triton_statistics", "attention_with_statistics", {"op": "entmax_attention", "alpha": 1.3, **FIELDS}),
     ),
     "triton_linear": (
         Case("triton_linear", "linear_attention", {"causal": True, "return_state": True}),
         Case("triton_linear", "linear_attention", {"feature_map": "relu"}),
+        Case("triton_linear", "linear_attention", {"causal": True, "return_state": True}, STATE),
     ),
     "triton_linear_step": (Case("triton_linear_step", "linear_attention_step", {"scale": 0.5}, STATE),),
     "triton_rows": (
@@ -48,11 +50,17 @@ def step(q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor, **options: Any) 
     return SERVED["linear_attention_step"]((S, z), q[..., 0, :], k[..., 0, :], v[..., 0, :], **options)
 
 
+def resumed(q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor, **options: Any) -> Any:
+    return SERVED["linear_attention"](q, k, v, initial_state=(S, z), **options)
+
+
 def function(case: Case) -> Callable[..., Any]:
     if case.op.endswith("_step"):
         return partial(step, **case.options, enable_gqa=True)
     if case.op in ("row_statistics", "attention_with_statistics"):
         return partial(statistics, **case.options)
+    if "S" in case.arrays:
+        return partial(resumed, **case.options, enable_gqa=True)
     groups = {} if case.op == "newton_inverse" else {"enable_gqa": True}
     return partial(SERVED[case.op], **case.options, **groups)
 

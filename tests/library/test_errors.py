@@ -1,11 +1,16 @@
 """Bad input, with the text that a person sees."""
 
+import re
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
 import attnkit
+import attnkit_reference
+from attnkit_conformance.opdb import BY_NAME
 
 from .arrays import qkv
 
@@ -324,3 +329,27 @@ def test_indices_of_landmarks_are_arrays_of_whole_numbers():
         attnkit.landmarks.random(Q, [0, 1])
     with pytest.raises(ValueError, match=r"indices has shape \(\); expected \(\.\.\., m\)"):
         attnkit.landmarks.random(Q, np.array(0))
+
+
+# ---------------------------------------------------------------------------------------------- every op
+
+SAID = re.compile(r"\bgot\b|has (shape|dtype)|unexpected argument|must not have")
+# the reference has one implementation and takes any value for a flag
+OF_THE_LIBRARY = ("impl", "gqa-number", "own-return-state")
+
+
+@pytest.mark.parametrize("library", [attnkit, attnkit_reference], ids=lambda library: library.__name__)
+@pytest.mark.parametrize("name", BY_NAME)
+def test_what_the_kit_calls_wrongly_is_refused_with_what_came(name: str, library: Any) -> None:
+    """By the library and by the reference; the kit asks the library alone, and for the argument."""
+    op = BY_NAME[name]
+    for sample in op.errors(op):
+        of_reference = library is attnkit_reference
+        if of_reference and sample.name.startswith(OF_THE_LIBRARY):
+            continue
+        with pytest.raises(sample.exception) as error:
+            op.binding.forward(library, op, sample.arrays, sample.params)
+        text = str(error.value)
+        begins = name.rpartition(".")[2].removesuffix("_packed" if of_reference else "")
+        assert text.startswith((begins, "newton_inverse") if name == "analysis.newton_residuals" else begins), text
+        assert SAID.search(text), text

@@ -1,4 +1,4 @@
-"""Forgetting attention: digits of its running sum, steps of decoding, hidden gates, arguments, the module."""
+"""Forgetting attention: digits of its running sum, hidden gates, arguments, the module."""
 
 import math
 from typing import Any
@@ -42,14 +42,6 @@ def test_small_gates_behind_large_ones(library: str, dtype: str) -> None:
     assert abs(between - exact) < 4 * np.finfo(dtype).eps * 0.1
     plain = np.cumsum(gates)  # what one number keeps
     assert abs(float(plain[4095] - plain[3996]) - between) > 100 * np.finfo(dtype).eps
-
-
-def test_a_step_is_the_last_row() -> None:
-    whole = attnkit.forgetting_attention(Q, K, V, GATES, **GROUPED)
-    for t in range(5):
-        keys = 3 + t
-        parts = (Q[..., t : t + 1, :], K[..., :keys, :], V[..., :keys, :], GATES[:, :keys])
-        assert_close(attnkit.forgetting_attention(*parts, **GROUPED), whole[..., t : t + 1, :])
 
 
 @pytest.mark.parametrize("impl", IMPLS)

@@ -1,8 +1,7 @@
-"""LSH attention where conformance does not look: errors, transformations, the same hashes everywhere, and memory."""
+"""LSH attention where conformance does not look: errors, the same hashes everywhere, and memory."""
 
 import tracemalloc
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 import attnkit
 import attnkit_reference
 
-from .arrays import close, normal, to_numpy
+from .arrays import normal, to_numpy
 
 QK, V = normal((2, 3, 10, 8), (2, 3, 10, 6), dtype="float32")
 ROTATIONS = attnkit.random_rotations(8, num_hashes=2, num_buckets=6, seed=0).astype("float32")
@@ -25,16 +24,6 @@ ERRORS = [
     ({"rotations": ROTATIONS[..., :0]}, ValueError, r"rotations has shape \(8, 2, 0\)"),
     ({"rotations": ROTATIONS[:, 0]}, ValueError, r"rotations has shape \(8, 3\)"),
     ({"rotations": np.ones((2, 8, 2, 3), "float32")}, ValueError, r"leading axes that broadcast to \(2, 3\)"),
-    ({"rotations": torch.ones(8, 2, 3)}, TypeError, "torch rotations with numpy qk"),
-    ({"v": V[..., :9, :]}, ValueError, "v has shape .* as qk has 10 tokens"),
-    ({"v": V.astype("float64")}, TypeError, "qk and v must share one dtype"),
-    ({"v": V[:, :2]}, ValueError, "the leading axes of qk and v do not broadcast"),
-    ({"mask": np.ones((10, 10), bool)}, ValueError, r"mask has shape \(10, 10\).*a key mask"),
-    ({"mask": np.ones(10)}, TypeError, "mask has dtype float64; expected bool"),
-    ({"causal": "future"}, ValueError, "causal must be False, True"),
-    ({"query_mask": TOKENS}, ValueError, "unexpected argument 'query_mask'"),
-    ({"bias": np.ones((10, 10))}, ValueError, "unexpected argument 'bias'"),
-    ({"impl": "triton"}, ValueError, "impl must be one of 'auto', 'generic'"),
 ]
 
 
@@ -79,59 +68,6 @@ def test_rotations_and_hashes_are_the_same_everywhere():
 
 
 # --------------------------------------------------------------------------------------------- transformations
-
-
-def call_of(convert, causal=True, mask=TOKENS):
-    """The op on arrays of a library whose padding holds NaN, and these arrays."""
-    rotations, tokens = convert(ROTATIONS), convert(mask)
-    arrays = [convert(np.where(mask[:, None], x, np.float32("nan"))) for x in (QK, V)]
-
-    def call(qk, v):
-        return attnkit.lsh_attention(qk, v, rotations, chunk_size=4, mask=tokens, causal=causal)
-
-    return call, arrays
-
-
-def explicit(arrays, shape):
-    plain = [to_numpy(x) for x in arrays]
-    params = {"chunk_size": 4, "mask": TOKENS, "causal": True}
-    return attnkit.lsh_attention_vjp(*plain, ROTATIONS, np.ones(shape, "float32"), **params)
-
-
-def test_autograd_is_the_explicit_gradient_compiled_or_not():
-    call, arrays = call_of(torch.tensor)
-    for function in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
-        leaves = [x.clone().requires_grad_() for x in arrays]
-        out = function(*leaves)
-        out.sum().backward()
-        for leaf, expected in zip(leaves, explicit(arrays, out.shape).values(), strict=True):
-            assert leaf.grad.isfinite().all()
-            close(leaf.grad, expected)
-
-
-def test_jit_and_its_gradient():
-    call, arrays = call_of(jnp.asarray)
-    expected = call(*arrays)
-    close(jax.jit(call)(*arrays), expected)
-    found = jax.jit(jax.grad(lambda *given: call(*given).sum(), argnums=(0, 1)))(*arrays)
-    for a, b in zip(found, explicit(arrays, expected.shape).values(), strict=True):
-        close(a, b)
-
-
-def test_vmap_is_a_loop():
-    for convert, vmap in ((jnp.asarray, jax.vmap), (torch.tensor, torch.func.vmap)):
-        call, arrays = call_of(convert)
-        close(vmap(call)(*arrays), call(*arrays))
-
-
-def test_gradients_are_the_same_bits_again():
-    call, arrays = call_of(torch.tensor)
-    found = []
-    for _ in range(2):
-        leaves = [x.clone().requires_grad_() for x in arrays]
-        call(*leaves).sum().backward()
-        found.append([leaf.grad for leaf in leaves])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_memory_is_linear_in_the_number_of_tokens():

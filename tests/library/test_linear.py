@@ -1,6 +1,7 @@
-"""Linear, cosine, Performer and efficient attention in the library: forms, states, feature maps, dtypes, memory."""
+"""Linear, cosine, Performer and efficient attention where conformance does not look: feature maps, ranges, memory."""
 
-import io
+import subprocess
+import sys
 import tracemalloc
 
 import jax
@@ -39,48 +40,7 @@ def inputs(dtype="float32", n=N, seed=0):
     return normal((2, 4, n, 4), (2, 2, n, 4), (2, 2, n, 3), dtype=dtype, seed=seed)
 
 
-def all_close(a, b):
-    for x, y in zip(a, b, strict=True):
-        close(x, y)
-
-
 # ---------------------------------------------------------------------------------------------- forms
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_parallel_chunked_and_recurrent_forms_agree(name):
-    q, k, v = inputs()
-    own, common = own_of(name), {"causal": True, "enable_gqa": True}
-    pairs = np.ones((N, N), bool)  # a mask of pairs asks for the quadratic form
-    whole, state = of(name)(q, k, v, return_state=True, **own, **common)
-    for size in (1, 2, 5, N, 1000):
-        close(of(name)(q, k, v, chunk_size=size, **own, **common), whole)
-    if not name.startswith("efficient"):
-        close(of(name)(q, k, v, mask=pairs, **own, **common), whole)
-    close(of(name, "_weights")(q, k, **own, **common) @ np.repeat(v, 2, axis=1), whole)
-    held, steps = None, []
-    for t in range(N):
-        o, held = of(name, "_step")(held, q[..., t, :], k[..., t, :], v[..., t, :], enable_gqa=True, **own)
-        steps.append(o)
-    close(np.stack(steps, axis=-2), whole)
-    all_close(held, state)
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_a_state_can_be_saved_and_resumed(name):
-    q, k, v = inputs()
-    own, common = own_of(name), {"causal": True, "enable_gqa": True}
-    whole, last = of(name)(q, k, v, return_state=True, **own, **common)
-    first, state = of(name)(*(x[..., :8, :] for x in (q, k, v)), return_state=True, **own, **common)
-    file = io.BytesIO()
-    np.savez(file, *state)
-    file.seek(0)
-    loaded = tuple(np.load(file).values())
-    rest = [x[..., 8:, :] for x in (q, k, v)]
-    second, final = of(name)(*rest, initial_state=loaded, return_state=True, **own, **common)
-    close(np.concatenate([first, second], axis=-2), whole)
-    all_close(final, last)
-    close(of(name)(*rest, initial_state=state, **own, **common), second)
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -100,34 +60,6 @@ def test_a_state_of_one_head_serves_all(name):
             if np.any(b):  # a level has no gradient but through the parts it scales, which cancel
                 size = np.sum(np.abs(b))
                 assert np.max(np.abs(a - b.sum((0, 1), keepdims=True))) <= 64 * np.finfo(np.float32).eps * size
-
-
-@pytest.mark.parametrize("convert", [np.asarray, torch.tensor], ids=["numpy", "torch"])
-@pytest.mark.parametrize("name", OPS)
-def test_a_step_changes_nothing_that_it_was_given(name, convert):
-    q, k, v = (convert(x[..., 0, :].copy()) for x in inputs())
-    own = own_of(name, lambda x: convert(x.astype("float32")))
-    state = of(name, "_step")(None, q, k, v, enable_gqa=True, **own)[1]
-    given = (q, k, v, *state)
-    before = [to_numpy(x).copy() for x in given]
-    if convert is np.asarray:
-        for x in given:
-            x.setflags(write=False)
-    of(name, "_step")(state, q, k, v, enable_gqa=True, **own)
-    assert all(np.array_equal(a, to_numpy(b)) for a, b in zip(before, given, strict=True))
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_the_future_changes_no_bit_before_it(name):
-    """However large it is: a stabiliser taken over the whole sequence would round what comes before."""
-    q, k, v = (x[:, :2].copy() for x in inputs())
-    other = [x.copy() for x in (q, k, v)]
-    for x in other:
-        x[..., 11:, :] *= -30
-    for size in (1, 4, 64):
-        a, b = (of(name)(*x, causal=True, chunk_size=size, **own_of(name)) for x in ((q, k, v), other))
-        assert a[..., :11, :].tobytes() == b[..., :11, :].tobytes()
-        assert np.any(a[..., 11:, :] != b[..., 11:, :])
 
 
 # ---------------------------------------------------------------------------------------------- feature maps
@@ -182,21 +114,6 @@ def test_orthogonal_features_are_those_of_the_reference():
 # ---------------------------------------------------------------------------------------------- dtypes, layouts
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", OPS)
-def test_half_types_keep_their_states_in_float32(name, dtype):
-    q, k, v = (torch.tensor(x).to(getattr(torch, dtype)) for x in inputs())
-    own = own_of(name, torch.tensor)
-    o, state = of(name)(q, k, v, causal=True, enable_gqa=True, return_state=True, **own)
-    assert o.dtype == q.dtype
-    assert all(x.dtype == torch.float32 for x in state)
-    exact = of(name)(q.float(), k.float(), v.float(), causal=True, enable_gqa=True, **own)
-    assert torch.max(torch.abs(o.float() - exact)) <= torch.finfo(o.dtype).eps * torch.max(torch.abs(exact))
-    step, after = of(name, "_step")(state, q[..., 0, :], k[..., 0, :], v[..., 0, :], enable_gqa=True, **own)
-    assert step.dtype == q.dtype
-    assert all(x.dtype == torch.float32 for x in after)
-
-
 def test_sums_may_exceed_what_float16_holds():
     q, k, v = (np.full((2000, 4), x, np.float16) for x in (1.0, 100.0, 3.0))
     o, (S, z) = attnkit.linear_attention(q, k, v, return_state=True)
@@ -219,18 +136,6 @@ def test_gradients_of_sums_whose_squares_underflow():
         assert_agrees(x, explicit[name], magnitude=q)  # gradients of features, about 1, times q cancel
 
 
-@pytest.mark.parametrize("name", OPS)
-def test_views_are_served_as_they_are(name):
-    q, k, v = inputs()
-    views = [np.ascontiguousarray(np.swapaxes(x, 1, 2)).swapaxes(1, 2) for x in (q, k, v)]
-    views = [np.repeat(x, 2, axis=-1)[..., ::2] for x in views]
-    assert not any(x.flags.c_contiguous for x in views)
-    common = {"causal": True, "enable_gqa": True, "return_state": True, **own_of(name)}
-    (o, state), (other, held) = of(name)(q, k, v, **common), of(name)(*views, **common)
-    close(other, o)
-    all_close(held, state)
-
-
 # ---------------------------------------------------------------------------------------------- memory, statistics
 
 
@@ -251,20 +156,6 @@ def test_memory_is_linear_in_the_number_of_tokens(name, causal):
     assert peak < n * n
 
 
-@pytest.mark.parametrize("name", OPS)
-def test_statistics_are_those_of_the_weights(name):
-    q, k, _ = inputs("float64")
-    options = {"causal": True, "enable_gqa": True, **own_of(name)}
-    w = of(name, "_weights")(q, k, **options)
-    fields = ("total", "sum_squares", "maximum", "visible")
-    found = attnkit.row_statistics(of(name), q, k, fields=fields, **options)
-    visible = np.tril(np.ones((N, N), bool))
-    assert_close(found.total, w.sum(-1))
-    assert_close(found.sum_squares, (w * w).sum(-1))
-    assert_close(found.maximum, np.where(visible, w, -np.inf).max(-1))
-    assert np.array_equal(found.visible, np.broadcast_to(np.arange(1, N + 1), found.visible.shape))
-
-
 def test_statistics_are_of_calls_without_a_state():
     q, k, v = (x[:, :2] for x in inputs())
     state = attnkit.linear_attention(q, k, v, return_state=True)[1]
@@ -274,3 +165,27 @@ def test_statistics_are_of_calls_without_a_state():
         attnkit.row_statistics("linear_attention", q, k, feature_map="identity")
     with pytest.raises(ValueError, match="entropy needs weights that are not negative"):
         attnkit.row_statistics("linear_attention", q, k, scale=-1.0)
+
+
+# ---------------------------------------------------------------------------------------------- compilers
+
+SHARED_HEADS = """
+import attnkit, jax, numpy as np
+from attnkit_conformance.model import tolerance
+rng = np.random.default_rng(0)
+q, k, v, do = (rng.normal(size=(3, 2, *s)).astype("f4") for s in ((4, 33, 12), (2, 257, 12), (2, 257, 20), (4, 33, 20)))
+options = {"causal": "upper_left", "enable_gqa": True}
+want = attnkit.efficient_attention_vjp(q, k, v, do=do, impl="generic", **options)
+call = lambda chunk: jax.jit(lambda *x: jax.vjp(lambda *x: attnkit.efficient_attention(
+    *x, chunk_size=chunk, impl="generic", **options), *x)[1](do))
+for chunk in (64, 1):
+    for name, got in zip("qkv", call(chunk)(q, k, v), strict=True):
+        limit = tolerance.limit(want[name].astype(float), "float32", np.max(np.abs(want[name])))
+        assert not tolerance.measure(name, np.asarray(got), limit).failures
+"""
+
+
+def test_gradients_of_shared_heads_do_not_end_the_process():
+    """They did with jaxlib 0.10.2, on a CPU: XLA's fusions of sums over heads with paddings."""
+    done = subprocess.run([sys.executable, "-c", SHARED_HEADS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,7 +1,5 @@
-"""Key-value memory and gated attention unit where conformance does not look: errors, transformations, special cases."""
+"""Key-value memory and gated attention unit where conformance does not look: errors and special cases."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -49,32 +47,16 @@ def test_the_unit_is_pointwise_attention_between_projections():
 
 
 MEMORY_ERRORS = [
-    ({"keys": KEYS[:, :7]}, ValueError, r"keys has shape \(10, 7\); expected \(..., m, 8\) as x has 8 features"),
-    ({"values": VALUES[:9]}, ValueError, "values has shape .* as keys has 10 slots"),
-    ({"keys": np.stack([KEYS] * 3)}, ValueError, "the leading axes of x, keys and values do not broadcast"),
-    ({"keys": KEYS.astype("float64")}, TypeError, "x and keys must share one dtype"),
     ({"key_bias": KEY_BIAS[:1]}, ValueError, r"key_bias has shape \(1,\); expected \(10,\)"),
-    ({"value_bias": torch.ones(5)}, TypeError, "torch value_bias with numpy x"),
-    ({"norm_weight": np.ones(5, int)}, TypeError, "norm_weight has dtype int64"),
     ({"norm_bias": BIAS}, ValueError, "norm_bias needs a norm_weight beside it; got None"),
     ({"activation": "gelu"}, ValueError, "activation must be one of 'relu', 'softmax'; got 'gelu'"),
-    ({"eps": 0}, ValueError, "eps must be greater than 0; got 0"),
-    ({"causal": True}, ValueError, "unexpected argument 'causal'"),
 ]
 UNIT_ERRORS = [
     ({"w_z": WEIGHTS["w_z"].T}, ValueError, r"w_z has shape \(4, 8\); expected \(8, 8\)"),
     ({"w_u": WEIGHTS["w_u"][:, :5]}, ValueError, r"w_u has shape \(8, 5\); expected \(8, 6\)"),
     ({"w_o": WEIGHTS["w_o"][0]}, ValueError, r"w_o has shape \(8,\); expected a matrix"),
-    ({"gamma_q": np.ones(1, "float32")}, ValueError, r"gamma_q has shape \(1,\); expected \(4,\)"),
-    ({"beta_k": np.ones(4, int)}, TypeError, "beta_k has dtype int64"),
-    ({"w_v": torch.ones(8, 6)}, TypeError, "torch w_v with numpy x"),
-    ({"x": X[0, 0]}, ValueError, r"x has shape \(8,\); expected at least two axes"),
-    ({"mask": np.ones((5, 6), bool)}, ValueError, r"mask has shape \(5, 6\)"),
     ({"bias": np.ones((7, 6))}, ValueError, r"bias has shape \(7, 6\)"),
-    ({"alpha": float("inf")}, ValueError, "alpha must be finite; got inf"),
-    ({"length": -1}, ValueError, "length must be greater than 0; got -1"),
-    ({"scale": 1.0}, ValueError, "unexpected argument 'scale'"),
-    ({"enable_gqa": True}, ValueError, "unexpected argument 'enable_gqa'"),
+    ({"gamma_q": np.ones(1, "float32")}, ValueError, r"gamma_q has shape \(1,\); expected \(4,\)"),
 ]
 
 
@@ -90,50 +72,3 @@ def test_errors_of_the_unit(index):
     changed, error, text = UNIT_ERRORS[index]
     with pytest.raises(error, match=f"^gated_attention_unit: .*{text}"):
         attnkit.gated_attention_unit(**{**UNIT, **changed})
-
-
-# --------------------------------------------------------------------------------------------- transformations
-
-PADDED = np.where(THERE[:, None], X, np.float32("nan"))
-CALLS = {
-    "relu": ("key_value_memory", {**MEMORY, "key_bias": KEY_BIAS, "value_bias": VALUE_BIAS}, {}),
-    "softmax": ("key_value_memory", {**MEMORY, **VECTORS}, {"activation": "softmax"}),
-    "unit": ("gated_attention_unit", {**UNIT, "x": PADDED}, {"mask": THERE, "query_mask": THERE}),
-    "causal unit": ("gated_attention_unit", UNIT, {"causal": True, "alpha": 1.0}),
-}
-
-
-def call_of(name, convert):
-    """A function of a dict of arrays, these arrays, and the explicit gradients for a cotangent of ones."""
-    op, arrays, params = CALLS[name]
-    given = {n: convert(x) if isinstance(x, np.ndarray) else x for n, x in params.items()}
-    out = getattr(attnkit, op)(**arrays, **params)
-    explicit = getattr(attnkit, f"{op}_vjp")(**arrays, do=np.ones_like(out), **params)
-    return lambda a: getattr(attnkit, op)(**a, **given), {n: convert(x) for n, x in arrays.items()}, explicit
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_autograd_is_the_explicit_gradient_compiled_or_not(name):
-    call, arrays, explicit = call_of(name, torch.tensor)
-    for function in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
-        leaves = {n: x.clone().requires_grad_() for n, x in arrays.items()}
-        function(leaves).sum().backward()
-        for n, leaf in leaves.items():
-            close(leaf.grad, explicit[n])
-
-
-@pytest.mark.parametrize("name", ["softmax", "unit"])
-def test_jit_and_its_gradient(name):
-    call, arrays, explicit = call_of(name, jnp.asarray)
-    found = jax.jit(jax.grad(lambda a: call(a).sum()))(arrays)
-    assert set(found) == set(explicit)
-    for n, g in found.items():
-        close(g, explicit[n])
-
-
-def test_vmap_is_a_loop():
-    for name in ("softmax", "causal unit"):
-        call, arrays, _ = call_of(name, torch.tensor)
-        x = arrays.pop("x")
-        mapped = torch.func.vmap(lambda row, c=call, rest=arrays: c({"x": row, **rest}))
-        close(mapped(x), call({"x": x, **arrays}))

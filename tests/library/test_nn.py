@@ -86,16 +86,6 @@ def test_a_number_that_is_a_parameter_is_learned():
     assert_close(twice, 2 * (out - layer.out_proj.bias), LAYER)
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_padding_changes_nothing(op):
-    layer, x = module(op=op), tokens(5)
-    padded = torch.cat([x, torch.full((2, 3, 24), float("nan"), dtype=x.dtype)], 1)
-    present = torch.arange(8).expand(2, 8) < 5
-    out = layer(padded, key_mask=present, query_mask=present)
-    assert_close(out[:, :5], layer(x), LAYER)
-    assert_close(out[:, 5:], layer.out_proj.bias.expand(2, 3, 24), LAYER)
-
-
 def test_decoding_with_left_padding():
     layer, x = module(op="reluformer_attention", causal=True), tokens(4)
     padded = torch.cat([torch.randn(2, 2, 24, dtype=x.dtype), x], 1)

@@ -5,7 +5,6 @@ import torch
 
 import attnkit
 from attnkit.nn import MultiHeadAttention
-from attnkit.nn.operands import BUILDERS
 
 from .arrays import LAYER, assert_close
 
@@ -87,28 +86,6 @@ def test_performer_has_features_that_can_be_redrawn():
     assert MultiHeadAttention(2, 2, op="performer").operands.projection.shape == (1, 1)
 
 
-@pytest.mark.parametrize("op", OPTIONS)
-def test_state_and_gradients(op):
-    one, two, x = module(op, num_kv_heads=2), module(op, num_kv_heads=2), tokens()
-    assert set(one.state_dict()) == set(two.state_dict())
-    two.load_state_dict(one.state_dict())
-    out = two(x)
-    assert torch.equal(out, one(x))
-    out.square().sum().backward()
-    for name, p in two.named_parameters():
-        assert p.grad is not None, name
-        assert p.grad.abs().max() > 0, name
-
-
-@pytest.mark.parametrize("op", OPTIONS)
-def test_padding_changes_nothing(op):
-    layer, x = module(op), tokens(5)
-    padded = torch.cat([x, torch.full((2, 3, 24), float("nan"), dtype=x.dtype)], 1)
-    present = torch.arange(8).expand(2, 8) < 5
-    out = layer(padded, key_mask=present, query_mask=present)
-    assert_close(out[:, :5], layer(x), LAYER)
-
-
 def test_dropout_of_slots_comes_from_torchs_generator():
     layer, x = module("linformer_attention", dropout=0.5), tokens()
     torch.manual_seed(1)
@@ -118,16 +95,6 @@ def test_dropout_of_slots_comes_from_torchs_generator():
     assert not torch.equal(one, two)
     layer.eval()
     assert torch.equal(layer(x), layer(x))
-
-
-def test_device_and_dtype_reach_what_is_made():
-    for op in OPTIONS:
-        layer = MultiHeadAttention(24, 4, op=op, options=OPTIONS[op], dtype=torch.bfloat16)
-        assert {x.dtype for x in layer.state_dict().values()} == {torch.bfloat16}
-        assert layer(torch.randn(2, 6, 24, dtype=torch.bfloat16)).dtype == torch.bfloat16
-        if getattr(attnkit, op) in BUILDERS and op != "performer_attention":
-            meta = MultiHeadAttention(24, 4, op=op, options=OPTIONS[op], device="meta")
-            assert {x.device.type for x in meta.state_dict().values()} == {"meta"}
 
 
 @pytest.mark.parametrize(

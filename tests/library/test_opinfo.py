@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -130,32 +129,3 @@ def test_outputs_and_gradients_are_torchs(dtype: str, impl: str, size: float, dr
         for label, limit in {**limits.outputs, **limits.gradients}.items():
             judged = tolerance.measure(label, got[label].numpy(), replace(limit, golden=exact[label].numpy()))
             assert not judged.failures, f"{name}: {judged.failures}"
-
-
-def differentiable(sample: Sample, impl: str) -> tuple[Callable[..., torch.Tensor], list[torch.Tensor]]:
-    """The call as a function of its float arrays, and those."""
-    arrays = arrays_of(sample, UNIT)
-    names = [name for name, x in arrays.items() if x.is_floating_point()]
-
-    def attend(*leaves: torch.Tensor) -> torch.Tensor:
-        moved = arrays | dict(zip(names, leaves, strict=True))
-        o: torch.Tensor = attnkit.softmax_attention(**moved, impl=impl, **params_of(sample))
-        return o
-
-    return attend, [arrays[name].requires_grad_() for name in names]
-
-
-def test_gradcheck_of_both_modes_and_twice(drawn: Draw) -> None:
-    """torch's own checks of the generic body: reverse and forward mode, under vmap, and all of it a second time."""
-    for sample in drawn(torch.float64):
-        attend, leaves = differentiable(sample, "generic")
-        batched = {"check_batched_grad": True, "fast_mode": True}
-        assert gradcheck(attend, leaves, check_forward_ad=True, check_batched_forward_grad=True, **batched)
-        assert gradgradcheck(attend, leaves, check_fwd_over_rev=True, check_rev_over_rev=True, **batched)
-
-
-def test_gradcheck_of_what_auto_takes(drawn: Draw) -> None:
-    """Kernels have the gradients of reverse mode."""
-    for sample in drawn(torch.float64):
-        attend, leaves = differentiable(sample, "auto")
-        assert gradcheck(attend, leaves, fast_mode=True)

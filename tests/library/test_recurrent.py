@@ -1,4 +1,4 @@
-"""Recurrent attention by chunks: gates of all sizes in one sequence, resuming, and sizes of chunks."""
+"""Recurrent attention by chunks: gates of all sizes in one sequence, and what hidden tokens may hold."""
 
 import numpy as np
 import pytest
@@ -62,33 +62,6 @@ def test_a_gate_of_minus_infinity_forgets_in_every_direction(name):
         torch.testing.assert_close(x.grad, explicit[n])
     rest = getattr(attnkit, op)(**part({n: x.detach() for n, x in leaves.items()}, slice(20, None)))
     torch.testing.assert_close(o[:, 20:].detach(), rest)
-
-
-@every
-@pytest.mark.parametrize("convert", [np.asarray, torch.tensor], ids=["numpy", "torch"])
-def test_a_sequence_may_be_resumed_anywhere(name, convert):
-    op, gates = CALLS[name]
-    arrays = {n: convert(x) for n, x in {**ARRAYS, **gates}.items()}
-    attend = getattr(attnkit, op)
-    whole, (S,) = attend(**arrays, return_state=True)
-    for cut in (1, 16, 33):
-        first, state = attend(**part(arrays, slice(0, cut)), return_state=True)
-        rest, (last,) = attend(**part(arrays, slice(cut, None)), initial_state=state, return_state=True)
-        joint = np.concatenate([np.asarray(first), np.asarray(rest)], axis=1)
-        np.testing.assert_allclose(joint, np.asarray(whole), atol=1e-13)
-        np.testing.assert_allclose(np.asarray(last), np.asarray(S), atol=1e-13)
-
-
-def test_no_tokens_leave_the_state_as_it_was():
-    S = RNG.standard_normal((2, D, E))
-    for op, gates in CALLS.values():
-        arrays = part({**ARRAYS, **gates}, slice(0, 0))
-        o, (state,) = getattr(attnkit, op)(**arrays, initial_state=(S,), return_state=True)
-        assert o.shape == (2, 0, E)
-        np.testing.assert_array_equal(state, S)
-        grads = getattr(attnkit, f"{op}_vjp")(**arrays, do=o, dstate=(S,), initial_state=(S,))
-        assert {n: x.shape for n, x in grads.items() if n in arrays} == {n: x.shape for n, x in arrays.items()}
-        np.testing.assert_array_equal(grads["initial_state"][0], S)
 
 
 @every

@@ -55,17 +55,6 @@ def test_memory_stays_below_one_matrix_of_weights(monkeypatch):
     assert peak < one_matrix / 4
 
 
-def test_null_and_dead_rows_are_told_apart_by_visible():
-    q = np.array([[1.0], [-1.0], [1.0]])
-    k = np.array([[1.0], [2.0]])
-    found = attnkit.row_statistics("pointwise_attention", q, k, query_mask=np.array([True, True, False]))
-    assert found.visible.tolist() == [2, 2, 0]
-    assert found.total.tolist()[1:] == [0, 0]
-    assert found.nonzero.tolist() == [2, 0, 0]
-    assert found.entropy.tolist()[1:] == [0, 0]
-    assert found.maximum[0] == 1.0
-
-
 @pytest.mark.parametrize("op", statistics.RECORDS)
 def test_queries_without_any_key_get_no_gradient_whatever_they_hold(op):
     q, k, v = qkv()
@@ -103,22 +92,6 @@ def test_queries_of_one_head_meet_projections_of_several(shape):
     found = attnkit.row_statistics("performer_attention", q, k, projection=projection, fields=("sum_squares",))
     w = attnkit.performer_attention_weights(q, k, projection)
     assert_close(found.sum_squares, np.sum(w * w, axis=-1))
-
-
-def test_only_the_fields_asked_for_are_there():
-    q, k, _ = qkv()
-    found = attnkit.row_statistics("pointwise_attention", q, k, activation="identity", fields=("total", "maximum"))
-    assert [name for name, x in found._asdict().items() if x is not None] == ["total", "maximum"]
-
-
-def test_regulariser_of_uniform_rows():
-    """Uniform weights over n keys: H = log n, so the entropy term is 0.3 log n; the sum term is |log Z|."""
-    n = 16
-    stats = attnkit.row_statistics("softmax_attention", np.zeros((n, 4)), np.zeros((n, 4)))
-    loss, sum_term, entropy_term = attnkit.attention_regulariser(stats, entropy_weight=2.0)
-    assert_close(entropy_term, 0.3 * np.log(n), magnitude=np.log(n))
-    assert_close(sum_term, 0.0, magnitude=np.log(n))
-    assert_close(loss, 2 * entropy_term)
 
 
 def test_regulariser_without_a_valid_row_is_zero():

@@ -1,7 +1,5 @@
 """Linear attention by the library: every option, states, gradients, and every way in from NumPy, torch and JAX."""
 
-import warnings
-
 import numpy as np
 import pytest
 
@@ -259,51 +257,6 @@ def test_the_name_of_what_came_before_warns():
 # ---------------------------------------------------------------------------------------------- torch
 
 
-def in_torch(name):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    (q, k, v, *others), options, _ = call(name, (70, 70, 8, 6), "groups", True)
-    given = [torch.tensor(x).requires_grad_() for x in (q, k, v, *options.pop("initial_state"))]
-    projection = [torch.tensor(x) for x in others[:-1]]
-
-    def function(impl):
-        def run(q, k, v, *state):
-            states = {"initial_state": state, "return_state": True}
-            o, final = getattr(attnkit, name)(q, k, v, *projection, impl=impl, **states, **options)
-            return (o, *final)
-
-        return run
-
-    return torch, given, function
-
-
-@BY_NAME
-def test_torch_once_and_twice_differentiated(name):
-    torch, given, function = in_torch(name)
-    found = []
-    for impl in ("native", "generic"):
-        outputs = function(impl)(*given)
-        first = torch.autograd.grad(sum(x.square().sum() for x in outputs), given, create_graph=True)
-        found.append((*outputs, *first, *torch.autograd.grad(sum(x.square().sum() for x in first), given)))
-    torch.testing.assert_close(*found)
-
-
-@BY_NAME
-def test_torch_compiled_as_one_graph_and_mapped(name):
-    torch, given, function = in_torch(name)
-    golden = function("generic")(*given)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        compiled = torch.compile(function("native"), fullgraph=True, backend="aot_eager")
-        found = compiled(*given)
-        grads = torch.autograd.grad(sum(x.square().sum() for x in found), given)
-    torch.testing.assert_close(found, golden)
-    torch.testing.assert_close(grads, torch.autograd.grad(sum(x.square().sum() for x in golden), given))
-    q, *rest = (x.detach() for x in given)
-    found = torch.func.vmap(lambda q: function("native")(q, *rest))(torch.stack([q, -q]))
-    golden = [function("generic")(x, *rest) for x in (q, -q)]
-    torch.testing.assert_close(found, tuple(torch.stack(pair) for pair in zip(*golden, strict=True)))
-
-
 def masked_by_heads_of_queries(name, array):
     """q, k and v with half of the heads, and the op with a mask of all of them, which a state could not have."""
     (q, k, v, *projection, _), *_ = call(name, (5, 9, 8, 6), "plain", True)
@@ -340,23 +293,6 @@ def test_jax_mapped_with_masks_of_the_heads_of_queries(name):
         return jax.vmap(jax.grad(lambda q: (function(impl)(q, *given[1:]) ** 2).sum()))(several)
 
     near([pull("native")], [pull("generic")])
-
-
-@BY_NAME
-def test_any_number_of_threads_gives_the_same_bits(name):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    q, k, v = (torch.randn(1, 8, 300, 64).requires_grad_() for _ in range(3))
-    projection = [torch.tensor(x).float() for x in PROJECTION.get(name, lambda d: ())(64)]
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 7):
-            torch.set_num_threads(threads)
-            o = getattr(attnkit, name)(q, k, v, *projection, causal=True, impl="native")
-            found.append((o, *torch.autograd.grad(o.sum(), (q, k, v))))
-    finally:
-        torch.set_num_threads(before)
-    for other in found[1:]:
-        assert all(map(torch.equal, found[0], other))
 
 
 # ---------------------------------------------------------------------------------------------- JAX

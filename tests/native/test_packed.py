@@ -180,25 +180,6 @@ def test_opcheck(op, in_arrays):
     torch.library.opcheck(native.CUSTOM.forward, (op, tensors, names, text))
 
 
-@pytest.mark.parametrize("kind", ["softmax", "pointwise", "linear"])
-def test_any_number_of_threads_gives_the_same_bits(kind):
-    torch = pytest.importorskip("torch")
-    lengths = np.tile((3, 40, 1, 600), 5)
-    edges = (0, *(int(x) for x in np.cumsum(lengths)))
-    forward = getattr(packed, f"{kind}_attention_packed")
-    q, k, v = (torch.randn(edges[-1], 4, 64).requires_grad_() for _ in range(3))
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 7):
-            torch.set_num_threads(threads)
-            o = forward(q, k, v, edges, edges, causal=True, impl="native")
-            found.append((o, *torch.autograd.grad(o.sum(), (q, k, v))))
-    finally:
-        torch.set_num_threads(before)
-    for other in found[1:]:
-        assert all(map(torch.equal, found[0], other))
-
-
 # ---------------------------------------------------------------------------------------------- JAX
 
 

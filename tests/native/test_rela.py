@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import attnkit
-from attnkit_conformance.model import tolerance
 
 pytestmark = pytest.mark.usefixtures("library")
 RNG = np.random.default_rng(0)
@@ -38,37 +37,6 @@ def near(found, golden, bound):
     for name, x in golden.items():
         assert found[name].dtype == x.dtype
         assert float(abs(found[name] - x).max()) <= bound * max(1.0, float(abs(x).max())), name
-
-
-@BY_NAME
-def test_numpy(option):
-    arrays, options = call(option)
-    assert attnkit.explain(attnkit.rela_attention, *arrays, **options)["native"] is None
-    found, golden = (
-        {"o": attnkit.rela_attention(*arrays, impl=impl, **options)}
-        | attnkit.rela_attention_vjp(*arrays, DO, impl=impl, **options)
-        for impl in ("native", "generic")
-    )
-    near(found, golden, 1e-12)
-
-
-def test_half_types_are_rounded_after_the_norm():
-    arrays, options = call("gate", lambda x: np.asarray(x, np.float16))
-    found, golden = (attnkit.rela_attention(*arrays, impl=impl, **options) for impl in ("native", "generic"))
-    assert found.dtype == np.float16
-    assert not tolerance.measure("o", found, tolerance.limit(golden.astype(float), "float16")).failures
-
-
-@BY_NAME
-def test_torch(option):
-    torch = pytest.importorskip("torch")
-    arrays, options = call(option, torch.tensor)
-    leaves = [x.requires_grad_() for x in (*arrays, *(options[name] for name in differentiated(options)))]
-    found = []
-    for impl in ("native", "generic"):
-        o = attnkit.rela_attention(*arrays, impl=impl, **options)
-        found.append((o, *torch.autograd.grad((o * torch.tensor(DO)).sum(), leaves)))
-    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ ROUNDING = 64
 # Central differences of functions of size 1: truncation STEP², rounding eps/STEP, with a margin.
 STEP = 3e-6
 FINITE_DIFFERENCE_ERROR = 1e-8
+# Statistics of rows that have a gradient.
+FIELDS = ("total", "entropy", "sum_squares", "maximum")
 
 
 @pytest.fixture(scope="session")
@@ -89,22 +91,45 @@ def check_gradients() -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def check_vjp(covers: Callable[..., None], check_gradients: Callable[..., None]) -> Callable[..., None]:
-    """Assert the gradients and the magnitudes of an op that has an output beside o, for both cotangents and for each
-    alone. `call` gives both outputs by name; arrays named in `tokens` come by position."""
+    """Assert the gradients of an op and its magnitudes, for all cotangents and for each alone.
 
-    def check(op: str, tokens: tuple[str, ...], call: Callable[..., Any], arrays: Any, params: Any) -> None:
+    `call` gives outputs by name where there is another than o. `beyond`: each magnitude is more than that many times
+    its result somewhere, so that it is none itself.
+    """
+
+    def check(op: str, arrays: Any, params: Any, call: Callable[..., Any] | None = None, beyond: float = 0.0) -> None:
+        function, vjp, magnitudes = (getattr(reference, f"{op}{suffix}") for suffix in ("", "_vjp", "_magnitudes"))
+        call = call or (lambda **x: {"o": function(**x)})
         outputs, rng = call(**arrays, **params), np.random.default_rng(7)
         cotangents = {name: rng.normal(size=x.shape) for name, x in outputs.items()}
-        rest = {name: x for name, x in arrays.items() if name not in tokens}
-        for some in (tuple(outputs), *((name,) for name in outputs)):
-            given = {name: cotangents[name] for name in some}
-            args = (*(arrays[name] for name in tokens), *map(given.get, outputs))
-            gradients = getattr(reference, f"{op}_vjp")(*args, **rest, **params)
+        for some in (tuple(outputs), *((name,) for name in outputs))[: len(outputs) + (len(outputs) > 1)]:
+            given = {f"d{name}": x if name in some else None for name, x in cotangents.items()}
+            gradients, sizes = (f(**arrays, **given, **params) for f in (vjp, magnitudes))
             assert set(gradients) == set(arrays)
-            check_gradients(lambda **x: call(**x, **params), arrays, given, gradients)
-            sizes = getattr(reference, f"{op}_magnitudes")(*args, **rest, **params)
+            assert set(sizes) == {*arrays, *outputs}
+            check_gradients(lambda **x: call(**x, **params), arrays, {n: cotangents[n] for n in some}, gradients)
             for name, value in {**gradients, **outputs}.items():
                 covers(sizes[name], value, name)
+                assert beyond == 0.0 or np.any(sizes[name] > beyond * np.abs(value)), name
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def check_statistics(check_gradients: Callable[..., None]) -> Callable[..., None]:
+    """Assert the gradients of the statistics of rows; arrays without v."""
+
+    def check(op: str, arrays: Any, params: Any, fields: tuple[str, ...] = FIELDS) -> None:
+        def call(**x: Any) -> dict[str, Any]:
+            found = reference.row_statistics(op, **x, fields=fields, **params)
+            return {name: getattr(found, name) for name in fields}
+
+        rng = np.random.default_rng(7)
+        cotangents = {name: rng.normal(size=x.shape) for name, x in call(**arrays).items()}
+        dstats = reference.RowStatistics(**cotangents)
+        gradients = reference.row_statistics_vjp(op, **arrays, dstats=dstats, fields=fields, **params)
+        assert set(gradients) == set(arrays)
+        check_gradients(call, arrays, cotangents, gradients)
 
     return check
 

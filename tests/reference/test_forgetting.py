@@ -1,7 +1,6 @@
 """Forgetting attention: values by loops, gradients by central differences, gates of hidden tokens, digits of gates."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,43 +8,17 @@ import pytest
 
 import attnkit_reference as reference
 
-Rng = np.random.Generator
+from .cases import MASK, OF_ROWS, Rng, masked
+
 Arrays = dict[str, Any]
 NAME = "forgetting_attention"
-MASK = np.array([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 1]], dtype=bool)
 
 
-def draw(rng: Rng, gates: tuple[int, ...], **shapes: tuple[int, ...]) -> Arrays:
-    arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
-    return arrays | {"log_forget": -np.abs(rng.normal(size=gates)) - 0.1}
+GATES = {"masked": (4,), "more_queries": (2, 3), "windows": (1, 5), "groups": (4, 4)}
 
 
-def masked(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (4,), q=(3, 3), k=(4, 3), v=(4, 2), bias=(3, 4)), {"mask": MASK}
-
-
-def more_queries(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (2, 3), q=(2, 5, 3), k=(2, 3, 3), v=(2, 3, 2)), {"dropout": (0.3, 4)}
-
-
-def broadcast(rng: Rng) -> tuple[Arrays, Arrays]:
-    shapes = {"q": (2, 1, 3, 3), "k": (3, 5, 3), "v": (1, 5, 2), "bias": (2, 1, 1, 5), "scale": ()}
-    return draw(rng, (1, 5), **shapes), {"window": (2, 1)}
-
-
-def grouped(rng: Rng) -> tuple[Arrays, Arrays]:
-    queries, kept = rng.random((2, 1, 3)) < 0.7, (rng.random((2, 4, 3, 4)) < 0.7) / 0.7
-    shapes = {"q": (2, 4, 3, 3), "k": (1, 2, 4, 3), "v": (2, 2, 4, 2), "bias": (4, 1, 1), "scale": (4,)}
-    params = {"enable_gqa": True, "key_lengths": np.array([[3], [0]]), "query_mask": queries, "dropout_mask": kept}
-    return draw(rng, (4, 4), **shapes), params
-
-
-CASES: dict[str, Callable[[Rng], tuple[Arrays, Arrays]]] = {
-    "masked": masked,
-    "more_queries": more_queries,
-    "broadcast": broadcast,
-    "grouped": grouped,
-}
+def gates(rng: Rng, case: str) -> Arrays:
+    return {"log_forget": -np.abs(rng.normal(size=GATES[case])) - 0.1}
 
 
 def call(**arguments: Any) -> Arrays:
@@ -69,27 +42,18 @@ def test_products_of_gates_by_loops(near: Any) -> None:
         assert math.isclose(math.exp(found["lse"][i]), e.sum(), rel_tol=1e-14)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", OF_ROWS)
 def test_gradients(check_vjp: Any, case: str) -> None:
-    arrays, params = CASES[case](np.random.default_rng(0))
-    check_vjp(NAME, ("q", "k", "v", "log_forget"), lambda **x: finite(call(**x)), arrays, params)
+    rng = np.random.default_rng(0)
+    arrays, params = OF_ROWS[case](rng)
+    check_vjp(NAME, arrays | gates(rng, case), params, lambda **x: finite(call(**x)))
 
 
-def test_statistics(check_gradients: Any) -> None:
-    arrays, params = masked(np.random.default_rng(3))
+def test_statistics(check_statistics: Any) -> None:
+    rng = np.random.default_rng(3)
+    arrays, params = masked(rng)
     del arrays["v"]
-    fields = ("total", "entropy", "sum_squares", "maximum")
-
-    def statistics(**x: Any) -> Arrays:
-        found = reference.row_statistics(NAME, **x, fields=fields, **params)
-        return {name: getattr(found, name) for name in fields}
-
-    rng = np.random.default_rng(7)
-    cotangents = {name: rng.normal(size=3) for name in fields}
-    dstats = reference.RowStatistics(**cotangents)
-    rest = {name: arrays[name] for name in ("bias", "log_forget")}
-    gradients = reference.row_statistics_vjp(NAME, arrays["q"], arrays["k"], dstats, fields=fields, **rest, **params)
-    check_gradients(statistics, arrays, cotangents, gradients)
+    check_statistics(NAME, arrays | gates(rng, "masked"), params)
 
 
 def test_small_gates_behind_large_ones(near: Any) -> None:

@@ -72,27 +72,11 @@ PARAMS: dict[str, tuple[Arrays, Arrays]] = {
 
 
 @pytest.mark.parametrize("case", PARAMS)
-def test_gradients(check_gradients: Any, case: str) -> None:
+def test_gradients_and_magnitudes(check_vjp: Any, case: str) -> None:
     arrays, params = PARAMS[case]
     named = {**arrays, **({"bias": params["bias"]} if "bias" in params else {})}
     rest = {name: value for name, value in params.items() if name != "bias"}
-    do = np.random.default_rng(9).normal(size=arrays["x"].shape)
-    gradients = reference.gated_attention_unit_vjp(**named, do=do, **rest)
-    assert set(gradients) == set(named)
-    check_gradients(lambda **a: {"o": reference.gated_attention_unit(**a, **rest)}, named, {"o": do}, gradients)
-
-
-@pytest.mark.parametrize("case", PARAMS)
-def test_magnitudes_bound_the_results(covers: Any, case: str) -> None:
-    arrays, params = PARAMS[case]
-    do = np.random.default_rng(9).normal(size=arrays["x"].shape)
-    golden = {"o": reference.gated_attention_unit(**arrays, **params)}
-    golden |= reference.gated_attention_unit_vjp(**arrays, do=do, **params)
-    found = reference.gated_attention_unit_magnitudes(**arrays, do=do, **params)
-    assert set(found) == set(golden)
-    for name, value in golden.items():
-        covers(found[name], value, name)
-        assert case != "plain" or np.any(found[name] > 1.001 * np.abs(value)), name
+    check_vjp("gated_attention_unit", named, rest, beyond=1.001 if case == "plain" else 0.0)
 
 
 def test_padding_reaches_nothing(near: Any) -> None:
@@ -123,11 +107,7 @@ ERRORS: list[tuple[Arrays, type[Exception], str]] = [
     ({"beta_k": np.ones((1, 2))}, ValueError, "beta_k has the wrong shape; expected (2,), got (1, 2)"),
     ({"gamma_q": np.ones(2, int)}, TypeError, "gamma_q; expected a NumPy array of float16"),
     ({"x": np.ones(3)}, ValueError, "x needs tokens and features"),
-    ({"mask": np.ones((4, 5), dtype=bool)}, ValueError, "mask does not fit"),
-    ({"alpha": np.nan}, ValueError, "alpha; expected a finite number"),
     ({"length": 0.0}, ValueError, "length; expected a finite number > 0"),
-    ({"scale": 1.0}, ValueError, "unexpected argument 'scale'"),
-    ({"enable_gqa": True}, ValueError, "unexpected argument 'enable_gqa'"),
 ]
 
 

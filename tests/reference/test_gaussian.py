@@ -1,7 +1,6 @@
 """Gaussian attention: gradients by central differences, values by hand, offsets, invisible scores."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,57 +8,15 @@ import pytest
 
 from attnkit_reference import gaussian
 
-Rng = np.random.Generator
-Arrays = dict[str, Any]
-MASK = np.array([[1, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0]], dtype=bool)
+from .cases import OF_ROWS
 
 
-def draw(rng: Rng, **shapes: tuple[int, ...]) -> Arrays:
-    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
-
-
-def masked(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, q=(3, 3), k=(4, 3), v=(4, 2), bias=(3, 4)), {"mask": MASK}
-
-
-def causal(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, q=(2, 5, 3), k=(2, 4, 3), v=(2, 4, 2)), {"causal": True, "dropout": (0.3, 4)}
-
-
-def broadcast(rng: Rng) -> tuple[Arrays, Arrays]:
-    shapes = {"q": (2, 1, 2, 3), "k": (3, 4, 3), "v": (1, 4, 2), "bias": (2, 1, 1, 4)}
-    return draw(rng, **shapes), {"window": (1, 1), "scale": -0.3}
-
-
-def grouped(rng: Rng) -> tuple[Arrays, Arrays]:
-    queries, kept = rng.random((2, 1, 2)) < 0.7, (rng.random((2, 4, 2, 3)) < 0.7) / 0.7
-    shapes = {"q": (2, 4, 2, 3), "k": (1, 2, 3, 3), "v": (2, 2, 3, 2), "bias": (4, 1, 1)}
-    params = {"enable_gqa": True, "key_lengths": np.array([[2], [0]]), "query_mask": queries, "dropout_mask": kept}
-    return draw(rng, **shapes), params
-
-
-CASES: dict[str, Callable[[Rng], tuple[Arrays, Arrays]]] = {
-    "masked": masked,
-    "causal": causal,
-    "broadcast": broadcast,
-    "grouped": grouped,
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_gradients(covers: Any, check_gradients: Any, case: str) -> None:
-    arrays, params = CASES[case](np.random.default_rng(0))
-    o = gaussian.gaussian_attention(**arrays, **params)
-    do = np.random.default_rng(7).normal(size=o.shape)
-    rest = {"bias": arrays["bias"]} if "bias" in arrays else {}
-    args = (arrays["q"], arrays["k"], arrays["v"], do)
-    gradients = gaussian.gaussian_attention_vjp(*args, **rest, **params)
-    assert set(gradients) == set(arrays)
-    check_gradients(lambda **x: {"o": gaussian.gaussian_attention(**x, **params)}, arrays, {"o": do}, gradients)
-    sizes = gaussian.gaussian_attention_magnitudes(*args, **rest, **params)
-    for name, value in {**gradients, "o": o}.items():
-        covers(sizes[name], value, name)
-        assert case != "broadcast" or np.any(sizes[name] > 1.2 * np.abs(value)), name
+@pytest.mark.parametrize("case", OF_ROWS)
+def test_gradients(check_vjp: Any, case: str) -> None:
+    arrays, params = OF_ROWS[case](np.random.default_rng(0))
+    params |= {"causal": True} if case == "more_queries" else {}
+    arrays |= {"scale": np.array(-0.3)} if case == "windows" else {}
+    check_vjp("gaussian_attention", arrays, params, beyond=1.2 if case == "windows" else 0.0)
 
 
 def test_values_by_hand(same: Any) -> None:
@@ -105,11 +62,3 @@ def test_padding_and_huge_invisible_distances_reach_nothing() -> None:
     np.testing.assert_array_equal(gaussian.gaussian_attention(q, k, v, mask=mask), [[1.0], [0.0], [0.0]])
     for gradient in gaussian.gaussian_attention_vjp(q, k, v, do, mask=mask).values():
         assert np.isfinite(gradient).all()
-
-
-def test_errors() -> None:
-    q = np.ones((2, 3))
-    with pytest.raises(ValueError, match=r"^gaussian_attention: unexpected argument 'length'"):
-        gaussian.gaussian_attention(q, q, q, length="all")
-    with pytest.raises(ValueError, match=r"^gaussian_attention: bias; expected values below"):
-        gaussian.gaussian_attention(q, q, q, bias=np.full((2, 2), np.inf))

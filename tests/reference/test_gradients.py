@@ -10,6 +10,20 @@ import attnkit_reference as reference
 from attnkit_reference._core import Scores, scores
 from attnkit_reference.pointwise import SCORE_FUNCTIONS
 
+from .cases import (
+    Arrays,
+    Case,
+    Rng,
+    causal,
+    causal_upper_left,
+    causal_with_null_rows,
+    draw,
+    lengths,
+    masked,
+    plain,
+)  # fmt: skip
+from .conftest import FIELDS
+
 KINKS = {name: h.kinks for name, h in SCORE_FUNCTIONS.items() if h.kinks}
 KINKS |= {"reluformer": (0.0,), "softpick": (0.0,)}
 MARGIN = 0.05  # of scores from kinks, and between the two largest weights of a row
@@ -25,28 +39,10 @@ OPS: dict[str, tuple[str, dict[str, Any]]] = {
     },
 }
 SIGNED = ("gelu", "gelu_tanh", "identity", "silu")
-FIELDS = ("total", "entropy", "sum_squares", "maximum")
-
-Rng = np.random.Generator
-Arrays = dict[str, Any]
-
-
-def draw(rng: Rng, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], **more: tuple[int, ...]) -> Arrays:
-    shapes = {"q": q, "k": k, "v": v, **more}
-    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
-
-
-def plain(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (3, 3), (4, 3), (4, 2)), {}
 
 
 def bias(rng: Rng) -> tuple[Arrays, Arrays]:
     return draw(rng, (2, 3, 3), (2, 4, 3), (2, 4, 2), bias=(2, 1, 4)), {"scale": -0.7}
-
-
-def masked(rng: Rng) -> tuple[Arrays, Arrays]:
-    mask = np.array([[1, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0]], dtype=bool)
-    return draw(rng, (3, 3), (4, 3), (4, 2), bias=(3, 4)), {"mask": mask}
 
 
 def broadcast(rng: Rng) -> tuple[Arrays, Arrays]:
@@ -67,25 +63,8 @@ def scale_per_head(rng: Rng) -> tuple[Arrays, Arrays]:
     return arrays, {"enable_gqa": True, "mask": rng.random((4, 1, 3)) < 0.7}
 
 
-def causal(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (2, 3, 3), (2, 5, 3), (2, 5, 2)), {"causal": True}
-
-
-def causal_with_null_rows(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (4, 3), (2, 3), (2, 2)), {"causal": True}
-
-
-def causal_upper_left(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (3, 3), (5, 3), (5, 2)), {"causal": "upper_left"}
-
-
 def window(rng: Rng) -> tuple[Arrays, Arrays]:
     return draw(rng, (4, 3), (5, 3), (5, 2)), {"window": (1, 0)}
-
-
-def lengths(rng: Rng) -> tuple[Arrays, Arrays]:
-    keys, queries = np.array([[3], [0]]), rng.random((2, 1, 3)) < 0.6
-    return draw(rng, (2, 2, 3, 3), (2, 2, 4, 3), (2, 2, 4, 2)), {"key_lengths": keys, "query_mask": queries}
 
 
 def dropout_mask(rng: Rng) -> tuple[Arrays, Arrays]:
@@ -97,7 +76,7 @@ def dropout(rng: Rng) -> tuple[Arrays, Arrays]:
     return draw(rng, (2, 2, 3, 3), (2, 1, 4, 3), (2, 1, 4, 2)), {"dropout": (0.4, 2**63 + 5), "enable_gqa": True}
 
 
-CASES: dict[str, Callable[[Rng], tuple[Arrays, Arrays]]] = {
+CASES: dict[str, Case] = {
     "plain": plain,
     "bias": bias,
     "masked": masked,
@@ -240,10 +219,6 @@ def test_one_cotangent_of_softmax_is_enough(check_gradients: Any) -> None:
     check_gradients(call, arrays, {"o": cotangents["o"]}, gradients)
 
 
-def statistics_of(stats: Any, wanted: tuple[str, ...]) -> Arrays:
-    return {name: getattr(stats, name) for name in wanted}
-
-
 def wanted_fields(op: str, case: str = "") -> Iterator[tuple[str, ...]]:
     """All fields with a gradient, and in some cases each alone."""
     nonnegative = () if op in SIGNED else ("entropy",)
@@ -256,41 +231,39 @@ def wanted_fields(op: str, case: str = "") -> Iterator[tuple[str, ...]]:
     "case", ["bias", "masked", "broadcast", "grouped", "scale_per_head", "causal_with_null_rows", "lengths"]
 )
 @pytest.mark.parametrize("op", OPS)
-def test_row_statistics(check_gradients: Any, op: str, case: str) -> None:
+def test_row_statistics(check_statistics: Any, op: str, case: str) -> None:
     arrays, params = sample(case, op)
     del arrays["v"]
     for wanted in wanted_fields(op, case):
+        check_statistics(OPS[op][0], arrays, params, wanted)
 
-        def call(q: Any, k: Any, wanted: Any = wanted, **rest: Any) -> Arrays:
-            found = reference.row_statistics(OPS[op][0], q, k, fields=wanted, **rest, **params)
-            return statistics_of(found, wanted)
 
-        cotangents = cotangents_of(call(**arrays))
-        rest = {name: x for name, x in arrays.items() if name not in ("q", "k")}
-        dstats = reference.RowStatistics(**cotangents)
-        args = (OPS[op][0], arrays["q"], arrays["k"], dstats)
-        gradients = reference.row_statistics_vjp(*args, fields=wanted, **rest, **params)
-        assert set(gradients) == set(arrays)
-        check_gradients(call, arrays, cotangents, gradients)
+def check_beside(check_gradients: Any, op: str, arrays: Arrays, params: Arrays, fields: tuple[str, ...]) -> None:
+    """The gradients of the output and of statistics beside it."""
+
+    def call(**inputs: Any) -> Arrays:
+        o, stats = reference.attention_with_statistics(op, **inputs, fields=fields, **params)
+        return {"o": o, **{name: getattr(stats, name) for name in fields}}
+
+    cotangents = cotangents_of(call(**arrays))
+    dstats = reference.RowStatistics(**{name: cotangents[name] for name in fields})
+    given = {"do": cotangents["o"], "dstats": dstats, "fields": fields}
+    gradients = reference.attention_with_statistics_vjp(op, **arrays, **given, **params)
+    assert set(gradients) == set(arrays)
+    check_gradients(call, arrays, cotangents, gradients)
 
 
 @pytest.mark.parametrize("case", ["masked", "grouped", "scale_per_head", "causal", "dropout_mask", "dropout"])
 @pytest.mark.parametrize("op", OPS)
 def test_attention_with_statistics(check_gradients: Any, op: str, case: str) -> None:
-    arrays, params = sample(case, op)
-    wanted = next(wanted_fields(op))
-    function = getattr(reference, OPS[op][0])
+    check_beside(check_gradients, OPS[op][0], *sample(case, op), next(wanted_fields(op)))
 
-    def call(q: Any, k: Any, v: Any, **rest: Any) -> Arrays:
-        o, stats = reference.attention_with_statistics(function, q, k, v, fields=wanted, **rest, **params)
-        return {"o": o, **statistics_of(stats, wanted)}
 
-    cotangents = cotangents_of(call(**arrays))
-    do, dstats = cotangents["o"], reference.RowStatistics(**{name: cotangents[name] for name in wanted})
-    rest = {name: x for name, x in arrays.items() if name not in ("q", "k", "v")}
-    args = (function, arrays["q"], arrays["k"], arrays["v"], do, dstats)
-    gradients = reference.attention_with_statistics_vjp(*args, fields=wanted, **rest, **params)
-    check_gradients(call, arrays, cotangents, gradients)
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_statistics_with_a_learned_sink(check_gradients: Any, shape: tuple[int, ...]) -> None:
+    arrays, params = sample("bias", "softmax")
+    arrays |= {"sink": np.resize([0.4, -1.1], shape)}
+    check_beside(check_gradients, "softmax_attention", arrays, params, FIELDS)
 
 
 def test_qk_layernorm(check_gradients: Any) -> None:
@@ -358,33 +331,8 @@ def test_learned_sink(check_gradients: Any, case: str, level: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (2,)])
-def test_statistics_with_a_learned_sink(check_gradients: Any, shape: tuple[int, ...]) -> None:
-    arrays, params = sample("bias", "softmax")
-    arrays |= {"sink": np.resize([0.4, -1.1], shape)}
-
-    def call(q: Any, k: Any, v: Any, **rest: Any) -> Arrays:
-        o, stats = reference.attention_with_statistics("softmax_attention", q, k, v, fields=FIELDS, **rest, **params)
-        return {"o": o, **statistics_of(stats, FIELDS)}
-
-    cotangents = cotangents_of(call(**arrays))
-    dstats = reference.RowStatistics(**{name: cotangents[name] for name in FIELDS})
-    rest = {"do": cotangents["o"], "dstats": dstats, "fields": FIELDS}
-    gradients = reference.attention_with_statistics_vjp("softmax_attention", **arrays, **rest, **params)
-    assert set(gradients) == set(arrays)
-    check_gradients(call, arrays, cotangents, gradients)
-
-
-@pytest.mark.parametrize("shape", [(), (2,)])
 @pytest.mark.parametrize("op", ["gaussian", "sparsemax", "entmax", "rela", "softpick", "ssmax"])
-def test_learned_scale_of_other_ops(check_gradients: Any, op: str, shape: tuple[int, ...]) -> None:
+def test_learned_scale_of_other_ops(check_vjp: Any, op: str, shape: tuple[int, ...]) -> None:
     arrays = draw(np.random.default_rng(3), (3, 2, 3, 3), (1, 2, 4, 3), (3, 2, 4, 2), scale=shape)
     arrays |= {"norm_weight": np.array([0.5, 1.0, 1.5, 2.0])} if op == "rela" else {}
-    mask = np.arange(4) < 3
-
-    def call(**inputs: Any) -> Arrays:
-        return {"o": getattr(reference, f"{op}_attention")(**inputs, mask=mask)}
-
-    cotangents = cotangents_of(call(**arrays))
-    gradients = getattr(reference, f"{op}_attention_vjp")(**arrays, do=cotangents["o"], mask=mask)
-    assert set(gradients) == set(arrays)
-    check_gradients(call, arrays, cotangents, gradients)
+    check_vjp(f"{op}_attention", arrays, {"mask": np.arange(4) < 3})

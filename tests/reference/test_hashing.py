@@ -176,30 +176,10 @@ CASES: dict[str, tuple[list[Any], Arrays]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients(check_gradients: Any, case: str) -> None:
+def test_gradients_and_magnitudes(check_vjp: Any, case: str) -> None:
     (qk, v, rotations), params = CASES[case]
-    o = reference.lsh_attention(qk, v, rotations, **params)
-    do = np.random.default_rng(7).normal(size=o.shape)
-    gradients = reference.lsh_attention_vjp(qk, v, rotations, do, **params)
-    assert set(gradients) == {"qk", "v"}
-
-    def call(qk: Any, v: Any) -> Arrays:
-        return {"o": reference.lsh_attention(qk, v, rotations, **params)}
-
-    check_gradients(call, {"qk": qk, "v": v}, {"o": do}, gradients)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_magnitudes_bound_the_results(covers: Any, case: str) -> None:
-    (qk, v, rotations), params = CASES[case]
-    o = reference.lsh_attention(qk, v, rotations, **params)
-    do = np.random.default_rng(7).normal(size=o.shape)
-    golden = {"o": o, **reference.lsh_attention_vjp(qk, v, rotations, do, **params)}
-    found = reference.lsh_attention_magnitudes(qk, v, rotations, do, **params)
-    assert set(found) == set(golden)
-    for name, value in golden.items():
-        covers(found[name], value, name)
-        assert case == "nothing valid" or np.any(found[name] > 1.5 * np.abs(value)), name
+    given = {"rotations": rotations, **params}
+    check_vjp("lsh_attention", {"qk": qk, "v": v}, given, beyond=0.0 if case == "nothing valid" else 1.5)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -242,13 +222,8 @@ ERRORS: list[tuple[Arrays, type[Exception], str]] = [
     ({"rotations": ROTATIONS.astype(int)}, TypeError, "rotations; expected a NumPy array of float16"),
     ({"v": V[:, :4]}, ValueError, "v must have the tokens of qk; expected (..., 5, e), got (2, 4, 4)"),
     ({"v": V.astype(np.float32)}, TypeError, "v must share the dtype of qk; expected float64, got float32"),
-    ({"v": np.ones((3, 5, 4))}, ValueError, "leading axes of qk, v do not broadcast"),
     ({"qk": QK[0, 0]}, ValueError, "qk needs two axes"),
     ({"mask": np.ones((5, 5), dtype=bool)}, ValueError, "mask; expected a key mask (..., 1, S) or (S,), got (5, 5)"),
-    ({"mask": np.ones(5)}, TypeError, "mask; expected a boolean array"),
-    ({"causal": "future"}, ValueError, "causal; expected False, True or 'upper_left'"),
-    ({"key_lengths": 3}, ValueError, "unexpected argument 'key_lengths'"),
-    ({"scale": 1.0}, ValueError, "unexpected argument 'scale'"),
 ]
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from attnkit_reference.linear import attention, cosine, efficient, performer
 
-Rng = np.random.Generator
-Arrays = dict[str, Any]
+from .cases import Arrays, Rng, causal, causal_upper_left, causal_with_null_rows, draw, lengths, plain
 
 PROJECTION = performer.orthogonal_features(5, 3, seed=1)
 
@@ -54,25 +53,11 @@ OPS = {
     "performer_relu": Op(performer, "performer_attention", 5, {"kernel": "relu"}, {"projection": PROJECTION}),
     "efficient": Op(efficient, "efficient_attention", 3, {}, {}, "m", pairs=False),
 }
-PAIRWISE = [name for name, op in OPS.items() if op.pairs]
-
-
-def draw(rng: Rng, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> Arrays:
-    return {name: rng.normal(size=shape) for name, shape in {"q": q, "k": k, "v": v}.items()}
-
-
-def plain(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (3, 3), (4, 3), (4, 2)), {}
 
 
 def key_mask(rng: Rng) -> tuple[Arrays, Arrays]:
     mask = np.array([[[[1, 0, 1, 1]]], [[[0, 0, 0, 0]]]], dtype=bool)
     return draw(rng, (2, 2, 3, 3), (2, 2, 4, 3), (2, 2, 4, 2)), {"mask": mask}
-
-
-def lengths(rng: Rng) -> tuple[Arrays, Arrays]:
-    keys, queries = np.array([[3], [0]]), rng.random((2, 1, 3)) < 0.6
-    return draw(rng, (2, 2, 3, 3), (2, 2, 4, 3), (2, 2, 4, 2)), {"key_lengths": keys, "query_mask": queries}
 
 
 def broadcast(rng: Rng) -> tuple[Arrays, Arrays]:
@@ -88,18 +73,6 @@ def shared(rng: Rng) -> tuple[Arrays, Arrays]:
     return draw(rng, (2, 2, 2, 3), (2, 1, 2, 3), (2, 1, 2, 2)), {"enable_gqa": True, "causal": True}
 
 
-def causal(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (2, 3, 3), (2, 5, 3), (2, 5, 2)), {"causal": True}
-
-
-def causal_with_null_rows(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (4, 3), (2, 3), (2, 2)), {"causal": True}
-
-
-def causal_upper_left(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (3, 3), (5, 3), (5, 2)), {"causal": "upper_left"}
-
-
 def causal_square(rng: Rng) -> tuple[Arrays, Arrays]:
     queries = np.array([[True, False, True, True], [True, True, True, False]])
     keys = np.array([[[0, 1, 1, 0]], [[1, 1, 0, 1]]], dtype=bool)
@@ -109,13 +82,6 @@ def causal_square(rng: Rng) -> tuple[Arrays, Arrays]:
 def pairs(rng: Rng) -> tuple[Arrays, Arrays]:
     mask = np.array([[1, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0]], dtype=bool)
     return draw(rng, (3, 3), (4, 3), (4, 2)), {"mask": mask}
-
-
-def grouped_pairs(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (2, 4, 2, 3), (2, 2, 3, 3), (2, 2, 3, 2)), {
-        "enable_gqa": True,
-        "mask": rng.random((4, 1, 3)) < 0.6,
-    }
 
 
 CASES = {f.__name__: f for f in (plain, key_mask, lengths, broadcast, grouped, shared, causal, causal_with_null_rows,

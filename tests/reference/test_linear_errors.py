@@ -44,13 +44,7 @@ ERRORS: dict[str, tuple[str, Arrays, type[Exception], str]] = {
     ),
     "normalize": ("relu", {"normalize": 1}, TypeError, "normalize; expected None, True or False, got 1"),
     "eps": ("relu", {"eps": -1.0}, ValueError, "linear_attention: eps; expected a number >= 0, got -1.0"),
-    "scale": ("relu", {"scale": np.inf}, ValueError, "linear_attention: scale; expected a finite number, got inf"),
     "chunk_size": ("cosine", {"chunk_size": 0}, ValueError, "cosine_attention: chunk_size; expected an integer >= 1"),
-    "bias": ("relu", {"bias": np.zeros((6, 6))}, ValueError, "linear_attention: unexpected argument 'bias'"),
-    "window": ("cosine", {"window": (1, 1)}, ValueError, "cosine_attention: unexpected argument 'window'"),
-    "dropout": ("performer", {"dropout": (0.1, 1)}, ValueError, "performer_attention: unexpected argument 'dropout'"),
-    "scale of cosine": ("cosine", {"scale": 1.0}, ValueError, "cosine_attention: unexpected argument 'scale'"),
-    "scale of efficient": ("efficient", {"scale": 1.0}, ValueError, "efficient_attention: unexpected argument 'scale'"),
     "pairs": (
         "efficient",
         {"mask": np.ones((6, 6), dtype=bool)},
@@ -108,8 +102,6 @@ ERRORS: dict[str, tuple[str, Arrays, type[Exception], str]] = {
         ValueError,
         "projection does not fit; expected a shape that broadcasts to (2, 2, 'm', 4), got (4, 8, 4)",
     ),
-    "features": ("elu_plus_one", {"k": K[..., :3]}, ValueError, "linear_attention: k must have the features of q"),
-    "mask dtype": ("efficient", {"mask": np.ones(6)}, TypeError, "mask; expected a boolean array"),
 }
 
 

@@ -169,9 +169,6 @@ GOOD: dict[str, dict[str, Any]] = {
 FLOATS = "expected a NumPy array of float16, bfloat16, float32, float64"
 ERRORS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("soft_attention", {"mask": np.ones((6, 6), dtype=bool)}, ValueError, "mask; expected a key mask (..., 1, S)"),
-    ("soft_attention", {"causal": True}, ValueError, "unexpected argument 'causal'"),
-    ("soft_attention", {"scale": 1.0}, ValueError, "unexpected argument 'scale'"),
-    ("soft_attention", {"enable_gqa": True}, ValueError, "unexpected argument 'enable_gqa'"),
     ("soft_attention", {"newton_steps": -1}, ValueError, "newton_steps; expected an integer >= 0, got -1"),
     ("soft_attention", {"newton_steps": 2.0}, TypeError, "newton_steps; expected an integer >= 0, got float 2.0"),
     ("soft_attention", {"init_scale": 0.0}, ValueError, "init_scale; expected a finite number > 0, got 0.0"),
@@ -193,14 +190,8 @@ ERRORS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("nystrom_attention", {"inverse_steps": -1}, ValueError, "inverse_steps; expected an integer >= 0"),
     ("nystrom_attention", {"init": "original"}, ValueError, "init; expected 'exact' or 'batch_max', got 'original'"),
     ("nystrom_attention", {"k": K[..., :5, :], "v": V[..., :5, :]}, ValueError, "k must have the tokens of q"),
-    ("nystrom_attention", {"causal": True}, ValueError, "unexpected argument 'causal'"),
-    ("nystrom_attention", {"bias": np.ones((6, 6))}, ValueError, "unexpected argument 'bias'"),
-    ("nystrom_attention", {"dropout_mask": np.ones((6, 6))}, ValueError, "unexpected argument 'dropout_mask'"),
-    ("nystrom_attention", {"scale": np.nan}, ValueError, "scale; expected a finite number, got nan"),
     ("nystrom_attention", {"k": K[:, :2], "v": V[:, :2]}, ValueError, "leading axes of q, k, v do not broadcast"),
     ("linformer_attention", {"mask": np.ones((6, 6), dtype=bool)}, ValueError, "mask; expected a key mask"),
-    ("linformer_attention", {"causal": True}, ValueError, "unexpected argument 'causal'"),
-    ("linformer_attention", {"dropout": (0.1, 1)}, ValueError, "unexpected argument 'dropout'"),
     (
         "linformer_attention",
         {"proj_k": np.ones((3, 5))},
@@ -215,7 +206,6 @@ ERRORS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ),
     ("linformer_attention", {"proj_k": np.ones((3, 3, 6))}, ValueError, "proj_k does not fit"),
     ("linformer_attention", {"proj_k": np.ones((3, 6), int)}, TypeError, f"proj_k; {FLOATS}"),
-    ("linformer_attention", {"dropout_mask": np.ones((6, 6))}, ValueError, "dropout_mask does not fit"),
     ("newton_inverse", {"a": np.ones((3, 2))}, ValueError, "a; expected square matrices (..., m, m), got (3, 2)"),
     ("newton_inverse", {"ridge": 0.1}, ValueError, "unexpected argument 'ridge'"),
 ]

@@ -27,17 +27,10 @@ def arrays_of(case: str, seed: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("eps", [1e-12, 2.0])
-def test_gradients(covers: Any, check_gradients: Any, case: str, eps: float) -> None:
-    arrays, params = arrays_of(case), {**CASES[case], "enable_gqa": True, "eps": eps}
-    total = np.abs(arrays["k"]).sum(axis=-2)
-    assert np.all(np.abs(total - eps) > 0.01)
-    o = sima.sima_attention(**arrays, **params)
-    do = np.random.default_rng(7).normal(size=o.shape)
-    gradients = sima.sima_attention_vjp(*arrays.values(), do, **params)
-    check_gradients(lambda **x: {"o": sima.sima_attention(**x, **params)}, arrays, {"o": do}, gradients)
-    sizes = sima.sima_attention_magnitudes(*arrays.values(), do, **params)
-    for name, value in {**gradients, "o": o}.items():
-        covers(sizes[name], value, name)
+def test_gradients(check_vjp: Any, case: str, eps: float) -> None:
+    arrays = arrays_of(case)
+    assert np.all(np.abs(np.abs(arrays["k"]).sum(axis=-2) - eps) > 0.01)
+    check_vjp("sima_attention", arrays, {**CASES[case], "enable_gqa": True, "eps": eps})
 
 
 def test_values_by_hand(same: Any) -> None:

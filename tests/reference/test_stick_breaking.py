@@ -1,6 +1,5 @@
 """Stick-breaking attention: values by loops, gradients by central differences, the remainder, rows without keys."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,42 +7,10 @@ import pytest
 
 import attnkit_reference as reference
 
-Rng = np.random.Generator
+from .cases import MASK, OF_ROWS, draw, masked
+
 Arrays = dict[str, Any]
 NAME = "stick_breaking_attention"
-MASK = np.array([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 1]], dtype=bool)
-
-
-def draw(rng: Rng, **shapes: tuple[int, ...]) -> Arrays:
-    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
-
-
-def masked(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, q=(3, 3), k=(4, 3), v=(4, 2), bias=(3, 4)), {"mask": MASK}
-
-
-def more_queries(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, q=(2, 5, 3), k=(2, 3, 3), v=(2, 3, 2)), {"attend_current": True, "dropout": (0.3, 4)}
-
-
-def broadcast(rng: Rng) -> tuple[Arrays, Arrays]:
-    shapes = {"q": (2, 1, 3, 3), "k": (3, 5, 3), "v": (1, 5, 2), "bias": (2, 1, 1, 5), "scale": ()}
-    return draw(rng, **shapes), {"window": (2, 1)}
-
-
-def grouped(rng: Rng) -> tuple[Arrays, Arrays]:
-    queries, kept = rng.random((2, 1, 3)) < 0.7, (rng.random((2, 4, 3, 4)) < 0.7) / 0.7
-    shapes = {"q": (2, 4, 3, 3), "k": (1, 2, 4, 3), "v": (2, 2, 4, 2), "bias": (4, 1, 1), "scale": (4,)}
-    params = {"enable_gqa": True, "key_lengths": np.array([[3], [0]]), "query_mask": queries, "dropout_mask": kept}
-    return draw(rng, **shapes), params
-
-
-CASES: dict[str, Callable[[Rng], tuple[Arrays, Arrays]]] = {
-    "masked": masked,
-    "more_queries": more_queries,
-    "broadcast": broadcast,
-    "grouped": grouped,
-}
 
 
 def call(**arguments: Any) -> Arrays:
@@ -65,27 +32,16 @@ def test_a_stick_broken_key_by_key(same: Any, current: bool) -> None:
     assert left[1] == 1  # sees no key
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", OF_ROWS)
 def test_gradients(check_vjp: Any, case: str) -> None:
-    arrays, params = CASES[case](np.random.default_rng(0))
-    params.setdefault("attend_current", case == "masked")
-    check_vjp(NAME, ("q", "k", "v"), call, arrays, params)
+    arrays, params = OF_ROWS[case](np.random.default_rng(0))
+    check_vjp(NAME, arrays, {"attend_current": case in ("masked", "more_queries"), **params}, call)
 
 
-def test_statistics(check_gradients: Any) -> None:
+def test_statistics(check_statistics: Any) -> None:
     arrays, params = masked(np.random.default_rng(3))
     del arrays["v"]
-    fields = ("total", "entropy", "sum_squares", "maximum")
-
-    def statistics(**x: Any) -> Arrays:
-        found = reference.row_statistics(NAME, **x, fields=fields, **params)
-        return {name: getattr(found, name) for name in fields}
-
-    cotangents = draw(np.random.default_rng(7), **dict.fromkeys(fields, (3,)))
-    dstats = reference.RowStatistics(**cotangents)
-    q, k, bias = arrays.values()
-    gradients = reference.row_statistics_vjp(NAME, q, k, dstats, fields=fields, bias=bias, **params)
-    check_gradients(statistics, arrays, cotangents, gradients)
+    check_statistics(NAME, arrays, params)
 
 
 def test_long_rows_of_large_scores_keep_their_sum(same: Any) -> None:
@@ -100,7 +56,7 @@ def test_long_rows_of_large_scores_keep_their_sum(same: Any) -> None:
 
 
 def test_hidden_tokens_change_nothing() -> None:
-    q, k, v, do, dr = draw(np.random.default_rng(1), q=(4, 3), k=(4, 3), v=(4, 2), o=(4, 2), r=(4,)).values()
+    q, k, v, do, dr = draw(np.random.default_rng(1), (4, 3), (4, 3), (4, 2), o=(4, 2), r=(4,)).values()
     hidden = {"mask": np.array([True, False, True, True])}
     results = []
     for hole in (0.0, np.nan, np.inf):
