@@ -222,14 +222,14 @@ HAVE_NO_PLACE = (
 
 
 @overload
-def packed(op: WithRows[P], checks: Checks = check.PLAIN_NUMBERS) -> Callable[[AnyFunction], Packed[P]]: ...
+def packed_form(op: WithRows[P], checks: Checks = check.PLAIN_NUMBERS) -> Callable[[AnyFunction], Packed[P]]: ...
 @overload
-def packed(op: WithState[P], checks: Checks = check.PLAIN_NUMBERS) -> Callable[[AnyFunction], Packed[P]]: ...
+def packed_form(op: WithState[P], checks: Checks = check.PLAIN_NUMBERS) -> Callable[[AnyFunction], Packed[P]]: ...
 @overload
-def packed(
+def packed_form(
     op: Callable[Concatenate[Array, Array, Array, P], object], checks: Checks = check.PLAIN_NUMBERS
 ) -> Callable[[AnyFunction], Packed[P]]: ...
-def packed(
+def packed_form(
     op: WithRows[P] | WithState[P] | Callable[Concatenate[Array, Array, Array, P], object],
     checks: Checks = check.PLAIN_NUMBERS,
 ) -> Callable[[AnyFunction], Packed[P]]:
@@ -263,7 +263,7 @@ def packed_vjp(forward: Packed[P], vjp: AnyFunction, checks: Checks = check.PLAI
     return repeated_call_checked_by(_context, checks, pull)(derived_signature(forward, f"{name}_vjp", signature, doc))
 
 
-@packed(softmax_attention)
+@packed_form(softmax_attention)
 def softmax_attention_packed(
     q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **packed: object
 ) -> Array | tuple[Array, Array]:
@@ -292,7 +292,7 @@ def softmax_attention_packed(
 softmax_attention_packed_vjp = packed_vjp(softmax_attention_packed, softmax_attention_vjp)
 
 
-@packed(pointwise_attention)
+@packed_form(pointwise_attention)
 def pointwise_attention_packed(
     q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **packed: object
 ) -> Array:
@@ -309,7 +309,7 @@ def pointwise_attention_packed(
 pointwise_attention_packed_vjp = packed_vjp(pointwise_attention_packed, pointwise_attention_vjp)
 
 
-@packed(linear_attention, LINEAR.checks)
+@packed_form(linear_attention, LINEAR.checks)
 def linear_attention_packed(
     q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **packed: object
 ) -> Array:

@@ -1,5 +1,6 @@
 """A run over processes holds no memory that it no longer needs."""
 
+import mmap
 import multiprocessing
 import queue
 from functools import partial
@@ -7,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from attnkit_conformance import judge as judging
 from attnkit_conformance.judge import judge, memory, processes
+from attnkit_conformance.opdb import OPDB
 
 ADAPTERS = {"first": "qk_layernorm", "second": "newton_inverse"}  # families and the ops that are judged on them
 
@@ -64,6 +67,23 @@ def test_one_process_forgets_between_ops_what_was_compiled(monkeypatch: pytest.M
         monkeypatch.setattr(memory, "resident", lambda size=size: size)
         assert not list(judge([Closing("first", [])], ops=tuple(ADAPTERS.values())))
         assert len(forgotten) == count
+
+
+def test_one_process_forgets_within_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of JAX ended by a segmentation fault within an op of 3,000 cases: its table of memory was full."""
+    forgotten: list[bool] = []
+    monkeypatch.setattr(memory, "forget_compiled", lambda: forgotten.append(True))
+    monkeypatch.setattr(judging, "judge_op", lambda *_: range(2 * judging.OFTEN + 1))
+    for count, times in ((0, 0), (memory.MANY + 1, 3)):
+        monkeypatch.setattr(memory, "pieces", lambda count=count: count)
+        assert len([*judging.judge_lane([], "quick", lambda _: True, ("float32",), OPDB[:1])]) == 2 * judging.OFTEN + 1
+        assert len(forgotten) == times
+
+
+def test_pieces_of_memory_are_counted() -> None:
+    before = memory.pieces()
+    held = [mmap.mmap(-1, 4096, prot=prot) for prot in (mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE) * 50]
+    assert memory.pieces() - before > len(held) / 2
 
 
 def test_another_process_takes_the_place_of_a_large_one() -> None:

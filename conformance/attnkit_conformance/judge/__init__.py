@@ -27,6 +27,7 @@ from attnkit_conformance.scenes.rows import is_large, is_left_to_others
 LARGE = 3  # long and wide calls of each dtype, for adapters to which these cost much
 XFAILS = Path(__file__).parents[1] / "peers" / "xfails"
 MAY_PASS = "~"
+OFTEN = 64  # verdicts between two looks at what this process holds
 PROCESS = "process"  # the check that fails where an adapter is judged no further
 Keep = Callable[[str], bool]
 
@@ -179,8 +180,11 @@ def judge_lane(
     """Verdicts on a few adapters, op by op; within an op case by case, so that each golden value is computed once."""
     willing = [adapter for adapter in adapters if not has_given_up(adapter)]
     for op in ops:
-        yield from judge_op(willing, profile, keep, dtypes, op)
-        if memory.resident() > memory.LARGE:
+        for n, verdict in enumerate(judge_op(willing, profile, keep, dtypes, op), 1):
+            yield verdict
+            if n % OFTEN == 0 and memory.is_full():
+                memory.forget_compiled()
+        if memory.is_full():
             memory.forget_compiled()
         for adapter in (adapter for adapter in willing if has_given_up(adapter)):
             yield given_up(adapter, op)

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 LARGE = 3 << 30
-"""Bytes of memory from which a process forgets between ops; if that does not help, it ends after its job."""
+"""Bytes of memory from which a process forgets; if that does not help, it ends after its job."""
+MANY = 40_000
+"""Pieces of memory from which it does: Linux gives a process 65,530, and LLVM ends one that gets no more."""
 
 
 def resident() -> int:
@@ -19,8 +21,21 @@ def resident() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def pieces() -> int:
+    """Pieces of memory of this process; 0 where the system has no /proc."""
+    try:
+        return Path("/proc/self/maps").read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+def is_full() -> bool:
+    """Whether a process should forget."""
+    return resident() > LARGE or pieces() > MANY
+
+
 def forget_compiled() -> None:
-    """Free what JAX and torch have traced and compiled: the next op seldom asks for it again."""
+    """Free what JAX and torch have traced and compiled: what comes next seldom asks for it again."""
     if jax := sys.modules.get("jax"):
         jax.clear_caches()
     if dynamo := sys.modules.get("torch._dynamo"):

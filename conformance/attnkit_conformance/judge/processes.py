@@ -58,7 +58,7 @@ def work(
                 present, members = names, [adapter for name in names for adapter in find([name])]
             for result in judge(members, profile, expression, dtypes, ops=(op,)):
                 verdicts.send(result)
-            if memory.resident() > memory.LARGE:
+            if memory.is_full():
                 verdicts.send(Large())
                 return
         verdicts.send(None)

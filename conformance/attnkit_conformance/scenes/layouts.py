@@ -94,7 +94,8 @@ def with_layouts(own: Grammar, rows: Sequence[Row], spared: Collection[Row] = ()
 
 def alone(own: Grammar) -> tuple[Row, ...]:
     """Plain calls in which one of three arguments has a layout, or all have it, the dtypes in turn: of ops with
-    gradients, whose kernels these are.
+    gradients, whose kernels these are. Where one has it, k and v have one shape if they may: their strides can be
+    confused.
     """
     first, *others = own.factors["laid"]
     arguments = [laid for laid in others if laid not in (ARGUMENTS, OPTIONS, COTANGENTS)]
@@ -103,8 +104,19 @@ def alone(own: Grammar) -> tuple[Row, ...]:
         return ()
     choices = [*((layout, first) for layout in OF_ALL), *((layout, one) for layout in OF_ONE for one in arguments)]
     dtypes = cycle(own.factors["dtype"])
-    rows = (with_choice({**own.plain, "dtype": next(dtypes)}, choice) for choice in choices)
+    equal = next(filter(is_equal, own.factors.get("width", ())), None)
+    of_one = own.plain if equal is None else {**own.plain, "width": equal}
+    rows = (
+        with_choice({**(own.plain if choice[1] == first else of_one), "dtype": next(dtypes)}, choice)
+        for choice in choices
+    )
     return tuple(row for row in rows if row["layout"] in own.factors["layout"] and own.allows(row))
+
+
+def is_equal(width: Level) -> bool:
+    """Whether k and v have one width, of several numbers."""
+    d, _, e = str(width).partition("x")
+    return d == e != "1"
 
 
 def wanted_in(own: Grammar) -> Iterator[tuple[Level, Level]]:

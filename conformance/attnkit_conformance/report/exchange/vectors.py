@@ -36,15 +36,27 @@ def cases() -> Iterator[Case]:
 def of_op(op: Op) -> Iterator[Case]:
     """Each variant of an op in a small scene, and the small quick scenes.
 
-    Ops with their own samples: all quick cases in float32 but very long ones, and at least the smallest in float64.
+    Ops with their own samples: all quick cases but long ones, which in float32 may be longer, and pairs of options.
     """
     for dtype in DTYPES:
         if dtype in op.dtypes:
             scenes = (s for s in core.samples(op.name, "small", (dtype,)) if "/pair." not in s.id)
             small, quick = list(small_cases(op, dtype)), list(map(draw_case, scenes))
             largest = LONGEST if not small and dtype == "float32" else LARGEST
-            selection = [case for case in quick if size(case) <= largest]
-            yield from [*small, *selection] or [min(quick, key=size)]
+            chosen = [*small, *(case for case in quick if size(case) <= largest)]
+            yield from chosen if small else [*chosen, *pairs(op, dtype, chosen)] or [min(quick, key=size)]
+
+
+def pairs(op: Op, dtype: str, chosen: list[Case]) -> Iterator[Case]:
+    """For each array that may be absent and is in no case that was chosen, the smallest pair of options with it; the
+    smallest of all where none was chosen.
+    """
+    missing = {*op.optional} - {name for case in chosen for name in case.arrays}
+    samples = core.samples(op.name, "quick", (dtype,)) if missing or not chosen else ()
+    every = sorted((draw_case(sample) for sample in samples if "/pair." in sample.id), key=size)
+    found = [next((case for case in every if name in case.arrays), None) for name in sorted(missing)]
+    found += [] if chosen else every[:1]
+    yield from {case.id: case for case in found if case is not None}.values()
 
 
 def size(case: Case) -> int:

@@ -23,11 +23,17 @@ def modules_of(files: set[Path]) -> list[str]:
     return [name for name, module in sys.modules.items() if getattr(module, "__file__", None) in names]
 
 
+def objects() -> list[object]:
+    """All that garbage collection knows, `gc.freeze()`d or not."""
+    gc.unfreeze()
+    return gc.get_objects()
+
+
 def functions_of(files: set[Path]) -> dict[Path, dict[Place, list[FunctionType]]]:
     """By file and place, the functions in memory."""
     names = {str(file): file for file in files}
     found = defaultdict[Path, dict[Place, list[FunctionType]]](dict)
-    for x in gc.get_objects():
+    for x in objects():
         if type(x) is FunctionType and x.__code__.co_filename in names:
             found[names[x.__code__.co_filename]].setdefault(place(x.__code__), []).append(x)
     return found
@@ -55,6 +61,6 @@ def replace(functions: dict[Place, list[FunctionType]], module: CodeType) -> int
 def forget(files: set[Path]) -> None:
     """Clear the caches of functions of some files: what they hold was computed without a change."""
     names = {str(file) for file in files}
-    for x in gc.get_objects():
+    for x in objects():
         if type(x) is Remembering and getattr(x.__wrapped__, "__code__", place.__code__).co_filename in names:
             x.cache_clear()

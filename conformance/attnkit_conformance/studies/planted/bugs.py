@@ -124,8 +124,9 @@ BUGS: tuple[Bug, ...] = (
     ),
     bug(
         "scale_low", "the scale is a float of C: 24 bits, for float64 too",
-        ("        return 1 / math.sqrt(d)\n", "        scale = 1 / math.sqrt(d)\n"),
-        ("        return scale\n", "        return float(np.float32(scale))\n"),
+        ("    return 1 / math.sqrt(d) if scale", "    scale = 1 / math.sqrt(d) if scale"),
+        ("of_items(scale, N, wide)\n",
+         "of_items(scale, N, wide)\n    return scale if isinstance(scale, Tensor) else float(np.float32(scale))\n"),
     ),
     bug(
         "eps_in_denominator", "10⁻⁶ is added to the denominator",

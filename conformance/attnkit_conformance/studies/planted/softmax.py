@@ -35,6 +35,7 @@ class Call:
     visible: Tensor  # (N, L, S)
     bias: Tensor | None  # (N, L, S)
     keep: Tensor | None  # (N, L, S), by which dropout multiplies the weights
+    sink: float | Tensor | None  # (N, 1, 1), a score without a value
     lead: Lead
     groups: int  # heads of q for one of k and v
 
@@ -72,7 +73,7 @@ class Softmax:
         return results
 
     def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> dict[str, Tensor]:
-        """The gradients of q, k, v, the bias, and a scale that is an array."""
+        """The gradients of q, k, v, the bias, and of a scale and a sink that are arrays."""
         call = prepared(arrays, params)
         grads = backward(call, cotangents)
         return {
@@ -103,6 +104,7 @@ def prepared(arrays: Arrays, params: Params) -> Call:
         visible=visible,
         bias=None if bias is None else pairs(bias, lead, L, S).to(wide).masked_fill(~visible, 0),
         keep=None if keep is None else pairs(keep, lead, L, S).to(wide).masked_fill(~visible, 0),
+        sink=of_items(arrays.get("sink", params.get("sink")), math.prod(lead), wide),
         lead=lead,
         groups=groups,
     )
@@ -153,12 +155,15 @@ def at_most(lengths: int | Tensor, S: int) -> Tensor:
 
 def factor(scale: float | Tensor | None, N: int, d: int, wide: torch.dtype) -> float | Tensor:
     """The factor of the scores: a number, or one for each item."""
-    if scale is None:
-        return 1 / math.sqrt(d)
-    if not isinstance(scale, Tensor):
-        return scale
-    scale = scale.to(wide).reshape(-1)
-    return scale.repeat(N // len(scale))[:, None, None]
+    return 1 / math.sqrt(d) if scale is None else of_items(scale, N, wide)
+
+
+def of_items(x: Any, N: int, wide: torch.dtype) -> Any:
+    """A number of the call as it is, or one for each item (N, 1, 1) of those of its heads."""
+    if not isinstance(x, Tensor):
+        return x
+    x = x.to(wide).reshape(-1)
+    return x.repeat(N // len(x))[:, None, None]
 
 
 def dropout(arrays: Arrays, params: Params, lead: Lead, L: int, S: int) -> Tensor | None:
@@ -232,6 +237,10 @@ def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
             acc[:, rows] = before * acc[:, rows] + after * more
             total[:, rows] = before * total[:, rows] + after * total_more
             m[:, rows] = new
+    if call.sink is not None:  # no part of rows without keys; by logaddexp, which keeps the digits of a sum of nearly 1
+        sink = torch.as_tensor(call.sink, dtype=m.dtype)
+        lse = torch.where(total == 0, m, torch.logaddexp(m + torch.log(total), sink))
+        acc, total, m = torch.exp(m - finite(lse)) * acc, (total != 0).to(m.dtype), lse
     return torch.where(total == 0, 0.0, acc / total), m, total
 
 
@@ -271,6 +280,10 @@ def backward(call: Call, cotangents: Arrays) -> dict[str, Tensor]:
     dq, dk, dv = (torch.zeros_like(x) for x in (call.q, call.k, call.v))
     dbias = call.q.new_zeros(call.visible.shape if call.bias is not None else 0)
     dscale = call.q.new_zeros(len(call.q), 1, 1)
+    grads = {}
+    if isinstance(call.sink, Tensor):
+        weight = torch.where(m == -math.inf, 0.0, torch.exp(call.sink - finite(m)))
+        grads["sink"] = (weight * (dlse - delta)).sum((1, 2), keepdim=True)
     for keys in tiles(0, S, TILE_K):
         for rows in tiles(0, L, TILE_Q):
             w = torch.exp(scores(call, rows, keys) - finite(m[:, rows])) / total[:, rows]
@@ -282,12 +295,12 @@ def backward(call: Call, cotangents: Arrays) -> dict[str, Tensor]:
             if call.bias is not None:
                 dbias[:, rows, keys] = ds
             dscale += (ds * products(call, rows, keys)).sum((1, 2), keepdim=True)
-    return {"q": call.scale * dq, "k": call.scale * dk, "v": dv, "bias": dbias, "scale": dscale}
+    return {**grads, "q": call.scale * dq, "k": call.scale * dk, "v": dv, "bias": dbias, "scale": dscale}
 
 
 def summed(name: str, x: Tensor, call: Call, shape: Lead) -> Tensor:
     """The gradient of an argument of this shape: that of its items, added up where they share it."""
-    if name == "scale":
+    if name in ("scale", "sink"):
         return x.reshape(-1, *shape).sum(0)
     x = x.reshape(*call.lead, *x.shape[1:])
     if name in ("k", "v") and call.groups > 1:
