@@ -47,6 +47,7 @@ def judged(chosen: list, profile: str, dtypes: tuple[str, ...]) -> Counter:
 @pytest.mark.parametrize("family", [name for name in peers.REQUIRES if name != "keras"])
 def test_peer_agrees_but_for_what_is_written_down(family: str) -> None:
     chosen = [adapter for adapter in installed(family) if adapter.name not in NOTHING_QUICK]
+    assert all(hasattr(adapter, "source") for adapter in chosen), "the page shows a program of a disagreement"
     dtypes = SINGLE.get(family, DOUBLE_AND_SINGLE)
     passed = sum((judged(chosen, profile, dtypes) for profile in PROFILES.get(family, ("small",))), Counter())
     assert set(passed) == {adapter.name for adapter in chosen}, "an adapter was judged on nothing"

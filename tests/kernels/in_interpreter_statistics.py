@@ -77,7 +77,7 @@ def test_a_field_alone(op: str, field: str) -> None:
 
 
 def test_what_is_not_asked_for_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sweep for the numbers and the statistics of softmax, and for the maximum's gradient one that finds its key."""
+    """One sweep for numbers and statistics of softmax, and for the maximum's gradient one that finds its key."""
     made: list[Any] = []
     monkeypatch.setattr(launch, "run", lambda q, launches: made.extend(launches))
     q, k, _, _ = inputs(9, 11)

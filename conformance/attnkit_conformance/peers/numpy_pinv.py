@@ -14,6 +14,7 @@ from scipy.spatial.distance import cdist
 
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.bases.arguments import refusal, visible_pairs
+from attnkit_conformance.peers.base import Source
 
 Arrays = Mapping[str, Any]
 Array = np.ndarray
@@ -21,6 +22,7 @@ TAKEN = (
     "q", "v", "landmarks", "landmark_mask", "mask", "key_lengths", "query_mask", "init_scale", "newton_steps", "ridge",
     "inverse_grad",
 )  # fmt: skip
+MASKS = ("mask", "key_lengths", "query_mask")  # of tokens
 ROUNDING = 1e-17  # the largest remaining error
 SINGULAR = 1e-14  # of the largest singular value: smaller ones are 0
 
@@ -89,6 +91,26 @@ class Pinv:
 
     def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Array]:
         raise Unsupported("pinv has no gradient")
+
+    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+        """The same call, without masks of tokens, which no known disagreement needs."""
+        if masks := sorted({*MASKS} & {*arrays, *params}):
+            raise ValueError(f"numpy_pinv: a program shows no masks of tokens; got {', '.join(masks)}")
+        lines = [
+            "def gauss(x, y):",
+            "    x, y = x.astype(np.float64)[..., :, None, :], y.astype(np.float64)[..., None, :, :]",
+            "    return np.exp(-((x - y) ** 2).sum(-1) / (2 * x.shape[-1] ** 0.5))",
+            "",
+            "a, p = gauss(landmarks, landmarks), gauss(landmarks, q)",
+        ]
+        if "landmark_mask" in arrays:
+            lines += ["present = landmark_mask[..., None]", "a, p = a * present * present.mT, p * present"]
+        if params.get("ridge"):
+            present = " * present" if "landmark_mask" in arrays else ""
+            lines.append(f"a = a + {params['ridge']!r} * np.eye(a.shape[-1]){present}")
+        lines.append(f"inverse = np.linalg.pinv(a, rcond={SINGULAR}, hermitian=True)")
+        result = "p.mT @ inverse @ p" if op.endswith("weights") else "p.mT @ (inverse @ (p @ v))"
+        return Source("numpy", (), tuple(lines), f"({result}).astype(q.dtype)", "np.__version__")
 
 
 def adapters() -> list[Any]:
