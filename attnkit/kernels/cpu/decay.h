@@ -309,10 +309,7 @@ class Decayed {
     return raw * w.pairs.before[i] + w.pairs.total(i);
   }
 
-  // den of raw; where o is not divided, 1.
-  Denominator<T> denominator(T raw) const {
-    return plan_.normalize ? Denominator<T>(plan_, static_cast<T>(plan_.scale) * raw) : Denominator<T>(plan_, T{1});
-  }
+  Denominator<T> denominator(T raw) const { return {plan_, static_cast<T>(plan_.scale) * raw}; }
 
   // Features times what is left of each at the end of the chunk, or, `back`, at its first key.
   Rows<T> scale(Workspace &w, const Segment &s, const T *phi, bool back) const {
