@@ -1,6 +1,7 @@
 """torch modules built on attnkit's ops."""
 
-from attnkit.nn.attention import KeyValueCache, MultiHeadAttention
+from attnkit.nn.attention import MultiHeadAttention
+from attnkit.nn.cache import KeyValueCache, StateCache
 from attnkit.nn.capture import LayerAnalysis, Record, capture
 from attnkit.nn.context_parallel import Traffic, context_parallel, count_traffic
 from attnkit.nn.context_parallel.modules import parallelize
@@ -24,6 +25,7 @@ __all__ = [
     "Record",
     "SoftAttention1d",
     "SoftAttention2d",
+    "StateCache",
     "Traffic",
     "capture",
     "context_parallel",

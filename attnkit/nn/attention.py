@@ -10,7 +10,9 @@ from torch import Tensor, nn
 import attnkit
 from attnkit._core.family import joins_heads
 from attnkit.nn.autocast import in_dtype_of_autocast
-from attnkit.nn.decay import Decay
+from attnkit.nn.cache import KeyValueCache, StateCache
+from attnkit.nn.gates import NAMES as GATES
+from attnkit.nn.gates import RECURRENT, gates_of, is_causal_alone
 from attnkit.nn.operands import BUILDERS, NAMES, Heads, Operands, settings_of
 from attnkit.nn.record import Attention, attention, keep
 from attnkit.ops.names import with_preset
@@ -20,7 +22,8 @@ _MASKS = frozenset(("mask", "bias", "causal", "query_mask", "enable_gqa", "dropo
 _SET_BY_THE_MODULE = (
     _MASKS
     | NAMES
-    | {"q", "k", "v", "log_forget", "impl", "return_lse", "return_remainder", "return_state", "initial_state"}
+    | {"q", "k", "v", "log_forget", "log_gate", "beta", "impl"}
+    | {"return_lse", "return_remainder", "return_state", "initial_state"}
 )
 
 Observer = Callable[[Callable[..., Any], Tensor, Tensor, Mapping[str, Any]], None]  # (op, q, k, options)
@@ -30,7 +33,7 @@ def _served(name: str) -> bool:
     """Whether an op needs only q, k, v, gates of the tokens, and operands that have a builder."""
     op = getattr(attnkit, name)
     positional = [p.name for p in inspect.signature(op).parameters.values() if p.kind is not p.KEYWORD_ONLY]
-    return positional[:3] == ["q", "k", "v"] and (positional[3:] in ([], ["log_forget"]) or op in BUILDERS)
+    return positional[:3] == ["q", "k", "v"] and (GATES.issuperset(positional[3:]) or op in BUILDERS)
 
 
 def attention_op(
@@ -67,67 +70,17 @@ def op_masks(
     return options
 
 
-class KeyValueCache:
-    """Keys and values of the tokens seen so far, for decoding: made by `MultiHeadAttention.new_cache`.
-
-    `length` of `max_length` tokens are filled. A key mask passed with the tokens is stored with them. Stored tensors
-    are detached, so there are no gradients. `gates` (B, num_heads, max_length) are those of `forgetting_attention`.
-    """
-
-    def __init__(self, keys: Tensor, values: Tensor, gates: Tensor | None = None) -> None:
-        self.keys, self.values, self.gates = keys, values, gates
-        self.mask: Tensor | None = None
-        self.length = 0
-
-    @property
-    def max_length(self) -> int:
-        return self.keys.shape[-2]
-
-    def append(self, k: Tensor, v: Tensor, key_mask: Tensor | None, gates: Tensor | None = None) -> None:
-        """Store k and v (B, H, T, ·), and gates (B, H, T), after the stored tokens."""
-        stop = self.length + k.shape[-2]
-        if stop > self.max_length:
-            raise ValueError(f"KeyValueCache: {stop} tokens do not fit; made for max_length={self.max_length}")
-        if k.shape[0] != self.keys.shape[0]:
-            raise ValueError(f"KeyValueCache: batch of {k.shape[0]}; made for batch_size={self.keys.shape[0]}")
-        self.keys[:, :, self.length : stop] = k.detach()
-        self.values[:, :, self.length : stop] = v.detach()
-        if gates is not None and self.gates is not None:
-            self.gates[:, :, self.length : stop] = gates.detach()
-        if key_mask is not None:
-            if self.mask is None:
-                self.mask = torch.ones(k.shape[0], self.max_length, dtype=torch.bool, device=k.device)
-            self.mask[:, self.length : stop] = key_mask
-        self.length = stop
-
-    def reorder(self, indices: Tensor) -> None:
-        """Reorder the batch: item n becomes the former item indices[n]. Items may repeat or be dropped.
-
-        indices: integers (n,). For beam search.
-        """
-        if indices.ndim != 1:
-            raise ValueError(f"KeyValueCache: indices must have one axis; got shape {tuple(indices.shape)}")
-        self.keys, self.values = (x.index_select(0, indices) for x in (self.keys, self.values))
-        self.mask = None if self.mask is None else self.mask.index_select(0, indices)
-        self.gates = None if self.gates is None else self.gates.index_select(0, indices)
-
-    def filled(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(k, v, key_mask) of all stored tokens; no mask if none was ever passed."""
-        mask = None if self.mask is None else self.mask[:, : self.length]
-        return self.keys[:, :, : self.length], self.values[:, :, : self.length], mask
-
-    def filled_gates(self) -> Tensor | None:
-        """log_forget (B, H, T) of all stored tokens, for ops that have gates."""
-        return None if self.gates is None else self.gates[:, :, : self.length]
-
-
 class MultiHeadAttention(nn.Module):
     """out = concat_h(op(q_h, k_h, v_h)) W_o, with q = x W_q, k = c W_k, v = c W_v, and c the context, or x itself.
 
     With `qk_norm`, q and k pass through `attnkit.qk_layernorm` first (Wortsman et al. 2023 §4). With `gate`, the output
     is (concat_h(...) ⊙ gate(x W_g)) W_o: the extra projection of their Figure 4, after Hua et al. 2022; the paper names
-    no activation for it, so it is an argument (`torch.nn.functional.silu` is Hua's). With op="forgetting" each head
-    learns a gate of each token of the context, log_forget = log sigmoid(c W_f + b_f) (Lin et al. 2025).
+    no activation for it, so it is an argument (`torch.nn.functional.silu` is Hua's).
+
+    Arguments of an op that are gates of each token are made of x, by `gates`: log_forget = log sigmoid(x W + b) of
+    forgetting_attention (Lin et al. 2025); log_gate = log sigmoid(x W₁ W₂ + b) / 16 of gated_linear_attention, W₁ of
+    rank 16 (Yang et al. 2024 §4); beta = sigmoid(x W + b) of delta_attention, whose q and k are also divided by their
+    norms, after qk_norm (Yang et al. 2024, DeltaNet). The papers' layers have short convolutions of q, k and v too.
 
     Args:
         dim: features of x and of the output.
@@ -145,21 +98,27 @@ class MultiHeadAttention(nn.Module):
         qk_norm: LayerNorm over the head axis of q and k, with learned weights and no bias.
         gate: None or a function of (B, L, num_heads·head_dim).
         dropout: probability with which a weight is dropped in training; seeds come from torch's generator.
-        causal: each token attends to itself and those before it (aligned at the end when decoding with a cache).
+        causal: each token attends to itself and those before it (aligned at the end when decoding with a cache). True
+            for ops that know no other order: forgetting, stick_breaking, gated_linear and delta.
         value_conv: None, or the odd length of a convolution of v along the tokens, one kernel per head and no bias,
             that is added to the output of the heads: the skip of Xiong et al. 2021 §3 (Nyströmformer; 35 in their code
             for Long Range Arena). For attention of x to itself; it is not part of the weights, and a token that a mask
             excludes is read as 0 and gets 0.
-        decay: None, "heads" or "tokens", of a causal module whose op takes log_decay (linear_attention): each token
-            leaves a share of what came before it, learned for each head of k or a function of x (`attnkit.nn.decay`).
-            With {"feature_map": "identity"} and "heads" retention (Sun et al. 2023) without their rotation and norm.
+        decay: None, or what each token leaves of what came before it, in a causal module of linear_attention or
+            delta_attention: "heads", a learned number for each head of k (the former only); "tokens", log sigmoid(x W +
+            b); "features" (the latter only), as log_gate above. Linear with "heads" and {"feature_map": "identity"} is
+            retention (Sun et al. 2023) without rotation; delta with "tokens" gated DeltaNet (Yang et al. 2025), with
+            "features" Kimi delta attention (2025).
+        out_norm: RMSNorm over the features of each head's output, with learned weights (head_dim,), before heads are
+            joined: for sums that nothing divides, as layers of retention, GLA and the delta rule have it.
         impl: the op's implementation, see `attnkit.explain`.
         statistics_impl: that of `attnkit.attention_with_statistics`, for calls that return statistics.
 
     Raises:
         ValueError: sizes that do not divide, an unknown op, unknown or missing options,
-            causal, dropout or decay with an op that does not support it, decay without causal; an even value_conv, or
-            one with causal, with num_kv_heads or with an op that joins heads itself.
+            causal, dropout, num_kv_heads or decay with an op that does not support it, an op of one order without
+            causal; an even value_conv, or one with causal, with num_kv_heads or with an op that joins heads itself, as
+            out_norm.
     """
 
     def __init__(
@@ -180,6 +139,7 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         value_conv: int | None = None,
         decay: str | None = None,
+        out_norm: bool = False,
         impl: str | tuple[str, ...] = "auto",
         statistics_impl: str | tuple[str, ...] = "auto",
         device: Any = None,
@@ -199,15 +159,15 @@ class MultiHeadAttention(nn.Module):
         self.head_dim = head_dim or dim // num_heads
         self.op, all_options = attention_op(op, options or {})
         self.attend = self.op  # replaced if tokens are split over processes: see `attnkit.nn.context_parallel`
-        self.weights_op: Callable[..., Tensor] = getattr(attnkit, f"{self.op.__name__}_weights")
-        self._of_weights = frozenset(inspect.signature(self.weights_op).parameters)
+        self.weights_op: Callable[..., Tensor] | None = getattr(attnkit, f"{self.op.__name__}_weights", None)
+        self._of_weights = frozenset(inspect.signature(self.weights_op).parameters if self.weights_op else ())
         self._joins_heads = joins_heads(self.op)
-        self._seeded = "dropout" in inspect.signature(self.op).parameters
+        self._of_op = frozenset(inspect.signature(self.op).parameters)
         own = self._own_options(all_options)
         learned = {name: x for name, x in own.items() if isinstance(x, nn.Parameter)}
         self.options = {name: x for name, x in own.items() if name not in learned}
         self.learned = nn.ParameterDict(learned) if learned else None
-        self._check_forms(causal, dropout)
+        self._check_forms(causal, dropout, decay, out_norm)
         self.gate, self.dropout, self.causal = gate, dropout, causal
         self.impl, self.statistics_impl = impl, statistics_impl
         self.observers: list[Observer] = []  # called before the op: see `attnkit.nn.capture`
@@ -218,8 +178,8 @@ class MultiHeadAttention(nn.Module):
         self.q_proj = nn.Linear(dim, inner, bias=qkv_bias, **new)
         self.k_proj = nn.Linear(context_dim, shared, bias=qkv_bias, **new)
         self.v_proj = nn.Linear(context_dim, shared, bias=qkv_bias, **new)
-        gated = "log_forget" in inspect.signature(self.op).parameters
-        self.forget_proj = nn.Linear(context_dim, num_heads, **new) if gated else None
+        self.gates = gates_of(self.op, dim, num_heads, self.num_kv_heads, self.head_dim, decay, new)
+        self._decays = decay
         self.gate_proj = None if gate is None else nn.Linear(dim, inner, bias=qkv_bias, **new)
         self.out_proj = nn.Linear(inner, dim, bias=out_bias, **new)
         self.q_norm_weight = nn.Parameter(torch.ones(self.head_dim, **new)) if qk_norm else None
@@ -227,7 +187,7 @@ class MultiHeadAttention(nn.Module):
         heads = Heads(num_heads, self.num_kv_heads, self.head_dim, new)
         self.operands = Operands(self.op, heads, all_options) if self.op in BUILDERS else None
         self.value_conv = None if value_conv is None else self._convolution(value_conv, new)
-        self.decay = None if decay is None else self._decay(decay, all_options, new)
+        self.out_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **new) if out_norm else None
         keep(self)
 
     @property
@@ -238,7 +198,7 @@ class MultiHeadAttention(nn.Module):
 
     def _own_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The op's own options; masks, causality, dropout and heads are arguments of the module or of `forward`."""
-        of_op = set(inspect.signature(self.op).parameters) - _SET_BY_THE_MODULE
+        of_op = self._of_op - _SET_BY_THE_MODULE
         legal = of_op | set(settings_of(self.op))
         for name in options:
             if name not in legal:
@@ -246,21 +206,26 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError(f"MultiHeadAttention: {self.op.__name__} takes the options {names}; got {name!r}")
         return {name: value for name, value in options.items() if name in of_op}
 
-    def _check_forms(self, causal: bool, dropout: float) -> None:
-        parameters = inspect.signature(self.op).parameters
-        if causal and "causal" not in parameters:
-            raise ValueError(f"MultiHeadAttention: {self.op.__name__} has no option causal; got causal=True")
-        if dropout > 0 and not {"dropout", "dropout_mask"} & set(parameters):
-            raise ValueError(f"MultiHeadAttention: {self.op.__name__} takes no dropout; got {dropout}")
-
-    def _decay(self, kind: str, options: Mapping[str, Any], new: Mapping[str, Any]) -> Decay:
-        takes = "log_decay" in inspect.signature(self.op).parameters
-        if not (takes and self.causal) or "log_decay" in options:
+    def _check_forms(self, causal: bool, dropout: float, decay: str | None, out_norm: bool) -> None:
+        name = self.op.__name__
+        if is_causal_alone(self.op) and not causal:
+            raise ValueError(f"MultiHeadAttention: {name} is causal and knows no other order; got causal=False")
+        if causal and "causal" not in self._of_op and not is_causal_alone(self.op):
+            raise ValueError(f"MultiHeadAttention: {name} has no option causal; got causal=True")
+        if dropout > 0 and not {"dropout", "dropout_mask"} & self._of_op:
+            raise ValueError(f"MultiHeadAttention: {name} takes no dropout; got {dropout}")
+        if self.num_kv_heads != self.num_heads and "enable_gqa" not in self._of_op:
             raise ValueError(
-                "MultiHeadAttention: decay needs causal=True, an op that takes log_decay, and no such option; got "
-                f"causal={self.causal}, op={self.op.__name__}, options {', '.join(options) or None}"
+                f"MultiHeadAttention: {name} takes no groups of heads; got num_heads={self.num_heads} and "
+                f"num_kv_heads={self.num_kv_heads}"
             )
-        return Decay(kind, self.dim, self.num_kv_heads, **new)
+        if decay is not None and (not causal or "log_decay" in self.options):
+            raise ValueError(
+                "MultiHeadAttention: decay needs causal=True and no option log_decay; got "
+                f"causal={causal}, options {', '.join(self.options) or None}"
+            )
+        if out_norm and self._joins_heads:
+            raise ValueError(f"MultiHeadAttention: out_norm needs an op that keeps heads apart; got op={name}")
 
     def _convolution(self, length: int, new: Mapping[str, Any]) -> nn.Conv2d:
         """One kernel per head: heads are the channels, (tokens, head_dim) the image."""
@@ -287,11 +252,17 @@ class MultiHeadAttention(nn.Module):
             parts.append(f"num_kv_heads={self.num_kv_heads}")
         return ", ".join(parts) + (", causal=True" if self.causal else "")
 
-    def new_cache(self, batch_size: int, max_length: int) -> KeyValueCache:
-        """An empty cache for decoding up to max_length tokens, on the device and in the dtype of the module."""
+    def new_cache(self, batch_size: int, max_length: int) -> KeyValueCache | StateCache:
+        """An empty cache for decoding up to max_length tokens, on the device and in the dtype of the module.
+
+        With gated_linear_attention, delta_attention, and linear_attention with decay="tokens", it holds a state instead
+        of keys and values: of one size, whatever max_length is.
+        """
+        if self.op in RECURRENT or self._decays == "tokens":
+            return StateCache(batch_size)
         shape = (batch_size, self.num_kv_heads, max_length, self.head_dim)
         weight = self.k_proj.weight
-        gates = None if self.forget_proj is None else weight.new_zeros(batch_size, self.num_heads, max_length)
+        gates = weight.new_zeros(batch_size, self.num_heads, max_length) if "log_forget" in self.gates else None
         return KeyValueCache(weight.new_zeros(shape), weight.new_zeros(shape), gates)
 
     def forward(
@@ -303,7 +274,7 @@ class MultiHeadAttention(nn.Module):
         query_mask: Tensor | None = None,
         mask: Tensor | None = None,
         bias: Tensor | None = None,
-        cache: KeyValueCache | None = None,
+        cache: KeyValueCache | StateCache | None = None,
         return_weights: bool = False,
         return_statistics: bool | tuple[str, ...] = False,
     ) -> Any:
@@ -328,32 +299,40 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("MultiHeadAttention: a causal module cannot attend to a context")
         if self.value_conv is not None and (context is not None or cache is not None):
             raise ValueError("MultiHeadAttention: value_conv is for attention of x to itself, without a cache")
-        if self.decay is not None and self.decay.proj is not None and cache is not None:
-            raise ValueError("MultiHeadAttention: a cache holds no decays of tokens; decay='heads' has one for all")
+        if return_weights and (self.weights_op is None or isinstance(cache, StateCache)):
+            what = self.op.__name__ if self.weights_op is None else "a cache of states"
+            raise ValueError(f"MultiHeadAttention: {what} has no weights; got return_weights=True")
+        if return_statistics and isinstance(cache, StateCache):
+            raise ValueError("MultiHeadAttention: a cache of states has no statistics; got return_statistics")
         q = self._heads(self.q_proj(x), self.num_heads)
         q, k, v, gates, key_mask = self._keys_and_values(q, x if context is None else context, key_mask, context, cache)
         q, k, v = in_dtype_of_autocast(q, k, v)
         arrays = {} if self.operands is None else self.operands.arrays()
-        arrays |= {} if gates is None else {"log_forget": gates}
         learned = {} if self.learned is None else dict(self.learned)
-        options = self.options | learned | arrays | self._masks(key_mask, query_mask, mask, bias)
-        options |= {} if self.decay is None else {"log_decay": self.decay(x)}
+        options = self.options | learned | arrays | gates | self._masks(key_mask, query_mask, mask, bias)
         of_weights = {name: value for name, value in options.items() if name in self._of_weights}
-        dropout = self._dropout_of(q, arrays)
+        options |= self._dropout_of(q, arrays)
 
         for observe in self.observers:
             observe(self.op, q, k, of_weights)
         extras: list[Any] = []
-        if return_weights:
+        if return_weights and self.weights_op is not None:
             extras.append(self.weights_op(q, k, impl="generic", **of_weights))
         if return_statistics:
             fields = return_statistics if isinstance(return_statistics, tuple) else None
             heads, statistics = attnkit.attention_with_statistics(
-                self.op, q, k, v, fields=fields, impl=self.statistics_impl, **options, **dropout
+                self.op, q, k, v, fields=fields, impl=self.statistics_impl, **options
             )
             extras.append(statistics)
+        elif isinstance(cache, StateCache):
+            heads, state = self.attend(q, k, v, impl=self.impl, initial_state=cache.state, return_state=True, **options)
+            cache.keep(state, tokens=x.shape[-2])
         else:
-            heads = self.attend(q, k, v, impl=self.impl, **options, **dropout)
+            heads = self.attend(q, k, v, impl=self.impl, **options)
+        if query_mask is not None and "query_mask" not in self._of_op:
+            heads = torch.where(query_mask[:, None, :, None], heads, 0.0)
+        if self.out_norm is not None:
+            heads = self.out_norm(heads)
         if self.value_conv is not None:
             heads = heads + _convolved(self.value_conv, v, key_mask, query_mask)
         joined = heads if self._joins_heads else heads.transpose(-3, -2).flatten(-2)
@@ -366,7 +345,7 @@ class MultiHeadAttention(nn.Module):
         """The op's dropout in training: a seed, or for slots a mask, from torch's generator."""
         if not self.training or self.dropout == 0:
             return {}
-        if self._seeded:
+        if "dropout" in self._of_op:
             return {"dropout": (self.dropout, torch.randint(SEEDS, (), device=q.device))}
         ones = q.new_ones(*q.shape[:-1], arrays["proj_k"].shape[-2])
         return {"dropout_mask": nn.functional.dropout(ones, self.dropout)}
@@ -376,36 +355,43 @@ class MultiHeadAttention(nn.Module):
         return x.unflatten(-1, (heads, self.head_dim)).transpose(-3, -2)
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if self.q_norm_weight is None or self.k_norm_weight is None:
-            return q, k
-        return attnkit.qk_layernorm(q, k, self.q_norm_weight, self.k_norm_weight)
+        if self.q_norm_weight is not None and self.k_norm_weight is not None:
+            q, k = attnkit.qk_layernorm(q, k, self.q_norm_weight, self.k_norm_weight)
+        if self.op is attnkit.delta_attention:  # whose state must not grow by itself
+            q, k = nn.functional.normalize(q, dim=-1), nn.functional.normalize(k, dim=-1)
+        return q, k
 
     def _keys_and_values(
-        self, q: Tensor, source: Tensor, key_mask: Tensor | None, context: Tensor | None, cache: KeyValueCache | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """(q, k, v, log_forget, key mask) after normalisation, with the contents of the cache first."""
-        if cache is not None and context is not None and cache.length:
+        self,
+        q: Tensor,
+        source: Tensor,
+        key_mask: Tensor | None,
+        context: Tensor | None,
+        cache: KeyValueCache | StateCache | None,
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor], Tensor | None]:
+        """(q, k, v, gates, key mask) after normalisation, with the contents of the cache first."""
+        if isinstance(cache, KeyValueCache) and context is not None and cache.length:
             k, v, key_mask = cache.filled()
-            return self._normed(q, k)[0], k, v, cache.filled_gates(), key_mask
+            return self._normed(q, k)[0], k, v, {}, key_mask
         k = self._heads(self.k_proj(source), self.num_kv_heads)
         v = self._heads(self.v_proj(source), self.num_kv_heads)
         q, k = self._normed(q, k)
-        gates = None if self.forget_proj is None else self._log_forget(self.forget_proj(source))
-        if cache is not None:
-            cache.append(k, v, key_mask, gates)
+        gates: dict[str, Tensor] = {name: gate(source) for name, gate in self.gates.items()}
+        if isinstance(cache, KeyValueCache):
+            cache.append(k, v, key_mask, gates.get("log_forget"))
             k, v, key_mask = cache.filled()
-            gates = cache.filled_gates()
+            gates |= cache.filled_gates()
+        elif cache is not None:
+            cache.require(k.shape[0])
         return q, k, v, gates, key_mask
-
-    def _log_forget(self, x: Tensor) -> Tensor:
-        """(B, T, heads) -> log sigmoid (B, heads, T)."""
-        return nn.functional.logsigmoid(x).transpose(-2, -1)
 
     def _masks(
         self, key_mask: Tensor | None, query_mask: Tensor | None, mask: Tensor | None, bias: Tensor | None
     ) -> dict[str, Any]:
         grouped = {"enable_gqa": True} if self.num_kv_heads != self.num_heads else {}
-        return op_masks(self.causal, key_mask, query_mask, mask, bias) | grouped
+        causal = self.causal and "causal" in self._of_op
+        rows = query_mask if "query_mask" in self._of_op else None
+        return op_masks(causal, key_mask, rows, mask, bias) | grouped
 
 
 def _convolved(conv: nn.Conv2d, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> Tensor:

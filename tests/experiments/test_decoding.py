@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnkit.nn.attention import KeyValueCache
+from attnkit.nn import KeyValueCache
 from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, UNK
 from attnkit_experiments.engine.errors import Diverged
 from attnkit_experiments.translation import decode

@@ -7,7 +7,6 @@ import torch
 from attnkit_experiments.data.text import keys_values
 from attnkit_experiments.data.text.keys_values import RecallRules, generate, keys_of
 from attnkit_experiments.evidence.runs import FLOOR
-from attnkit_experiments.language import layers
 from attnkit_experiments.language.domain import require_parts
 from attnkit_experiments.language.methods import METHODS
 from attnkit_experiments.language.model import LanguageConfig, LanguageModel
@@ -126,17 +125,11 @@ def test_a_token_depends_on_nothing_behind_it_and_every_parameter_is_trained(met
 
 
 def test_gates_start_as_their_papers_say():
-    decay = model_of("decay_tokens").blocks[0].attention.decay.proj
+    decay = model_of("decay_tokens").blocks[0].attention.gates["log_decay"].proj
     assert torch.allclose(decay.bias.sigmoid(), torch.tensor(1 - 2.0**-5, dtype=torch.float64))
     slope = model_of("ssmax").blocks[0].attention.learned["slope"]
     assert torch.allclose(slope.detach() * torch.arange(1, 13).log().mean(), torch.ones(1, dtype=torch.float64))
     assert not model_of("sink").blocks[0].attention.learned["sink"].any()
-
-
-def test_recurrent_layers_refuse_what_they_are_not():
-    for wrong in ({"causal": False}, {"gate": torch.nn.functional.silu}):
-        with pytest.raises(ValueError, match="delta_attention is causal and has no output gate"):
-            layers.attention(8, 2, op="delta_attention", options={}, length=4, **{"causal": True, **wrong})
 
 
 def test_windows_of_a_shift_are_not_cut_over_processes():

@@ -13,6 +13,7 @@ from attnkit._core.family import RECORDS
 from attnkit.integrations import _ops
 from attnkit.nn import MultiHeadAttention
 from attnkit.nn.context_parallel import SERVED, context_parallel
+from attnkit.nn.gates import is_causal_alone
 
 from .arrays import LAYER, assert_close, normal
 
@@ -67,12 +68,14 @@ def packed(op: Op) -> None:
 
 
 def module(op: Op) -> None:
-    layer = MultiHeadAttention(HEADS * WIDTH, HEADS, op=op, options=OF_MODULE.get(op.__name__)).double()
+    causal = is_causal_alone(op)
+    layer = MultiHeadAttention(HEADS * WIDTH, HEADS, op=op, options=OF_MODULE.get(op.__name__), causal=causal).double()
     x = torch.as_tensor(normal((2, TOKENS, HEADS * WIDTH), seed=3)[0])
     q, k, v = (p(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
     arrays = {} if layer.operands is None else layer.operands.arrays()
-    if layer.forget_proj is not None:
-        arrays["log_forget"] = torch.nn.functional.logsigmoid(layer.forget_proj(x)).mT
+    arrays |= {name: gate(x) for name, gate in layer.gates.items()}
+    if op is attnkit.delta_attention:
+        q, k = (torch.nn.functional.normalize(each, dim=-1) for each in (q, k))
     o = op(q, k, v, **arrays, **layer.options)
     assert_close(layer(x), layer.out_proj(o if o.ndim == 3 else o.transpose(1, 2).flatten(2)), LAYER)
 
@@ -107,7 +110,7 @@ REFUSED: dict[Callable[[Op], None], tuple[str, ...]] = {
         *(*IN_ONE_TENSOR, *LOW_RANK, *OF_FEATURES[1:], *SPARSE, *JOINED, *RECURRENT),
         *("reluformer_attention", "sigmoid_attention", "gaussian_attention", *ORDERED),
     ),
-    module: (*IN_ONE_TENSOR, *RECURRENT),
+    module: IN_ONE_TENSOR,
     integrations: (*IN_ONE_TENSOR, *JOINED, *RECURRENT),
     processes: (*IN_ONE_TENSOR, *LOW_RANK, *SPARSE, *JOINED, *RECURRENT, *ORDERED),
 }

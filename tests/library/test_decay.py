@@ -1,6 +1,5 @@
-"""Linear attention with decay: what the future cannot change, who refuses it, layers. Values are judged by the kit."""
+"""Linear attention with decay: what the future cannot change, who refuses it. Values are judged by the kit."""
 
-import re
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 import attnkit
-from attnkit.nn import MultiHeadAttention, context_parallel
+from attnkit.nn import context_parallel
 
 from .arrays import assert_agrees
 
@@ -71,49 +70,6 @@ def test_what_does_not_take_it_says_so() -> None:
     tensors = [torch.as_tensor(x) for x in (Q, K, V)]
     with pytest.raises(NotImplementedError, match="context_parallel: linear_attention with log_decay is not served"):
         context_parallel(attnkit.linear_attention, *tensors, mesh=None, causal=True, enable_gqa=True, log_decay=-0.1)
-
-
-@pytest.mark.parametrize("kind", ["heads", "tokens"])
-def test_a_layer_with_decay(kind: str) -> None:
-    torch.manual_seed(0)
-    options = {"feature_map": "identity"}
-    layer = MultiHeadAttention(12, 4, op="linear", options=options, num_kv_heads=2, causal=True, decay=kind)
-    plain = MultiHeadAttention(12, 4, op="linear", options=options, num_kv_heads=2, causal=True)
-    assert {name for name in layer.state_dict() if name.startswith("decay")} == (
-        {"decay.rate"} if kind == "heads" else {"decay.proj.weight", "decay.proj.bias"}
-    )
-    plain.load_state_dict({n: x for n, x in layer.state_dict().items() if not n.startswith("decay")})
-    x = torch.randn(3, 7, 12)
-    out, weights = layer(x, return_weights=True)
-    without, w = plain(x, return_weights=True)
-    assert torch.all(layer.decay(x) < 0)
-    if kind == "heads":
-        assert_agrees(torch.exp(layer.decay(x)).detach(), 1 - 2.0 ** -(5 + np.arange(2)))
-        between = np.tril(np.arange(7)[:, None] - np.arange(7))
-        fade = np.exp(layer.decay(x).detach().numpy()[:, None, None] * between)
-        assert_agrees(weights.detach(), w.detach().numpy() * np.repeat(fade, 2, axis=0), 4)
-        half = layer(x[:, :6], cache=(cache := layer.new_cache(3, 7)))
-        assert_agrees(torch.cat([half, layer(x[:, 6:], cache=cache)], 1).detach(), out.detach(), 4)
-    else:
-        with pytest.raises(ValueError, match="a cache holds no decays of tokens"):
-            layer(x, cache=layer.new_cache(3, 7))
-    assert not torch.allclose(out, without)
-    out.square().sum().backward()
-    assert all(torch.any(p.grad != 0) for p in layer.decay.parameters())
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"op": "linear", "causal": False, "decay": "heads"}, "decay needs causal=True"),
-        ({"op": "softmax", "causal": True, "decay": "heads"}, "op=softmax_attention"),
-        ({"op": "linear", "causal": True, "decay": "words"}, "None or one of heads, tokens; got 'words'"),
-        ({"op": "linear", "causal": True, "decay": "heads", "options": {"log_decay": -0.1}}, "no such option"),
-    ],
-)
-def test_layers_that_have_no_decay(options: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(text)):
-        MultiHeadAttention(12, 4, **options)
 
 
 @pytest.mark.parametrize("level", ["one", "heads", "tokens"])

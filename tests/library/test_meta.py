@@ -28,6 +28,7 @@ from attnkit.nn import (
     capture,
 )
 from attnkit.nn.attention import _served
+from attnkit.nn.gates import is_causal_alone
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.base import implementations
 from attnkit_conformance.adapters.bases.torch import pulled_back
@@ -127,9 +128,21 @@ ATTENTION = [name for name in attnkit.__all__ if name.endswith("_attention") and
 TOKENS, PICTURE = (6, 24), (4, 6, 24)
 MODULES: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     **{
-        name: (partial(MultiHeadAttention, 24, 4, op=name, options=OPTIONS.get(name, {})), TOKENS) for name in ATTENTION
+        name: (
+            partial(
+                *(MultiHeadAttention, 24, 4),
+                op=name,
+                options=OPTIONS.get(name, {}),
+                causal=is_causal_alone(getattr(attnkit, name)),
+            ),
+            TOKENS,
+        )
+        for name in ATTENTION
     },
     "causal": (partial(MultiHeadAttention, 24, 4, causal=True, num_kv_heads=2, qk_norm=True, gate=silu), TOKENS),
+    "decay heads": (partial(MultiHeadAttention, 24, 4, op="linear", causal=True, decay="heads"), TOKENS),
+    "decay tokens": (partial(MultiHeadAttention, 24, 4, op="linear", causal=True, decay="tokens"), TOKENS),
+    "decay features": (partial(MultiHeadAttention, 24, 4, op="delta", causal=True, decay="features"), TOKENS),
     "dropout": (partial(MultiHeadAttention, 24, 4, dropout=0.2, value_conv=3), TOKENS),
     "gated": (partial(GatedAttentionUnit, 24, qk_dim=8, dropout=0.2, causal=True), TOKENS),
     "memory": (partial(KeyValueMemory, 24, 7, norm=True), TOKENS),
@@ -155,7 +168,7 @@ def calls(layer: nn.Module, shape: tuple[int, ...], device: str) -> Iterator[dic
     if not isinstance(layer, MultiHeadAttention):
         yield masks
         return
-    yield {**masks, "return_weights": True}
+    yield {**masks, "return_weights": layer.weights_op is not None}
     if layer.causal:
         yield {"cache": layer.new_cache(2, 9)}
 

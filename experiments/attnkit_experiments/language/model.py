@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 
 import attnkit
 from attnkit import RowStatistics
-from attnkit.nn.decay import Decay
+from attnkit.nn.gates import OfTokens
 from attnkit_experiments.data.text.bytes import BYTES
 from attnkit_experiments.engine.counting import attention_multiply_adds
 from attnkit_experiments.engine.errors import require_in, unknown
@@ -65,11 +65,13 @@ class LanguageModel(nn.Module):
         self.norm = nn.LayerNorm(width, eps=LAYERNORM_EPS)
         self.head = nn.Linear(width, config.vocabulary) if not config.tied else None
         self.head_bias = nn.Parameter(torch.zeros(config.vocabulary)) if config.tied else None
-        decays = {decay.proj for decay in self.modules() if isinstance(decay, Decay)}  # which have their own start
+        modules = self.named_modules()  # decays have their own start
+        decays = {m.proj for name, m in modules if name.endswith("gates.log_decay") and isinstance(m, OfTokens)}
         for module in self.modules():
             if isinstance(module, nn.Linear) and module not in decays:
                 nn.init.xavier_uniform_(module.weight)
-                nn.init.zeros_(module.bias)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
         if self.head is not None:
             nn.init.zeros_(self.head.weight)
         for table in (self.embed.weight, self.position):

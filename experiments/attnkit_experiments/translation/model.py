@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attnkit import RowStatistics
-from attnkit.nn import KeyValueCache, KeyValueMemory, MultiHeadAttention
+from attnkit.nn import KeyValueCache, KeyValueMemory, MultiHeadAttention, StateCache
 from attnkit_experiments.data.text.pairs import PAD
 from attnkit_experiments.engine.counting import attention_multiply_adds
 from attnkit_experiments.engine.errors import require_in, unknown
@@ -238,8 +238,8 @@ class _Watch:
 class DecoderState:
     """The state of decoding: caches of the decoder's own tokens per hypothesis, and of the source per item."""
 
-    own: list[KeyValueCache]
-    cross: list[KeyValueCache]
+    own: list[KeyValueCache | StateCache]
+    cross: list[KeyValueCache | StateCache]
     memory: Tensor
     mask: Tensor
     position: int = 0
@@ -247,14 +247,14 @@ class DecoderState:
     def follow(self, parents: Tensor) -> None:
         """Make hypothesis b of item i a continuation of hypothesis parents[i, b] (items, beams), long."""
         items = parents.shape[0]
-        before = self.own[0].keys.shape[0] // items
+        before = self.own[0].batch_size // items
         rows = (torch.arange(items, device=parents.device)[:, None] * before + parents).flatten()
         for cache in self.own:
             cache.reorder(rows)
 
     def keep(self, items: Tensor) -> None:
         """Continue with only these items (n,), long."""
-        beams = self.own[0].keys.shape[0] // self.memory.shape[0]
+        beams = self.own[0].batch_size // self.memory.shape[0]
         rows = (items[:, None] * beams + torch.arange(beams, device=items.device)).flatten()
         for cache in self.own:
             cache.reorder(rows)
