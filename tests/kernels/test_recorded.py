@@ -25,6 +25,8 @@ Call = Callable[..., Tensor]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "relu": ("pointwise_attention", {"causal": True, "bias": torch.zeros(2, 40, 40), "alpha": 0.5}),
     "softmax": ("softmax_attention", {"key_lengths": torch.tensor([[30], [40]])}),
+    "off by one": ("softmax_attention", {"sink": 0.0}),
+    "sinks": ("softmax_attention", {"sink": torch.zeros(2)}),
     "gaussian": ("gaussian_attention", {}),
     "sparsemax": ("sparsemax_attention", {"mask": torch.ones(40, 40, dtype=torch.bool)}),
     "reluformer": ("reluformer_attention", {"gamma": 2.0}),
@@ -137,14 +139,17 @@ def test_a_repeated_call_launches_the_same(name: str, driver: Driver) -> None:
 @pytest.mark.parametrize("name", first_now(CASES))
 def test_repeated_gradients_launch_the_same(name: str, driver: Driver) -> None:
     op, options = CASES[name]
-    options = {n: x.requires_grad_() if n == "bias" else x for n, x in options.items()}
+    options = {
+        n: x.requires_grad_() if n in ("bias", "sink") and isinstance(x, Tensor) else x for n, x in options.items()
+    }
     call, inputs = call_of(op, **options), [x.requires_grad_() for x in tensors()]
     do = torch.zeros_like(inputs[0])
 
     arrays = [*inputs, do, *(x for x in options.values() if isinstance(x, Tensor))]
-    usual = steps(driver, call, inputs, inputs, do, anew=True)
+    wanted = [*inputs, *(x for n, x in options.items() if n == "sink" and isinstance(x, Tensor))]
+    usual = steps(driver, call, inputs, wanted, do, anew=True)
     for _ in range(4):
-        again = steps(driver, call, inputs, inputs, do)
+        again = steps(driver, call, inputs, wanted, do)
         for one, other in zip(usual, again, strict=True):
             assert_same(one, other, arrays)
     assert all(map(straight, again))

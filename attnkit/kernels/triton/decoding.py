@@ -16,7 +16,7 @@ import triton.language as tl
 from attnkit.kernels.triton import pointwise
 from attnkit.kernels.triton.activations import exp
 from attnkit.kernels.triton.normalisers import lift_of, unit_of
-from attnkit.kernels.triton.rows import add_tile, divisor, finite, rising_scale, store_stats
+from attnkit.kernels.triton.rows import add_tile, beside_sink, divisor, finite, rising_scale, sink_of, store_stats
 from attnkit.kernels.triton.tiles import (
     corner,
     key_ends,
@@ -125,8 +125,12 @@ def softmax_parts(
     total, top = tl.sum(total, 1), top * unit
     sum_of_values = whole_sum(sums, None, v[0].dtype.element_ty)
     if totals is None:
+        rest = None
+        if rows[2] is not None:
+            top, total, shrink, rest = beside_sink(top, total, sink_of(rows, item, head), WEIGH)
+            sum_of_values *= shrink[:, None]
         sum_of_values *= (numbers[1] / divisor(total))[:, None]
-        store_stats(stats, lse, item, head, i, queries, finite(top), None, None, total * 2.0 ** -lift_of(WEIGH))
+        store_stats(stats, lse, item, head, i, queries, finite(top), None, None, total * 2.0 ** -lift_of(WEIGH), rest)
     else:
         store_of_rows(of_part(tops, part), item, head, i, queries, top)
         store_of_rows(of_part(totals, part), item, head, i, queries, total)
@@ -135,7 +139,7 @@ def softmax_parts(
 
 @triton.jit
 def combine(
-    parts, tops, totals, o, stats, lse, gain, queries, heads, count,
+    parts, tops, totals, o, stats, lse, rows, gain, queries, heads, count,
     WEIGH: tl.constexpr, e: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """o of one query, and its numbers, of which `stats` has the first and the last, if `totals` is not None; PARTS are
@@ -147,16 +151,19 @@ def combine(
         of_tops, of_totals, top = of_query(tops, item, head, i), of_query(totals, item, head, i), float("-inf")
         for first in range(0, count, PARTS):
             top = tl.maximum(top, tl.max(load_of_rows(of_tops, 0, 0, first + beside, count, float("-inf")), 0))
-        top = finite(top)
     for first in range(0, count, PARTS):
         x = load_rows(of_sums, 0, 0, first, beside, first + beside < count, e, E)
         if totals is not None:
-            weight = exp(load_of_rows(of_tops, 0, 0, first + beside, count, float("-inf")) - top)
+            weight = exp(load_of_rows(of_tops, 0, 0, first + beside, count, float("-inf")) - finite(top))
             total += tl.sum(load_of_rows(of_totals, 0, 0, first + beside, count, 0.0) * weight, 0)
             x *= weight[:, None]
         sums += tl.sum(x, 0)
     if totals is not None:
+        rest = None
+        if rows[2] is not None:
+            top, total, shrink, rest = beside_sink(top, total, sink_of(rows, item, head), WEIGH)
+            sums *= shrink
         sums *= gain / divisor(total)
         stats = (stats[0], None, None, stats[1])
-        store_stats(stats, lse, item, head, i, queries, top, None, None, total * 2.0 ** -lift_of(WEIGH))
+        store_stats(stats, lse, item, head, i, queries, finite(top), None, None, total * 2.0 ** -lift_of(WEIGH), rest)
     tl.store(corner(o, item, head, i, 0) + columns * o[4], sums.to(o[0].dtype.element_ty), mask=columns < e)

@@ -41,6 +41,7 @@ def forward(
     masks = (
         None if STRIDES[6] is None else (key_lengths, STRIDES[6][0], STRIDES[6][1]),
         None if STRIDES[7] is None else column(query_mask, STRIDES[7]),
+        None,
     )
     limits = (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None, None, None, None)
     stats = (
@@ -87,6 +88,7 @@ def run(
     masks = (
         None if STRIDES[6] is None else (key_lengths, STRIDES[6][0], STRIDES[6][1]),
         None if STRIDES[7] is None else column(query_mask, STRIDES[7]),
+        None,
     )
     limits = (LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3], None, None, None, None)
     dstats = (None, None, None, None, None, None, None)

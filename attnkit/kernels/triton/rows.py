@@ -19,7 +19,9 @@ recomputes its tiles. The first keeps a maximum for every column of a tile: scor
 whose own threshold is at most τ and close to it, and takes no pass. The tuples are those of `pointwise`, except
 
     numbers = (scale, gain, α - 1, power)       the last two are None for softmax; NEGATIVE: scale < 0
-    stats = (top, τ, c, 1/Σ)                    views without columns
+    stats = (top, τ, c, 1/Σ)                    views without columns; 1/Σ is 0 for a row that sees no key
+    rows = (key_lengths, query_mask, sink)      views; the sink of softmax, one for each head, is one more score of a row,
+                                                without a value
     own = (queries, keys, visible)              of a program, and how many keys its key_lengths leave
     bounds = (hi, high) or (hi, high, left, low)     where keys end for each query and for all queries of a tile, and
                                                 with a bound `left` where they begin for the latter
@@ -28,6 +30,7 @@ whose own threshold is at most τ and close to it, and takes no pass. The tuples
 import triton
 import triton.language as tl
 
+from attnkit.kernels.triton.activations import exp
 from attnkit.kernels.triton.normalisers import lift_of, unit_of
 from attnkit.kernels.triton.special import SMALLEST
 from attnkit.kernels.triton.tiles import (
@@ -256,15 +259,44 @@ def weights(x, tau, step, numbers, WEIGH: tl.constexpr):
 
 
 @triton.jit
-def store_stats(stats, lse, item, head, i, queries, top, tau, step, total):
-    """The numbers of rows, and log Σ exp(s) if requested."""
+def sink_of(rows, item, head):
+    """The sink of a head."""
+    return tl.load(rows[2][0] + item * rows[2][1] + head * rows[2][2]).to(tl.float32)
+
+
+@triton.jit
+def beside_sink(top, total, sink, WEIGH: tl.constexpr):
+    """top and Σ u of rows with a sink, what sums of u shrink to, and Σ u - 1 where the sink is the highest, else -1.
+
+    Rows that see no key have no sink.
+    """
+    sees, lift = top > float("-inf"), 2.0 ** lift_of(WEIGH)
+    higher = tl.where(sees, tl.maximum(top, sink), top)
+    shrink = tl.where(sees, exp(top - finite(higher)), 1.0)
+    rest = tl.where(sees & (sink >= top), total * shrink / lift, -1.0)
+    total = total * shrink + tl.where(sees, exp(sink - finite(higher)) * lift, 0.0)
+    return higher, total, shrink, rest
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x) for x ≥ 0, with the digits of x where it is small."""
+    one = 1.0 + x
+    return tl.where(one == 1.0, x, tl.log(one) * (x / divisor(one - 1.0)))
+
+
+@triton.jit
+def store_stats(stats, lse, item, head, i, queries, top, tau, step, total, rest):
+    """The numbers of rows, and log Σ exp(s) if requested; `rest` is that of `beside_sink`, or None."""
     store_of_rows(stats[0], item, head, i, queries, top)
     if tau is not None:
         store_of_rows(stats[1], item, head, i, queries, tau)
         store_of_rows(stats[2], item, head, i, queries, step)
-    store_of_rows(stats[3], item, head, i, queries, 1.0 / divisor(total))
+    store_of_rows(stats[3], item, head, i, queries, tl.where(total == 0.0, 0.0, 1.0 / divisor(total)))
     if lse is not None:
         value = top + tl.log(divisor(total))
+        if rest is not None:
+            value = tl.where(rest < 0.0, value, top + log1p(tl.maximum(rest, 0.0)))
         store_of_rows(lse, item, head, i, queries, tl.where(total == 0.0, float("-inf"), value))
 
 
@@ -314,7 +346,7 @@ def forward_resident(
         sums = nothing(ROWS, E, False)
         sums = add_values(sums, u, inside, values, pairs, at, i0, 0, ROWS, KEYS, PRECISION)
         store_output(o, at, i0, queries, sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
-    store_stats(stats, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, top, tau, step, total)
+    store_stats(stats, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, top, tau, step, total, None)
 
 
 @triton.jit
@@ -364,11 +396,14 @@ def forward_online(
                 top, total, sums, q_tile, k, None if o is None else v, scale, factor, pairs, at, i0, bounds, j0,
                 queries, WEIGH, FOLD, EDGE, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
-    total, top = tl.sum(total, 1), finite(top) * unit
+    total, top, rest = tl.sum(total, 1), top * unit, None
+    if rows[2] is not None:
+        top, total, shrink, rest = beside_sink(top, total, sink_of(rows, at[0], at[1]), WEIGH)
+        sums = (sums[0] * shrink[:, None], sums[1])
     if o is not None:
         store_output(o, at, i0, queries, sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
     total *= 2.0 ** -lift_of(WEIGH)
-    store_stats(stats, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, top, None, None, total)
+    store_stats(stats, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, finite(top), None, None, total, rest)
 
 
 @triton.jit
@@ -435,7 +470,7 @@ def forward_tiled(
     total, tau, top = tl.sum(total, 1), tau - top * factor if FOLD else tau, top * unit
     if o is not None:
         store_output(o, at, i0, queries, sums, total, numbers[1], v[0].dtype.element_ty, e, E, ROWS)
-    store_stats(stats, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, top, tau, step, total)
+    store_stats(stats, lse, at[0], at[1], i0 + tl.arange(0, ROWS), queries, top, tau, step, total, None)
 
 
 @triton.jit

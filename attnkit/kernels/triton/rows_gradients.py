@@ -1,9 +1,10 @@
 """The gradients of attention by rows of weights that sum to 1, from the numbers that the kernels of `rows` save.
 
-    u_ij = tilt(p_ij)      dp_ij = r_ij do_i·v_j            δ_i = Σ_j u_ij dp_ij / Σ_j u_ij - dlse_i/gain
+    u_ij = tilt(p_ij)      dp_ij = r_ij do_i·v_j            δ_i = Σ_j u_ij dp_ij / (p_i + Σ_j u_ij) - dlse_i/gain
     ds_ij = gain·u_ij (dp_ij - δ_i)                         dv_j = gain Σ_i r_ij p_ij do_i
 
-dq, dk and dbias follow from ds: dq and δ by queries, dk and dv by keys, dbias by tiles. Tuples are those of `rows`.
+dq, dk and dbias follow from ds: dq and δ by queries, dk and dv by keys, dbias by tiles. Tuples are those of `rows`. p_i
+is the weight of the sink, 0 without one, and its gradient is -gain Σ_i p_i δ_i.
 
 `dstats` holds cotangents of statistics (`attnkit.kernels.triton.statistics`) divided by gain, whose gradient of p_ij is
 added to dp_ij; without v and do it is all of dp_ij. Without statistics none of this is compiled.
@@ -12,6 +13,7 @@ added to dp_ij; without v and do it is all of dp_ij. Without statistics none of 
 import triton
 import triton.language as tl
 
+from attnkit.kernels.triton.activations import exp
 from attnkit.kernels.triton.rows import (
     begin,
     bounds_of,
@@ -19,6 +21,7 @@ from attnkit.kernels.triton.rows import (
     load_stats,
     relative,
     scores,
+    sink_of,
     standing_scores,
     weights,
 )
@@ -92,6 +95,14 @@ def means(products, total, dlse, gain, at, i, queries):
 
 
 @triton.jit
+def with_sink(total, row, rows, at):
+    """Σ u of rows, and the weight of the sink if there is one."""
+    if rows[2] is not None:
+        total += exp(tl.minimum(sink_of(rows, at[0], at[1]) - row[0], 0.0)) * row[3]
+    return total
+
+
+@triton.jit
 def backward_resident(
     q, k, v, do, dstats, dq, stats, delta, dlse, pairs, rows, limits, numbers, heads, groups,
     WEIGH: tl.constexpr, TILT: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
@@ -110,7 +121,8 @@ def backward_resident(
         q_tile, do_tile, dstats, drows, k, v, row, pairs, numbers, at, i0, bounds, 0,
         WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
     )  # fmt: skip
-    mean = means(tl.sum(u * dp, 1), tl.sum(u, 1), dlse, numbers[1], at, i0 + beside, queries)
+    total = with_sink(tl.sum(u, 1), row, rows, at)
+    mean = means(tl.sum(u * dp, 1), total, dlse, numbers[1], at, i0 + beside, queries)
     store_of_rows(delta, at[0], at[1], i0 + beside, queries, mean)
     if dq is not None:
         sums = nothing(ROWS, D, False)
@@ -142,6 +154,7 @@ def backward_tiled(
         )  # fmt: skip
         products += tl.sum(u * dp, 1)
         totals += tl.sum(u, 1)
+    totals = with_sink(totals, row, rows, at)
     mean = means(products, totals, dlse, numbers[1], at, i0 + beside, queries)
     store_of_rows(delta, at[0], at[1], i0 + beside, queries, mean)
     if dq is not None:

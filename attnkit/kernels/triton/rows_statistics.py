@@ -135,7 +135,7 @@ def statistics_of_softmax(
         store_output(o, at, i0, queries, sums, tl.sum(total, 1), numbers[1], v[0].dtype.element_ty, e, E, ROWS)
     total *= lowered
     whole = tl.sum(total, 1)
-    store_stats(stats, None, at[0], at[1], i, queries, finite(top) * unit, None, None, whole)
+    store_stats(stats, None, at[0], at[1], i, queries, finite(top) * unit, None, None, whole, None)
     spread *= lowered / (unit_of(WEIGH) * LN_2)
     running = total, size, squares * (lowered * lowered), total * 0.0 + 1.0, first, spread, alive, visible
     inverse = 1.0 / divisor(whole)

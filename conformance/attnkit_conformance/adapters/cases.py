@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnkit._core.check import is_learned
+from attnkit._core.dispatch import Kernel
 from attnkit._core.family import RECORDS, Family, special_cases
 from attnkit._core.integers import in_range
 from attnkit._core.learned import numbers
@@ -23,9 +24,11 @@ def cases(family: Family) -> tuple[str, ...]:
 POINTWISE = cases(pointwise.POINTWISE)
 
 
-def refuse_learned(op: str, arguments: Mapping[str, Any]) -> str | None:
-    """Why kernels that are called themselves refuse numbers that are arrays."""
-    names = (*numbers(op, arguments), *(name for name in ("gamma",) if is_learned(arguments.get(name))))
+def refuse_learned(op: str, arguments: Mapping[str, Any], kernels: Mapping[str, Kernel] | None = None) -> str | None:
+    """Why kernels that are called themselves refuse numbers that are arrays, or that they do not know."""
+    given = (*numbers(op, arguments), *(name for name in ("gamma",) if is_learned(arguments.get(name))))
+    known = kernels[op].learned if kernels and op in kernels else ()
+    names = [name for name in given if name not in known]
     return f"{names[0]} as an array is served by the generic implementation" if names else None
 
 

@@ -138,7 +138,7 @@ class Interpreted(Autograd):
     def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
         """Why the kernels of an op do not support a call on any device."""
         arguments = {**arrays, **params}
-        return refuse_learned(op, arguments) or (REFUSED[op](**arguments) if op in REFUSED else None)
+        return refuse_learned(op, arguments, rows.KERNELS) or (REFUSED[op](**arguments) if op in REFUSED else None)
 
 
 class Atomic(Interpreted):

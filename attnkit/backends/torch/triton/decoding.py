@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnkit.backends.torch.triton import launch
-from attnkit.backends.torch.triton.launch import Call, Launch, View, view
+from attnkit.backends.torch.triton.launch import Call, Group, Launch, View, view
 from attnkit.kernels import predicted
 from attnkit.kernels.plan import Plan, blocks_of
 
@@ -82,14 +82,22 @@ class Normalised(NamedTuple):
     totals: View = None
 
 
-def combination(c: Call, shared: Shares, parts: View, o: View, beside: Normalised, WEIGH: object = None) -> Launch:
+def combination(
+    c: Call,
+    shared: Shares,
+    parts: View,
+    o: View,
+    beside: Normalised,
+    WEIGH: object = None,
+    rows: Group = (None, None, None),
+) -> Launch:
     """The launch that adds up parts."""
     from attnkit.kernels.triton import decoding
     from attnkit.kernels.triton.sizes import padded
 
     a = c.plan.layout
     stats = None if beside.stats is None else (beside.stats[0], beside.stats[-1])
-    views = (parts, beside.tops, beside.totals, o, stats, beside.lse)
+    views = (parts, beside.tops, beside.totals, o, stats, beside.lse, rows)
     arguments = (*views, c.plan.numbers.gain, a.queries, a.heads, shared.parts)
     constants = {"WEIGH": WEIGH, "e": a.e, "E": padded(a.e), "PARTS": min(AT_A_TIME, padded(shared.parts))}
     return Launch(decoding.combine, a.items * a.heads * a.queries, arguments, constants)

@@ -23,7 +23,7 @@ from attnkit.ops import ssmax
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.softmax import SOFTMAX
 
-DIFFERENTIABLE = ("q", "k", "v", "bias")
+DIFFERENTIABLE = ("q", "k", "v", "bias", "sink")
 
 
 class Call(NamedTuple):
@@ -31,6 +31,7 @@ class Call(NamedTuple):
 
     of_pairs: launch.Call
     normaliser: Normaliser
+    sink: Tensor | None = None  # of softmax, a number or one for each head
 
     @property
     def above(self) -> float | None:
@@ -59,8 +60,12 @@ def row_numbers(leading: tuple[int, ...], queries: int, alpha: float) -> tuple[i
 
 def call_of(op: str, arguments: Arguments) -> Call:
     """The options of softmax_attention or entmax_attention."""
-    of_pairs = launch.call_of(**{**arguments, "activation": "identity", "alpha": 0.0})
-    return Call(of_pairs, normaliser(alpha_of(op, arguments)))
+    sink = arguments.get("sink")
+    if sink is not None and not isinstance(sink, Tensor):
+        sink = torch.full((), sink, dtype=torch.float32, device=arguments["q"].device)
+    options = {name: x for name, x in arguments.items() if name != "sink"}
+    of_pairs = launch.call_of(**{**options, "activation": "identity", "alpha": 0.0})
+    return Call(of_pairs, normaliser(alpha_of(op, arguments)), sink)
 
 
 # ---------------------------------------------------------------------------------------------- launches
@@ -110,7 +115,7 @@ def _widths(q: Tensor, a: Layout) -> Keywords:
 def tuples(call: Call) -> tuple[Group, Group, Group, Group]:
     """The tuples pairs, rows, limits and numbers."""
     pairs, rows, limits, _ = launch.kernel_tuples(call.of_pairs, launch.Rows())
-    return pairs, rows[:2], limits, call.numbers
+    return pairs, (*rows[:2], view(call.a, "heads", call.sink)), limits, call.numbers
 
 
 def forward_launch(
@@ -154,7 +159,7 @@ def launches_of_parts(
     constants = named | _widths(q, a) | shared.sizes
     launches = [Launch(kernels.softmax_parts, shared.programs, arguments, constants)]
     if shared.parts > 1:
-        launches.append(decoding.combination(c, shared, parts, result, beside, named["WEIGH"]))
+        launches.append(decoding.combination(c, shared, parts, result, beside, named["WEIGH"], tuples(call)[1]))
     return launches
 
 
@@ -168,15 +173,16 @@ def backward_launches(
     grads: dict[str, Tensor],
     call: Call,
     of_rows: OfRows | None = None,
+    delta: Tensor | None = None,
 ) -> list[Launch]:
-    """The launches for those of dq, (dk, dv) and dbias that are in `grads`; `of_rows` is `dstats` of
+    """The launches for those of dq, (dk, dv) and dbias that are in `grads`, and for δ; `of_rows` is `dstats` of
     `attnkit.kernels.triton.statistics`. Without do there is no dv."""
     from attnkit.kernels.triton import rows_gradients as kernels
 
     a = call.a
     through = (None, None) if v is None or do is None else (view(a, "v", v), view(a, "o", do))
     inputs = (view(a, "q", q), view(a, "k", k), *through, launch.contiguous_rows(of_rows, a))
-    delta = torch.empty_like(rows[0])
+    delta = torch.empty_like(rows[0]) if delta is None else delta
     shared = (views_of_numbers(a, rows), _of_rows(a, delta))
     common = tuples(call)
 
@@ -256,15 +262,28 @@ def gradients(
     if not a.keys or not a.queries * a.heads * a.items or (do is None and of_rows is None):
         return {name: like[name].new_zeros(like[name].shape) for name in names}
     together = {"k"} if do is None else {"k", "v"}
-    computed = {*names, *together} if {"k", "v"} & {*names} else {*names}
+    computed = ({*names, *together} if {"k", "v"} & {*names} else {*names}) - {"sink"}
     grads = {name: launch.room_for(call.of_pairs.plan, name, like[name]) for name in computed}
     if rows is None:
         rows = q.new_empty(row_numbers(a.leading, a.queries, alpha_of(op, arguments)), dtype=torch.float32)
         launches.append(forward_launch(q, k, v, None, None, rows, call))
-    launch.run(q, [*launches, *backward_launches(q, k, v, do, dlse, rows, grads, call, of_rows)])
+    delta = torch.empty_like(rows[0])
+    launch.run(q, [*launches, *backward_launches(q, k, v, do, dlse, rows, grads, call, of_rows, delta)])
     if do is None and "v" in names:
         grads["v"].zero_()
-    return {name: launch.reduced_to(grads[name], a, like[name]) for name in names}
+    found = {name: launch.reduced_to(grads[name], a, like[name]) for name in grads}
+    if "sink" in names:
+        found["sink"] = _of_sink(call, rows, delta, like["sink"])
+    return {name: found[name] for name in names}
+
+
+def _of_sink(call: Call, rows: Tensor, delta: Tensor, like: Tensor) -> Tensor:
+    """-gain Σ p δ over the rows of a head, or of all; p = exp(sink - top)/Σ is the weight of the sink."""
+    top, inverse = rows[0], rows[-1]  # (items, heads, L)
+    heads = like.float() if like.ndim == 0 else like.float()[:, None]
+    weights = torch.exp(torch.clamp(heads - top, max=0.0)) * inverse
+    of_rows = weights * delta * -call.of_pairs.plan.numbers.gain
+    return of_rows.sum(None if like.ndim == 0 else (0, 2)).reshape(like.shape).to(like.dtype)
 
 
 CUSTOM = recorded.register("triton_rows", _forward, _backward, DIFFERENTIABLE, _outputs)
@@ -327,6 +346,8 @@ KERNELS = {
     for op, kind in ((SOFTMAX.name, "softmax"), (ENTMAX.name, "entmax"))
     for suffix, serve in (("", attend), ("_vjp", pull))
 }
+for name in (SOFTMAX.name, f"{SOFTMAX.name}_vjp"):
+    KERNELS[name] = KERNELS[name]._replace(learned=("sink",))
 KERNELS |= ssmax.kernels(KERNELS)
 KERNELS[SOFTMAX.name] = KERNELS[SOFTMAX.name]._replace(is_faster=softmax_is_faster)
 for name in (SOFTMAX.name, ENTMAX.name):
