@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import attnkit
 from attnkit_experiments.engine.counting import OF_PAIRS, attention_multiply_adds, by_formula
+from attnkit_experiments.language.methods import METHODS as NEWER
 from attnkit_experiments.language.model import LanguageConfig
 from attnkit_experiments.language.model import forward_flops as of_text
 from attnkit_experiments.sequences.model import ClassifierConfig
@@ -54,6 +55,13 @@ def test_features_as_torch_sees_them(op):
     assert counter.get_total_flops() == 2 * (found + heads * features * (queries + keys))
 
 
+@pytest.mark.parametrize("method", NEWER)
+def test_every_method_of_language_models_is_counted(method):
+    op, options = NEWER[method]
+    softmax = of_text(LanguageConfig("d64", 12))
+    assert 0.5 < of_text(LanguageConfig("d64", 12, op=op, options=options)) / softmax < 2
+
+
 def test_a_sequence_by_hand():
     """Two layers of width 4 with an MLP of 6, of 5 tokens; the head has 6 hidden features and 3 classes."""
     config = ClassifierConfig(vocabulary=9, classes=3, length=5, width=4, hidden=6, heads=2)
@@ -69,6 +77,8 @@ def test_features_by_hand():
     projected, summed = 4 * 3 * 5 * (7 + 11), 4 * 3 * 5 * (7 + 11)
     assert attention_multiply_adds("performer_attention", {"num_features": 5}, **sizes) == projected + summed
     assert attention_multiply_adds("softmax_attention", {}, **sizes) == 2 * 4 * 3 * 77
+    assert attention_multiply_adds("gated_linear_attention", {}, **sizes) == 4 * 3 * 3 * (7 + 11)
+    assert attention_multiply_adds("delta_attention", {}, **sizes) == 4 * 3 * 3 * (7 + 11 + 11)
     pairs, features = (of_text(LanguageConfig("d64", 12, op=op)) for op in ("softmax_attention", "efficient_attention"))
     assert pairs - features == 2 * 4 * (2 * 64 * 12 * 13 // 2 - 64 * 32 * 2 * 12)  # four layers, two heads of 32
     with pytest.raises(ValueError, match="linformer_attention: there is no formula of its multiply-adds"):

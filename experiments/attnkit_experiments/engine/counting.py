@@ -14,21 +14,14 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import attnkit
+from attnkit._core.family import RECORDS
 
 Number = TypeVar("Number", int, np.ndarray)
 
-OF_PAIRS = frozenset(
-    op.__name__
-    for op in (
-        attnkit.softmax_attention, attnkit.sparsemax_attention, attnkit.entmax_attention, attnkit.rela_attention,
-        attnkit.reluformer_attention, attnkit.pointwise_attention, attnkit.sigmoid_attention,
-        attnkit.gaussian_attention,
-    )
-)  # fmt: skip
+OF_PAIRS = frozenset(name for name, record in RECORDS.items() if record.family.of_features is None)
 """Attention with a weight for each pair of a query and a key."""
-OF_FEATURES = frozenset(
-    op.__name__ for op in (attnkit.linear_attention, attnkit.cosine_attention, attnkit.efficient_attention)
-)
+PERFORMER, DELTA = attnkit.performer_attention.__name__, attnkit.delta_attention.__name__
+OF_FEATURES = frozenset(RECORDS) - OF_PAIRS - {PERFORMER} | {attnkit.gated_linear_attention.__name__}
 """Attention by sums of keys times values, with as many features as a head is wide."""
 
 
@@ -53,8 +46,9 @@ def attention_multiply_adds(
     them that see one another, `width` features in all heads together.
 
     Scores and sums of values, 2·pairs·width; or, with f features of a head of d, products of keys with values and of
-    queries with these sums, (queries + keys)·f·width, causal or not, and as many for Performer's f projections.
-    Denominators are left out, and what an implementation computes and needs not, such as hidden pairs.
+    queries with these sums, (queries + keys)·f·width, causal or not, and as many for Performer's f projections; the
+    delta rule multiplies keys with these sums too. Denominators and gates are left out, and what an implementation
+    computes and needs not, such as hidden pairs.
 
     Errors: ValueError for attention of another kind.
     """
@@ -63,7 +57,9 @@ def attention_multiply_adds(
     head = width // heads
     if op in OF_FEATURES:
         return width * head * (queries + keys)
-    if op == attnkit.performer_attention.__name__:
+    if op == DELTA:
+        return width * head * (queries + 2 * keys)
+    if op == PERFORMER:
         features = options.get("num_features", max(1, int(head * math.log(head))))
         return 2 * width * features * (queries + keys)
     raise ValueError(f"{op}: there is no formula of its multiply-adds")
