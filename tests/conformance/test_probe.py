@@ -203,3 +203,19 @@ def test_sums_of_numbers_that_are_rounded_alike_are_within_bounds() -> None:
         for way in (-1.5, 1.5):
             off = np.exp(-taken * (1 + way * np.finfo(np.float32).eps))
             assert abs(off - limit.golden[0]) <= limit.allowed[0]
+
+
+@pytest.mark.parametrize(("name", "by", "token"), [("k", "v", 0), ("v", "k", 0), ("q", "do", 1), ("o", "q", 1)])
+def test_entries_of_a_fading_state_may_become_0(name: str, by: str, token: int) -> None:
+    """XLA makes what is left of a state below the normal range 0, and a row or a column of it is multiplied: here eight
+    entries just below it, by numbers of 3. Only the second query asks, and only the first key has a value.
+    """
+    left = 0.99 * float(np.finfo(np.float32).smallest_normal)
+    sizes = {"q": [1.0, 1.0], "k": [1.0, 1.0], "v": [1.0, 0.0], "do": [0.0, 1.0]}
+    given = {n: (3.0 if n == by else 1.0) * np.outer(x, np.ones(8)) for n, x in sizes.items()}
+    cotangents = {"o": given.pop("do")}
+    params = {"feature_map": "identity", "causal": True, "scale": 1.0}
+    arrays = given | {"log_decay": np.array([0.0, np.log(left)])}
+    limits = golden(Case(f"x{name}", "linear_attention", "float32", arrays, params, cotangents))
+    limit = limits.outputs["o"] if name == "o" else limits.gradients[name]
+    assert np.all(limit.allowed[token] >= 8 * 3 * left)

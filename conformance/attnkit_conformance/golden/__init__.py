@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -170,7 +171,7 @@ def limits_of(op: Op, case: Case) -> Callable[[str, np.ndarray, np.ndarray, str]
     before = magnitudes(op, without_signs(case)) if summands and VALUES & case.arrays.keys() else summands
     growth = growth_of(op, case)
     wide = tolerance.growth_of_width(case.arrays["q"].shape[-1]) if "q" in case.arrays else 1.0
-    hidden = hidden_noise(op, case)
+    hidden = hidden_noise(op, case) | faint_noise(op, case)
     # errors of weights count twice in their squares, and those of sums of numbers that are rounded alike add up
     twice = dict.fromkeys(("sum_squares", *op.alike), 2.0 * growth)
 
@@ -197,6 +198,44 @@ def hidden_noise(op: Op, case: Case) -> Mapping[str, np.ndarray]:
     moved = slopes * scoring.score_movement(sc) * (1.0 if sc.keep is None else np.abs(sc.keep))
     dv = np.swapaxes(moved, -1, -2) @ np.abs(np.nan_to_num(do))
     return {"v": reduce_to(dv, case.arrays["v"].shape, sc.groups) / tolerance.BOUND["float32"]}
+
+
+FADING = ("log_decay", "log_gate")
+
+
+def faint_noise(op: Op, case: Case) -> Mapping[str, np.ndarray]:
+    """What no probe sees of sums that fade: an entry of a state below the normal range may become 0, and what is
+    multiplied with it does so for every entry of a row or a column: v in dk, φ(k) in dv, do in dq, φ(q) in o.
+    """
+    arrays = {name.removesuffix("_t"): x for name, x in case.arrays.items()}
+    cotangent = case.cotangents.get("o", case.cotangents.get("o_t"))
+    if cotangent is None or not any(name.removesuffix("_t") in FADING for name in (*case.arrays, *case.params)):
+        return {}
+    tokens = 0 if "q_t" in case.arrays else 1
+    plain = "feature_map" not in op.own or case.params.get("feature_map") == "identity"
+    below = 0.0 if plain else 1.0  # φ(x) is at most that and |x|
+    scale = abs(case.params.get("scale") or 1.0)
+
+    def row(x: np.ndarray, beside: float = 0.0) -> float:
+        return float(np.max(np.sum(beside + np.where(np.isfinite(x), np.abs(x), 0.0), axis=-1), initial=0.0))
+
+    def times(name: str) -> float:
+        """Over how many leading axes the gradient is summed."""
+        whole, own = (math.prod(x.shape[: x.ndim - 1 - tokens]) for x in (cotangent, arrays[name]))
+        return max(1.0, whole / max(own, 1))
+
+    beside = {
+        "o": scale * row(arrays["q"], below),
+        "q": scale * row(cotangent) * times("q"),
+        "k": row(arrays["v"]) * times("k"),
+        "v": row(arrays["k"], below) * times("v"),
+    }
+    dtype = compute_dtype(case.dtype)
+    suffix = "" if tokens else "_t"
+    return {
+        f"{n}{suffix}": np.asarray(x * tolerance.smallest_normal(dtype) / tolerance.eps(dtype))
+        for n, x in beside.items()
+    }
 
 
 def magnitudes(op: Op, case: Case) -> Mapping[str, np.ndarray]:
