@@ -119,9 +119,9 @@ def prepared(arrays: tuple[Tensor, ...], options: Keywords) -> recorded.Repeated
 
 
 def is_faster(q: Tensor, k: Tensor, *rest: Tensor | None, **options: object) -> bool:
-    """As softmax, whose clocks its kernels are assumed to take; of few queries, which would leave most of a tile
-    empty, where the generic body would keep too much."""
-    return pointwise.is_faster(None if decoding.few(q) else "softmax", q, k, *rest, **options)
+    """By the clocks that were counted; of few queries, which leave most of a tile empty, where the generic body would
+    keep too much."""
+    return pointwise.is_faster(None if decoding.few(q) else "softpick", q, k, *rest, **options)
 
 
 KERNELS = with_gradients(
