@@ -16,7 +16,16 @@ import torch
 
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import base_op, special_cases
-from attnkit.backends.torch.triton import linear, linear_features, linear_step, newton, packed, pointwise, rows, softpick
+from attnkit.backends.torch.triton import (
+    linear,
+    linear_features,
+    linear_step,
+    newton,
+    packed,
+    pointwise,
+    rows,
+    softpick,
+)
 from attnkit.backends.torch.triton import statistics as triton_statistics
 from attnkit.kernels import linear_calls
 from attnkit.ops.linear.record import Linear

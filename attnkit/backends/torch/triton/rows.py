@@ -188,7 +188,9 @@ def backward_launches(
     by_queries = kernels.backward_resident if resident else kernels.backward_tiled
     read = Read(inputs, shared, (view(a, "rows", dlse),), tuples(call))
     owners = (by_queries, kernels.backward_keys, kernels.backward_bias)
-    return gradient_launches(owners, read, grads if do is not None else {**grads, "v": None}, q, call, of_rows is not None)
+    return gradient_launches(
+        owners, read, grads if do is not None else {**grads, "v": None}, q, call, of_rows is not None
+    )
 
 
 class Read(NamedTuple):
@@ -229,7 +231,9 @@ def gradient_launches(
     launches = [launch_of(owners[0], of_queries, *inputs, dq, *shared, *beside, *common, a.heads, a.groups)]
     if "k" in grads:
         written = view(a, "k", grads["k"]), view(a, "v", grads["v"])
-        launches.append(launch_of(owners[1], of_keys, *inputs, *written, *shared, *common, a.keys, a.kv_heads, a.groups))
+        launches.append(
+            launch_of(owners[1], of_keys, *inputs, *written, *shared, *common, a.keys, a.kv_heads, a.groups)
+        )
     dbias = grads.get("bias")
     if dbias is not None:
         items, heads = dbias.shape[:2]
