@@ -6,14 +6,15 @@ With m_i = max(0, max_j s_ij), p_ij = exp(s_ij - m_i) and a_ij = p_ij - exp(-m_i
     dp_ij = r_ij do_i·v_j        c_i = Σ_j w_ij dp_ij        dv_j = gain Σ_i r_ij w_ij do_i
     ds_ij = gain (p_ij ([s_ij > 0] dp_ij - sign(s_ij) c_i) - [j = f_i] eps c_i)/D_i
 
-f_i is the first key with the largest score of a row, -1 where none is above 0: m depends on it, which cancels everywhere
-but beside eps. A score of 0 has neither weight nor slope, so hidden pairs have one. Tuples are those of `rows`, except
+f_i is the first key with the largest score of a row, -1 where none is above 0: m depends on it, which cancels
+everywhere but beside eps. A score of 0 has neither weight nor slope, so hidden pairs have one. Tuples are those of
+`rows`, except
 
     numbers = (scale, gain, eps)
     stats = (m, None, None, 1/D)
     delta = (c, f)                  views without columns, which the kernel of dq stores and the others read
 
-c and f are found in one kernel, so that all of them have the same f, however the products of their tiles are rounded.
+One kernel finds c and f, so that all have the same f, however the products of their tiles are rounded.
 """
 
 import triton

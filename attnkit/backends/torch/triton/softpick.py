@@ -1,7 +1,7 @@
 """Softpick attention on torch tensors: memory, launches and registration of the Triton kernels.
 
-Memory, tiles and the order of launches are those of softmax (`attnkit.backends.torch.triton.rows`). Few queries take the
-kernels of many.
+Memory, tiles and the order of launches are those of softmax (`attnkit.backends.torch.triton.rows`). Few queries take
+the kernels of many.
 """
 
 import torch
