@@ -7,7 +7,7 @@ With m_i = max(0, max_j s_ij), p_ij = exp(s_ij - m_i) and a_ij = p_ij - exp(-m_i
     ds_ij = gain (p_ij ([s_ij > 0] dp_ij - sign(s_ij) c_i) - [j = f_i] eps c_i)/D_i
 
 f_i is the first key with the largest score of a row, -1 where none is above 0: m depends on it, which cancels
-everywhere but beside eps. A score of 0 has neither weight nor slope, so hidden pairs have one. Tuples are those of
+everywhere but beside eps. A score of 0 has neither weight nor slope: hidden pairs are given it. Tuples are those of
 `rows`, except
 
     numbers = (scale, gain, eps)
