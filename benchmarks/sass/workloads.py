@@ -121,7 +121,7 @@ def normalised_backward(
     return Workload(launches, "pairs")
 
 
-def rectified(dtype: torch.dtype, d: int, gradients: bool = False) -> Workload:
+def of_softpick(dtype: torch.dtype, d: int, gradients: bool = False) -> Workload:
     """Softpick, or its gradients."""
 
     def launches(items: int) -> list[Launch]:
@@ -215,13 +215,13 @@ WORKLOADS: dict[str, Workload] = {
     "gaussian, d = 128": forward(BF16, 128, **GAUSSIAN),
     "softmax": normalised(BF16, 64, softmax_attention),
     "softmax, d = 128": normalised(BF16, 128, softmax_attention),
-    "softpick": rectified(BF16, 64),
-    "softpick, d = 128": rectified(BF16, 128),
+    "softpick": of_softpick(BF16, 64),
+    "softpick, d = 128": of_softpick(BF16, 128),
     "sparsemax, a pass": normalised(BF16, 64, entmax_attention, alpha=2.0),
     "entmax, a pass": normalised(BF16, 64, entmax_attention, alpha=1.5),
     "entmax, α = 1.3, a pass": normalised(BF16, 64, entmax_attention, alpha=1.3),
     "softmax, float32": normalised(F32, 64, softmax_attention),
-    "softpick, float32": rectified(F32, 64),
+    "softpick, float32": of_softpick(F32, 64),
     "gaussian, float32": forward(F32, 64, **GAUSSIAN),
     "entmax, float32, a pass": normalised(F32, 64, entmax_attention, alpha=1.5),
     "entmax, 256 keys": normalised(BF16, 64, entmax_attention, tokens=256, alpha=1.5),
@@ -253,12 +253,12 @@ WORKLOADS: dict[str, Workload] = {
     "gelu, gradients, 256 tokens": backward(BF16, 64, tokens=256, activation="gelu"),
     "gaussian, gradients": backward(BF16, 64, **GAUSSIAN),
     "softmax, gradients": normalised_backward(BF16, 64, softmax_attention),
-    "softpick, gradients": rectified(BF16, 64, True),
+    "softpick, gradients": of_softpick(BF16, 64, True),
     "entmax, gradients": normalised_backward(BF16, 64, entmax_attention, alpha=1.5),
     "gelu, gradients, float32": backward(F32, 64, activation="gelu"),
     "gaussian, gradients, float32": backward(F32, 64, **GAUSSIAN),
     "softmax, gradients, float32": normalised_backward(F32, 64, softmax_attention),
-    "softpick, gradients, float32": rectified(F32, 64, True),
+    "softpick, gradients, float32": of_softpick(F32, 64, True),
     "entmax, gradients, float32": normalised_backward(F32, 64, entmax_attention, alpha=1.5),
     "entmax, α = 1.3, gradients": normalised_backward(BF16, 64, entmax_attention, alpha=1.3),
     "softmax: all statistics, gradients": statistics_of_rows(BF16, 64, ALL, softmax_attention, True),

@@ -113,7 +113,7 @@ def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: Option) -> dict
     return CUSTOM.pull(OP, do, q=q, k=k, v=v, **options)
 
 
-def prepared(arrays: tuple[Tensor, ...], options: Keywords) -> recorded.Repeated:
+def prepare(arrays: tuple[Tensor, ...], options: Keywords) -> recorded.Repeated:
     """o of calls with the same signature."""
     return recorded.prepared(CUSTOM, OP, dict(zip("qkv", arrays, strict=True)) | options)
 
@@ -127,4 +127,4 @@ def is_faster(q: Tensor, k: Tensor, *rest: Tensor | None, **options: object) -> 
 KERNELS = with_gradients(
     softpick_attention, pointwise.kernel(None, attend, pointwise.unsupported)._replace(is_faster=is_faster), pull
 )
-KERNELS[OP] = KERNELS[OP]._replace(prepared=prepared)
+KERNELS[OP] = KERNELS[OP]._replace(prepared=prepare)
