@@ -42,6 +42,7 @@ def statistics(q: Tensor, k: Tensor, v: Tensor, *, impl: str) -> tuple[Any, ...]
 STEPS: dict[str, Attend] = {
     "pointwise": attnkit.pointwise_attention,
     "softmax": attnkit.softmax_attention,
+    "softpick": attnkit.softpick_attention,
     "entmax": attnkit.entmax_attention,
     "gaussian": attnkit.gaussian_attention,
     "statistics": statistics,

@@ -31,6 +31,7 @@ STATISTICS = (*POINTWISE, *ROWS, "triton/rows_statistics.py")
 OF_TORCH = {
     **dict.fromkeys(("pointwise", "sigmoid", "reluformer", "rela", "gaussian", "pointwise_packed"), POINTWISE),
     **dict.fromkeys(("softmax", "entmax", "sparsemax", "ssmax", "softmax_packed"), ROWS),
+    "softpick": (*ROWS, "triton/softpick.py"),
     **dict.fromkeys(("linear", "cosine", "performer", "efficient", "linear_packed"), LINEAR),
     "linear_step": ("triton/linear_step.py", "triton/features.py"),
     "soft": (*POINTWISE, "triton/newton.py"),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnkit import entmax_attention, softmax_attention
 from attnkit._core.check import dtype_name
-from attnkit.backends.torch.triton import launch, linear_launch, pointwise, rows_statistics, statistics
+from attnkit.backends.torch.triton import launch, linear_launch, pointwise, rows_statistics, softpick, statistics
 from attnkit.backends.torch.triton import rows as of_rows
 from attnkit.backends.torch.triton.launch import Launch
 
@@ -121,6 +121,19 @@ def normalised_backward(
     return Workload(launches, "pairs")
 
 
+def of_softpick(dtype: torch.dtype, d: int, gradients: bool = False) -> Workload:
+    """Softpick, or its gradients."""
+
+    def launches(items: int) -> list[Launch]:
+        q = inputs(dtype, d, 1024, items)
+        arguments, rows = {"q": q, "k": q, "v": q}, torch.empty(softpick.shape_of_numbers(q.shape[:-2], 1024))
+        if gradients:
+            return softpick.backward_launches(q, q, q, q, rows, gradients_of(q=q, k=q, v=q), arguments)
+        return [softpick.forward_launch(q, q, q, torch.empty_like(q), rows, arguments)]
+
+    return Workload(launches, "pairs")
+
+
 def statistics_of_rows(
     dtype: torch.dtype,
     d: int,
@@ -202,10 +215,13 @@ WORKLOADS: dict[str, Workload] = {
     "gaussian, d = 128": forward(BF16, 128, **GAUSSIAN),
     "softmax": normalised(BF16, 64, softmax_attention),
     "softmax, d = 128": normalised(BF16, 128, softmax_attention),
+    "softpick": of_softpick(BF16, 64),
+    "softpick, d = 128": of_softpick(BF16, 128),
     "sparsemax, a pass": normalised(BF16, 64, entmax_attention, alpha=2.0),
     "entmax, a pass": normalised(BF16, 64, entmax_attention, alpha=1.5),
     "entmax, α = 1.3, a pass": normalised(BF16, 64, entmax_attention, alpha=1.3),
     "softmax, float32": normalised(F32, 64, softmax_attention),
+    "softpick, float32": of_softpick(F32, 64),
     "gaussian, float32": forward(F32, 64, **GAUSSIAN),
     "entmax, float32, a pass": normalised(F32, 64, entmax_attention, alpha=1.5),
     "entmax, 256 keys": normalised(BF16, 64, entmax_attention, tokens=256, alpha=1.5),
@@ -237,10 +253,12 @@ WORKLOADS: dict[str, Workload] = {
     "gelu, gradients, 256 tokens": backward(BF16, 64, tokens=256, activation="gelu"),
     "gaussian, gradients": backward(BF16, 64, **GAUSSIAN),
     "softmax, gradients": normalised_backward(BF16, 64, softmax_attention),
+    "softpick, gradients": of_softpick(BF16, 64, True),
     "entmax, gradients": normalised_backward(BF16, 64, entmax_attention, alpha=1.5),
     "gelu, gradients, float32": backward(F32, 64, activation="gelu"),
     "gaussian, gradients, float32": backward(F32, 64, **GAUSSIAN),
     "softmax, gradients, float32": normalised_backward(F32, 64, softmax_attention),
+    "softpick, gradients, float32": of_softpick(F32, 64, True),
     "entmax, gradients, float32": normalised_backward(F32, 64, entmax_attention, alpha=1.5),
     "entmax, α = 1.3, gradients": normalised_backward(BF16, 64, entmax_attention, alpha=1.3),
     "softmax: all statistics, gradients": statistics_of_rows(BF16, 64, ALL, softmax_attention, True),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnkit.backends.torch.triton import linear, newton, pointwise, rows, statistics
+from attnkit.backends.torch.triton import linear, newton, pointwise, rows, softpick, statistics
 
 from . import in_interpreter_linear, in_interpreter_newton
 from .in_interpreter import draw, inputs
@@ -40,6 +40,7 @@ RESIDUALS = partial(newton.invert, return_residuals=True)
 ONCE: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
     "triton_pointwise": (pointwise.attend, TOKENS),
     "triton_rows": (ENTMAX, TOKENS),
+    "triton_softpick": (softpick.attend, TOKENS),
     "triton_linear": (lambda *x: resumed(*x)[1], FEW),
     "triton_linear of features": (functions("cosine_attention")[0], FEW),
     "triton_newton": (newton.invert, (MATRICES[0],)),
@@ -52,6 +53,7 @@ ONCE: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
 MAPPED: dict[str, tuple[Callable[..., Any], Sequence[Tensor], tuple[int | None, ...]]] = {
     "pointwise": (partial(pointwise.attend, **DROPOUT), (TOKENS[0], TOKENS[1][0], TOKENS[2]), (0, None, 0)),
     "rows": (partial(ENTMAX, **DROPOUT), (TOKENS[0], TOKENS[1][0], TOKENS[2]), (0, None, 0)),
+    "softpick": (partial(softpick.attend, **DROPOUT), (TOKENS[0], TOKENS[1][0], TOKENS[2]), (0, None, 0)),
     "linear": (resumed, (*FEW, *in_interpreter_linear.state(2)), (0, 0, 0, 0, 0)),
     "newton": (newton.invert, (MATRICES,), (0,)),
     "newton with residuals": (RESIDUALS, (MATRICES,), (0,)),
@@ -80,7 +82,7 @@ def test_vmap_is_a_loop(name: str) -> None:
         assert all(torch.equal(found[item], golden) for found, golden in pairs)
 
 
-@pytest.mark.parametrize("attend", [pointwise.attend, ENTMAX], ids=["pointwise", "rows"])
+@pytest.mark.parametrize("attend", [pointwise.attend, ENTMAX, softpick.attend], ids=["pointwise", "rows", "softpick"])
 def test_any_strides_give_the_same_bits(attend: Any) -> None:
     q, k, v, _ = inputs(20, 30)
     options = {"causal": True, "bias": draw(7, 2, 20, 30), "mask": draw(8, 2, 1, 1, 30) > -1}

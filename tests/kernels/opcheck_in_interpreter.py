@@ -38,6 +38,7 @@ BY_CUSTOM_OP = {
         Case("triton_rows", "softmax_attention", {"return_lse": True}, BIAS),
         Case("triton_rows", "entmax_attention", {"causal": True}),
     ),
+    "triton_softpick": (Case("triton_softpick", "softpick_attention", {"eps": 0.1, "dropout": (0.2, 5)}, BIAS),),
     "triton_newton": (
         Case("triton_newton", "newton_inverse", {"inverse_grad": "unrolled", "newton_steps": 2}, MATRICES),
         Case("triton_newton", "newton_inverse", {"return_residuals": True, "newton_steps": 2}, MATRICES),

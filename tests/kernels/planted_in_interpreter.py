@@ -20,6 +20,7 @@ from attnkit.kernels.triton import (
     rows,
     rows_gradients,
     rows_statistics,
+    softpick,
     statistics,
     tiles,
     whole_head,
@@ -30,7 +31,7 @@ MODULES = {
     module.__name__.rpartition(".")[2]: module
     for module in (
         decoding, distances, linear, linear_features, linear_step, linear_sweeps, linear_tokens, newton, pointwise,
-        rows, rows_gradients, rows_statistics, statistics, tiles, whole_head,
+        rows, rows_gradients, rows_statistics, softpick, statistics, tiles, whole_head,
     )
 }  # fmt: skip
 
@@ -146,6 +147,23 @@ def no_means(products, total, dlse, gain, at, i, queries):
 @triton.jit
 def unmasked_scores(products, bias, numbers, at, i0, i, j0, j, inside):
     return products * numbers[0]
+
+
+@triton.jit
+def never_first(highest, first, s, j):
+    return highest, first
+
+
+@triton.jit
+def last_maximum(highest, first, s, j):
+    top = tl.max(s, 1)
+    return tl.maximum(highest, top), tl.where(top > highest, tl.max(tl.where(s == top[:, None], j, -1), 1), first)
+
+
+@triton.jit
+def difference(s, top, dtype):
+    p = softpick.falling(s - top, dtype)
+    return p, p - softpick.falling(-top, dtype)
 
 
 # ---------------------------------------------------------------------------------------------- whole heads

@@ -30,6 +30,7 @@ OPS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "pointwise_attention": ((), {}),
     "reluformer_attention": ((), {}),
     "sigmoid_attention": ((), {"causal": True}),
+    "softpick_attention": ((), {}),
     "sparsemax_attention": ((), {}),
     "entmax_attention": ((), {}),
     "rela_attention": ((), {}),

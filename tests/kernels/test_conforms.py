@@ -85,6 +85,7 @@ LATER = [
     Judged(TRITON, "sparsemax_attention", "not property", ("float32",), NUMBERS),
     Judged(TRITON, "entmax_attention", FEW, ("float32",), NUMBERS),
     Judged(TRITON, "entmax_attention", None, ("float16",), NUMBERS),
+    Judged(TRITON, "softpick_attention", None, SERVED_BY_TRITON, NUMBERS),
     Judged(TRITON, "linear_attention", None, SERVED_BY_TRITON, (GENERIC,)),
     Judged(TRITON, "linear_attention_step", "not property", SERVED_BY_TRITON, (FEWER_AXES,)),
     *(
@@ -185,6 +186,7 @@ FIRST_SCENES = [
     (TRITON, "gaussian_attention", FLOAT32, "causal-padded"),
     (TRITON, "softmax_attention", FLOAT32, "causal-padded"),
     (TRITON, "entmax_attention", HALVES, "causal-padded"),
+    (TRITON, "softpick_attention", FLOAT32, "causal-padded"),
     (TRITON, "linear_attention", HALVES, "cross"),
     (TRITON, "linear_attention_step", FLOAT32, "state"),
     (TRITON, "cosine_attention", HALVES, "cross"),

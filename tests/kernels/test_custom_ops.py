@@ -18,6 +18,7 @@ CPU = {
 CUDA = {
     "triton": ("pointwise_attention", {"causal": True, "dropout": (0.2, 5)}),
     "triton gelu": ("pointwise_attention", {"activation": "gelu", "bias": torch.linspace(-1, 1, 33), "alpha": 0.5}),
+    "triton softpick": ("softpick_attention", {"causal": True, "bias": torch.linspace(-1, 1, 33), "eps": 0.1}),
     "triton linear": ("linear_attention", {"causal": True}),
     "triton full": ("linear_attention", {"key_lengths": torch.tensor([[30], [17]])}),
 }

@@ -67,6 +67,8 @@ WILD = {"bound", "nonfinite"}
         (WRONG, "rows.shrinkage", "never_shrunk", "softmax_attention", "float32", "cross", {"bound"}),
         (WRONG, "rows_gradients.means", "no_means", "entmax_attention", "float32", "cross", {"bound"}),
         (WRONG, "rows.scores", "unmasked_scores", "softmax_attention", "float32", "causal-padded", WILD),
+        (WRONG, "softpick.first_maximum", "never_first", "softpick_attention", "float32", "causal-padded", {"bound"}),
+        (WRONG, "softpick.first_maximum", "last_maximum", "softpick_attention", "float32", "kinks", {"bound"}),
         (SPLIT, "decoding.own_keys", "every_key", "pointwise_attention", "float32", "cross", WILD),
         (SPLIT, "decoding.packed_rows", "rows_of_the_first_head", "softmax_attention", "float32", "gqa-mask", WILD),
         (SPLIT, "decoding.exp", "unweighted", "softmax_attention", "float32", "cross", WILD),

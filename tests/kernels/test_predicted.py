@@ -25,6 +25,7 @@ CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("sigmoid, float32", "gelu, gradients, float32"),
     ),
     "softmax": (("softmax", "softmax, gradients"), ("softmax, float32", "softmax, gradients, float32")),
+    "softpick": (("softpick", "softpick, gradients"), ("softpick, float32", "softpick, gradients, float32")),
     "entmax": (
         ("entmax, α = 1.3, a pass", "entmax, α = 1.3, gradients"),
         ("entmax, float32, a pass", "entmax, gradients, float32"),
@@ -41,6 +42,7 @@ TOKENS = 1024
 GENERIC: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "pointwise": (attnkit.pointwise_attention, {}),
     "softmax": (attnkit.softmax_attention, {}),
+    "softpick": (attnkit.softpick_attention, {}),
     "entmax": (attnkit.sparsemax_attention, {}),
     "gaussian": (attnkit.gaussian_attention, {}),
     "linear": (attnkit.linear_attention, {}),

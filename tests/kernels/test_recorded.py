@@ -27,6 +27,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax": ("softmax_attention", {"key_lengths": torch.tensor([[30], [40]])}),
     "off by one": ("softmax_attention", {"sink": 0.0}),
     "sinks": ("softmax_attention", {"sink": torch.zeros(2)}),
+    "softpick": ("softpick_attention", {"eps": 0.1, "bias": torch.zeros(2, 40, 40)}),
     "gaussian": ("gaussian_attention", {}),
     "sparsemax": ("sparsemax_attention", {"mask": torch.ones(40, 40, dtype=torch.bool)}),
     "reluformer": ("reluformer_attention", {"gamma": 2.0}),

@@ -14,7 +14,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 # What imports triton stands behind the skips.
 from attnkit._core.check import dtype_name
-from attnkit.backends.torch.triton import launch, linear_launch, pointwise, rows, rows_statistics, statistics
+from attnkit.backends.torch.triton import launch, linear_launch, pointwise, rows, rows_statistics, softpick, statistics
 from attnkit.backends.torch.triton.launch import Launch
 from benchmarks.sass.compiling import device_of, lowered
 
@@ -68,6 +68,15 @@ def of_rows(op: str, **options: Any) -> list[Launch]:
     return forward + rows.backward_launches(q, q, q, q, lse, numbers, grads, call)
 
 
+def of_softpick(**options: Any) -> list[Launch]:
+    """Forward, with and without o, and backward."""
+    q = tokens()
+    arguments, numbers = {"q": q, "k": q, "v": q, **options}, torch.empty(softpick.shape_of_numbers((2, 4), TOKENS))
+    grads = {"q": q, "k": q, "v": q} | ({"bias": torch.empty(1, 4, TOKENS, TOKENS)} if "bias" in options else {})
+    forward = [softpick.forward_launch(q, q, q, o, numbers, arguments) for o in (q, None)]
+    return forward + softpick.backward_launches(q, q, q, q, numbers, grads, arguments)
+
+
 def of_statistics(op: str, fields: str, with_output: bool = True, **options: Any) -> list[Launch]:
     """Statistics of rows that sum to 1, the keys of first maxima, and backward."""
     q = tokens()
@@ -116,6 +125,8 @@ CALLS: dict[str, Callable[[], list[Launch]]] = {
     "softmax, every option": lambda: of_rows("softmax_attention", **BIASED, **BOOLEAN, **LENGTHS, **WINDOW, scale=-1.0),
     "softmax, packed": lambda: of_rows("softmax_attention", **EDGES),
     "softmax, packed, window": lambda: of_rows("softmax_attention", **WINDOW, **EDGES),
+    "softpick": of_softpick,
+    "softpick, every option": lambda: of_softpick(**BIASED, **BOOLEAN, **LENGTHS, **WINDOW, scale=-1.0, eps=0.1),
     "entmax": lambda: of_rows("entmax_attention", alpha=1.5),
     "entmax, every option": lambda: of_rows("entmax_attention", alpha=1.3, **BIASED, **BOOLEAN, **LENGTHS, **WINDOW),
     "softmax, statistics": lambda: of_statistics("softmax_attention", ALL, causal=True),
@@ -140,7 +151,7 @@ CALLS: dict[str, Callable[[], list[Launch]]] = {
 
 FIRST = (
     "pointwise, every option", "gaussian, every option", "statistics, of signed weights", "pointwise, packed",
-    "softmax, statistics", "entmax, statistics", "linear, causal",
+    "softpick, every option", "softmax, statistics", "entmax, statistics", "linear, causal",
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from attnkit.backends.torch.triton import (
     packed,
     pointwise,
     rows,
+    softpick,
     statistics,
 )
 from attnkit.backends.torch.watchers import opaque
@@ -41,6 +42,7 @@ KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
                     linear_step.KERNELS,
                     linear_features.KERNELS,
                     rows.KERNELS,
+                    softpick.KERNELS,
                     statistics.KERNELS,
                     newton.KERNELS,
                     packed.KERNELS,

@@ -20,8 +20,8 @@ whose own threshold is at most τ and close to it, and takes no pass. The tuples
 
     numbers = (scale, gain, α - 1, power)       the last two are None for softmax; NEGATIVE: scale < 0
     stats = (top, τ, c, 1/Σ)                    views without columns; 1/Σ is 0 for a row that sees no key
-    rows = (key_lengths, query_mask, sink)      views; the sink of softmax, one for each head, is a score of each row
-                                                without a value
+    rows = (key_lengths, query_mask, sink)      views; the sink of softmax, one for each head, is one more score of a
+                                                row, without a value
     own = (queries, keys, visible)              of a program, and how many keys its key_lengths leave
     bounds = (hi, high) or (hi, high, left, low)     where keys end for each query and for all queries of a tile, and
                                                 with a bound `left` where they begin for the latter

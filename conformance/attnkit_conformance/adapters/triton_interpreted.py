@@ -16,7 +16,16 @@ import torch
 
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import base_op, special_cases
-from attnkit.backends.torch.triton import linear, linear_features, linear_step, newton, packed, pointwise, rows
+from attnkit.backends.torch.triton import (
+    linear,
+    linear_features,
+    linear_step,
+    newton,
+    packed,
+    pointwise,
+    rows,
+    softpick,
+)
 from attnkit.backends.torch.triton import statistics as triton_statistics
 from attnkit.kernels import linear_calls
 from attnkit.ops.linear.record import Linear
@@ -36,7 +45,7 @@ def without_gradients(kernels: Mapping[str, Kernel]) -> dict[str, Callable[..., 
 
 
 KERNELS: dict[str, Callable[..., Any]] = {}
-for table in (pointwise, linear, linear_features, rows, newton, packed):
+for table in (pointwise, linear, linear_features, rows, softpick, newton, packed):
     KERNELS |= without_gradients(table.KERNELS)
 KERNELS |= {op: stepping(row.call) for op, row in linear_step.KERNELS.items()}
 

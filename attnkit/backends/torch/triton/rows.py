@@ -5,9 +5,9 @@ read through views (items, heads, tokens, features), as for point-wise attention
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ def call_of(op: str, arguments: Arguments) -> Call:
 # ---------------------------------------------------------------------------------------------- launches
 
 
-def _of_rows(a: Layout, x: Tensor) -> View:
+def view_of_rows(a: Layout, x: Tensor) -> View:
     """A view of numbers (items, heads, L)."""
     return by_sequence(a, view_of(x, (a.items, a.heads), a.queries))
 
@@ -79,8 +79,8 @@ def _of_rows(a: Layout, x: Tensor) -> View:
 def views_of_numbers(a: Layout, rows: Tensor) -> tuple[View, ...]:
     """top, τ, c and 1/Σ as views."""
     if rows.shape[0] == 2:
-        return _of_rows(a, rows[0]), None, None, _of_rows(a, rows[1])
-    return tuple(_of_rows(a, row) for row in rows)
+        return view_of_rows(a, rows[0]), None, None, view_of_rows(a, rows[1])
+    return tuple(view_of_rows(a, row) for row in rows)
 
 
 def functions(kernel: object, call: Call, dtype: torch.dtype) -> Keywords:
@@ -91,7 +91,7 @@ def functions(kernel: object, call: Call, dtype: torch.dtype) -> Keywords:
     return normalisers.functions(kernel, call.normaliser.name, dtype != torch.float32, negative)
 
 
-def _sizes(name: str, q: Tensor, call: Call, statistics: bool = False) -> Keywords | None:
+def sizes_of(name: str, q: Tensor, call: Call, statistics: bool = False) -> Keywords | None:
     """Sizes of tiles; None for a resident kernel if a row does not fit into registers, or has statistics."""
     from attnkit.kernels.triton import sizes
 
@@ -125,10 +125,10 @@ def forward_launch(
     from attnkit.kernels.triton import rows as kernels
 
     a, name = call.a, "forward_online" if call.above is None else "forward_resident"
-    sizes = _sizes(name, q, call)
+    sizes = sizes_of(name, q, call)
     if sizes is None:
         name = "forward_tiled"
-        sizes = _sizes(name, q, call)
+        sizes = sizes_of(name, q, call)
     assert sizes is not None
     kernel = getattr(kernels, name)
     views = (view(a, "q", q), view(a, "k", k), view(a, "v", v), view(a, "o", o))
@@ -183,36 +183,66 @@ def backward_launches(
     through = (None, None) if v is None or do is None else (view(a, "v", v), view(a, "o", do))
     inputs = (view(a, "q", q), view(a, "k", k), *through, launch.contiguous_rows(of_rows, a))
     delta = torch.empty_like(rows[0]) if delta is None else delta
-    shared = (views_of_numbers(a, rows), _of_rows(a, delta))
-    common = tuples(call)
+    shared = (views_of_numbers(a, rows), view_of_rows(a, delta))
+    resident = sizes_of("backward_resident", q, call, of_rows is not None) is not None
+    by_queries = kernels.backward_resident if resident else kernels.backward_tiled
+    read = Read(inputs, shared, (view(a, "rows", dlse),), tuples(call))
+    owners = (by_queries, kernels.backward_keys, kernels.backward_bias)
+    return gradient_launches(
+        owners, read, grads if do is not None else {**grads, "v": None}, q, call, of_rows is not None
+    )
 
-    def launch_of(name: str, programs: Callable[[int, int], int], *arguments: object) -> Launch:
-        kernel, sizes = getattr(kernels, name), _sizes(name, q, call, of_rows is not None)
+
+class Read(NamedTuple):
+    """What the kernels of gradients take, in the order of their arguments."""
+
+    inputs: Group  # q, k, v, do and what else precedes what is written
+    of_rows: Group  # the numbers of rows, and what the kernel of dq stores for the others
+    of_queries: Group  # for the kernel of dq alone
+    of_call: Group  # pairs, rows, limits and numbers
+
+
+def gradient_launches(
+    owners: tuple[Any, Any, Any],
+    read: Read,
+    grads: Mapping[str, Tensor | None],
+    q: Tensor,
+    call: Call,
+    statistics: bool = False,
+) -> list[Launch]:
+    """The launches of the kernels that own queries, keys and tiles of pairs, the first in any case."""
+    a = call.a
+
+    def launch_of(kernel: Any, programs: Callable[[int, int], int], *arguments: object) -> Launch:
+        sizes = sizes_of(kernel.__name__, q, call, statistics)
         assert sizes is not None
         return Launch(
             kernel, programs(sizes["ROWS"], sizes["KEYS"]), arguments, functions(kernel, call, q.dtype) | sizes
         )
 
+    def of_queries(size: int, keys: int) -> int:
+        return a.blocks(a.queries, size) * a.heads * a.items
+
+    def of_keys(size: int, keys: int) -> int:
+        return a.blocks(a.keys, keys) * a.kv_heads * a.items
+
+    inputs, shared, beside, common = read
     dq = view(a, "q", grads.get("q"))
-    arguments: Group = (*inputs, dq, *shared, view(a, "rows", dlse), *common, a.heads, a.groups)
-    resident = _sizes("backward_resident", q, call, of_rows is not None) is not None
-    name = "backward_resident" if resident else "backward_tiled"
-    launches = [launch_of(name, lambda size, keys: a.blocks(a.queries, size) * a.heads * a.items, *arguments)]
+    launches = [launch_of(owners[0], of_queries, *inputs, dq, *shared, *beside, *common, a.heads, a.groups)]
     if "k" in grads:
-        dk, dv = view(a, "k", grads["k"]), None if do is None else view(a, "v", grads["v"])
-        arguments = (*inputs, dk, dv, *shared, *common, a.keys, a.kv_heads, a.groups)
-        programs = a.kv_heads * a.items
-        launches.append(launch_of("backward_keys", lambda size, keys: a.blocks(a.keys, keys) * programs, *arguments))
-    if "bias" in grads:
-        dbias = grads["bias"]
+        written = view(a, "k", grads["k"]), view(a, "v", grads["v"])
+        launches.append(
+            launch_of(owners[1], of_keys, *inputs, *written, *shared, *common, a.keys, a.kv_heads, a.groups)
+        )
+    dbias = grads.get("bias")
+    if dbias is not None:
         items, heads = dbias.shape[:2]
         sizes = (a.keys, a.items, a.heads, a.groups, items, heads)
-        arguments = (*inputs, (dbias, *dbias.stride()), *shared, *common, *sizes)
 
-        def tiles(size: int, keys: int) -> int:
+        def of_pairs(size: int, keys: int) -> int:
             return blocks_of(a.queries, size) * blocks_of(a.keys, keys) * heads * items
 
-        launches.append(launch_of("backward_bias", tiles, *arguments))
+        launches.append(launch_of(owners[2], of_pairs, *inputs, (dbias, *dbias.stride()), *shared, *common, *sizes))
     return launches
 
 
