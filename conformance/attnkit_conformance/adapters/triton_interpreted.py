@@ -19,6 +19,7 @@ from attnkit._core.family import base_op, special_cases
 from attnkit.backends.torch.triton import linear, linear_features, linear_step, newton, packed, pointwise, rows
 from attnkit.backends.torch.triton import statistics as triton_statistics
 from attnkit.kernels import linear_calls
+from attnkit.ops.forgetting import FORGETTING
 from attnkit.ops.linear.record import Linear
 from attnkit.ops.linear.states import stepping
 from attnkit.ops.pointwise import POINTWISE
@@ -93,7 +94,7 @@ REFUSED: dict[str, Callable[..., str | None]] = {
     **dict.fromkeys(newton.KERNELS, unserved_inverse),
 }
 
-IN_PARTS = (SOFTMAX.name, POINTWISE.name, *(op for op, base in special_cases().items() if base == POINTWISE.name))
+IN_PARTS = (SOFTMAX.name, FORGETTING.name, POINTWISE.name, *(op for op, base in special_cases().items() if base == POINTWISE.name))
 """Ops of whose calls with few queries the keys are shared out."""
 
 
