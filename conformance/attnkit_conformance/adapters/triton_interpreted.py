@@ -36,10 +36,15 @@ def without_gradients(kernels: Mapping[str, Kernel]) -> dict[str, Callable[..., 
     return {op: kernel.call for op, kernel in kernels.items() if not op.endswith(VJP)}
 
 
+def forget(q: Any, k: Any, v: Any, log_forget: Any, **options: Any) -> Any:
+    """forgetting_attention, whose gates kernels take as an option."""
+    return rows.KERNELS[FORGETTING.name].call(q, k, v, log_forget=log_forget, **options)
+
+
 KERNELS: dict[str, Callable[..., Any]] = {}
 for table in (pointwise, linear, linear_features, rows, newton, packed):
     KERNELS |= without_gradients(table.KERNELS)
-KERNELS |= {op: stepping(row.call) for op, row in linear_step.KERNELS.items()}
+KERNELS |= {op: stepping(row.call) for op, row in linear_step.KERNELS.items()} | {FORGETTING.name: forget}
 
 
 def special_case(op: str, q: Any, k: Any, v: Any, **options: Any) -> Any:
