@@ -99,9 +99,8 @@ def _sizes(name: str, q: Tensor, call: Call, statistics: bool = False) -> Keywor
 
     a, c = call.a, call.of_pairs
     beside = launch.bytes_of_pairs(c)
-    absent = c.seed, c.query_mask, call.fade
-    lean = q.dtype == torch.bfloat16 and not beside and all(x is None for x in absent)
-    form = "statistics" if statistics else "lean" if lean else ""
+    lean = q.dtype == torch.bfloat16 and not beside and c.seed is None and c.query_mask is None
+    form = "statistics" if statistics else "gates" if call.fade is not None else "lean" if lean else ""
     of_call = call.normaliser.name, q.dtype.itemsize * 8, a.d, a.e, a.keys, launch.capability(q.device)
     tile = sizes.normalised(name, *of_call, beside, form)
     return None if tile is None else _widths(q, a) | tile._asdict()
