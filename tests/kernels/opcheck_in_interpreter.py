@@ -37,6 +37,7 @@ BY_CUSTOM_OP = {
     "triton_rows": (
         Case("triton_rows", "softmax_attention", {"return_lse": True}, BIAS),
         Case("triton_rows", "entmax_attention", {"causal": True}),
+        Case("triton_rows", "forgetting_attention", {"return_lse": True}, {"log_forget": -draw(4, 2, 6).abs()}),
     ),
     "triton_newton": (
         Case("triton_newton", "newton_inverse", {"inverse_grad": "unrolled", "newton_steps": 2}, MATRICES),

@@ -67,6 +67,12 @@ WILD = {"bound", "nonfinite"}
         (WRONG, "rows.shrinkage", "never_shrunk", "softmax_attention", "float32", "cross", {"bound"}),
         (WRONG, "rows_gradients.means", "no_means", "entmax_attention", "float32", "cross", {"bound"}),
         (WRONG, "rows.scores", "unmasked_scores", "softmax_attention", "float32", "causal-padded", WILD),
+        (
+            WRONG, "rows.faded", "without_low_digits", "forgetting_attention", "float32",
+            "long.log_forget=mixed,return_lse=True", {"bound"},
+        ),
+        (WRONG, "rows_gradients.store_tiles", "of_the_last_tile", "forgetting_attention", "float32", "blocks-causal", WILD),
+        (WRONG, "rows_gradients.store_crossing", "of_own_tiles", "forgetting_attention", "float32", "cross", {"bound"}),
         (SPLIT, "decoding.own_keys", "every_key", "pointwise_attention", "float32", "cross", WILD),
         (SPLIT, "decoding.packed_rows", "rows_of_the_first_head", "softmax_attention", "float32", "gqa-mask", WILD),
         (SPLIT, "decoding.exp", "unweighted", "softmax_attention", "float32", "cross", WILD),
