@@ -23,8 +23,8 @@ whose own threshold is at most τ and close to it, and takes no pass. The tuples
     pairs = (bias, mask, dropout_mask, seed, last_kept, fade)     fade = (high, low, strides of items, heads and tokens,
                                                 S - L, S), of forgetting attention: the running sums c of its gates in
                                                 two numbers; c_i - c_j is added to s, query i being token i + S - L
-    rows = (key_lengths, query_mask, sink)      views; the sink of softmax, one for each head, is one more score of a row,
-                                                without a value
+    rows = (key_lengths, query_mask, sink)      views; the sink of softmax, one for each head, is one more score of a
+                                                row, without a value
     own = (queries, keys, visible)              of a program, and how many keys its key_lengths leave
     bounds = (hi, high) or (hi, high, left, low)     where keys end for each query and for all queries of a tile, and
                                                 with a bound `left` where they begin for the latter

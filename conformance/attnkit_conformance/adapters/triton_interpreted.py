@@ -99,7 +99,12 @@ REFUSED: dict[str, Callable[..., str | None]] = {
     **dict.fromkeys(newton.KERNELS, unserved_inverse),
 }
 
-IN_PARTS = (SOFTMAX.name, FORGETTING.name, POINTWISE.name, *(op for op, base in special_cases().items() if base == POINTWISE.name))
+IN_PARTS = (
+    SOFTMAX.name,
+    FORGETTING.name,
+    POINTWISE.name,
+    *(op for op, base in special_cases().items() if base == POINTWISE.name),
+)
 """Ops of whose calls with few queries the keys are shared out."""
 
 

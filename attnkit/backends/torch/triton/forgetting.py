@@ -62,10 +62,12 @@ class Sums(NamedTuple):
 
 def room_for_sums(q: Tensor, a: Layout, size: int) -> Sums:
     """Memory for the sums, 0 where no program writes."""
-    lacking = (a.queries - a.keys) % size  # tokens of the group of the first one, for the first query to begin its own
+    lacking = (a.queries - a.keys) % size  # so that the first query begins a group
     heads = a.items, a.heads
     groups = blocks_of(a.queries, size), blocks_of(a.keys + lacking, size)
-    crossing, tiles, later = (q.new_zeros((*heads, *rest), dtype=torch.float32) for rest in ((a.keys,), groups, (a.keys,)))
+    crossing, tiles, later = (
+        q.new_zeros((*heads, *rest), dtype=torch.float32) for rest in ((a.keys,), groups, (a.keys,))
+    )
     return Sums(crossing, tiles, later, size, lacking)
 
 

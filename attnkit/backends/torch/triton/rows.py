@@ -1,4 +1,5 @@
-"""Softmax, forgetting, sparsemax and entmax attention on torch tensors: memory, launches and registration of the Triton kernels.
+"""Softmax, forgetting, sparsemax and entmax attention on torch tensors: memory, launches and registration of the
+Triton kernels.
 
 Forward leaves the numbers of its rows for the gradients; a call for gradients alone computes them first. Any layout is
 read through views (items, heads, tokens, features), as for point-wise attention.
@@ -179,8 +180,8 @@ def backward_launches(
     delta: Tensor | None = None,
     sums: forgetting.Sums | None = None,
 ) -> list[Launch]:
-    """The launches for those of dq, (dk, dv) and dbias that are in `grads`, for δ, and for `sums`, which need dq and dk;
-    `of_rows` is `dstats` of `attnkit.kernels.triton.statistics`. Without do there is no dv."""
+    """The launches for those of dq, (dk, dv) and dbias that are in `grads`, for δ, and for `sums`, which come with dq
+    and dk; `of_rows` is `dstats` of `attnkit.kernels.triton.statistics`. Without do there is no dv."""
     from attnkit.kernels.triton import rows_gradients as kernels
 
     a = call.a
