@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from attnkit._core.dispatch import namespace
 from attnkit._core.special import sum_before
-from attnkit._core.typing import Keywords
+from attnkit._core.typing import Keywords, OfLibrary
 from attnkit.backends.torch.triton.launch import Group, view_of
 from attnkit.kernels.plan import Layout, blocks_of, summed_axes
 from attnkit.ops.forgetting import FORGETTING, running_sum, seeing
@@ -38,11 +38,12 @@ def fading(options: Keywords) -> Fading | None:
     gates = options.get(GATES)
     if gates is None:
         return None
-    xp = namespace(gates)
-    kept: Tensor | None = seeing(**{name: options.get(name) for name in (GATES, "mask", "key_lengths")}).get("kept")
+    hiding = {name: options.get(name) for name in ("mask", "key_lengths")}
+    kept: Tensor | None = seeing(log_forget=gates, **hiding).get("kept")
     gates = gates.to(torch.float32)
-    high, low = running_sum(xp, gates if kept is None else xp.where(kept, gates, 0.0))
-    return Fading(high, low, kept)
+    gates = gates if kept is None else torch.where(kept, gates, 0.0)
+    c: tuple[OfLibrary, OfLibrary] = running_sum(namespace(gates), gates)
+    return Fading(*c, kept)
 
 
 class Sums(NamedTuple):
@@ -75,9 +76,10 @@ def gradient(sums: Sums, fade: Fading, a: Layout, gain: float, like: Tensor) -> 
     """dlog_forget in the shape and dtype of `like`."""
     xp, groups = namespace(like), sums.tiles.shape[-1]
     first = (a.keys - a.queries + sums.lacking) // sums.size  # the group of the first query
-    far = torch.tril(sum_before(xp, sums.tiles), first - 1).sum(-2)  # queries of groups behind each
+    earlier: OfLibrary = sum_before(xp, sums.tiles)
+    far = torch.tril(earlier, first - 1).sum(-2)  # of the queries in groups behind each
     rest = groups * sums.size - sums.lacking - a.keys
-    near = sum_before(xp, pad(sums.later, (sums.lacking, rest)).unflatten(-1, (groups, sums.size)))
+    near: OfLibrary = sum_before(xp, pad(sums.later, (sums.lacking, rest)).unflatten(-1, (groups, sums.size)))
     behind = (near + far[..., None]).flatten(-2).narrow(-1, sums.lacking, a.keys)
     found = ((behind + sums.crossing) * gain).reshape(*a.leading, a.keys)
     found = found if fade.kept is None else found.masked_fill(~fade.kept, 0.0)
