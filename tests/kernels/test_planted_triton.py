@@ -68,7 +68,7 @@ WILD = {"bound", "nonfinite"}
         (WRONG, "rows_gradients.means", "no_means", "entmax_attention", "float32", "cross", {"bound"}),
         (WRONG, "rows.scores", "unmasked_scores", "softmax_attention", "float32", "causal-padded", WILD),
         (
-            WRONG, "rows.faded", "without_low_digits", "forgetting_attention", "float32",
+            WRONG, "rows.fade_of", "without_low_digits", "forgetting_attention", "float32",
             "long.log_forget=mixed,return_lse=True", {"bound"},
         ),
         (

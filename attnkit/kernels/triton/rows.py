@@ -91,7 +91,7 @@ def bounds_of(at, i0, limits, own, rows, blocks, ROWS: tl.constexpr):
 
 
 @triton.jit
-def faded(fade, item, head, i, j):
+def fade_of(fade, item, head, i, j):
     """c_i - c_j of a tile: differences of high numbers and of low ones, before anything is added to them."""
     high = fade[0], fade[2], fade[3], fade[4]
     low = fade[1], fade[2], fade[3], fade[4]
@@ -107,7 +107,7 @@ def beside_products(s, pairs, at, i0, i, j0, j, inside):
     if pairs[0] is not None:
         s += load_pairs(pairs[0], at[0], at[1], i0, i, j0, j, inside).to(tl.float32)
     if pairs[5] is not None:
-        s += faded(pairs[5], at[0], at[1], i0 + i, j0 + j)
+        s += fade_of(pairs[5], at[0], at[1], i0 + i, j0 + j)
     return s
 
 
