@@ -30,7 +30,7 @@ LINEAR = ("triton/linear.py", "triton/linear_sweeps.py", "triton/features.py")
 STATISTICS = (*POINTWISE, *ROWS, "triton/rows_statistics.py")
 OF_TORCH = {
     **dict.fromkeys(("pointwise", "sigmoid", "reluformer", "rela", "gaussian", "pointwise_packed"), POINTWISE),
-    **dict.fromkeys(("softmax", "entmax", "sparsemax", "ssmax", "softmax_packed"), ROWS),
+    **dict.fromkeys(("softmax", "forgetting", "entmax", "sparsemax", "ssmax", "softmax_packed"), ROWS),
     "softpick": (*ROWS, "triton/softpick.py"),
     **dict.fromkeys(("linear", "cosine", "performer", "efficient", "linear_packed"), LINEAR),
     "linear_step": ("triton/linear_step.py", "triton/features.py"),

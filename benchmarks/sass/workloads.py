@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnkit import entmax_attention, softmax_attention
+from attnkit import entmax_attention, forgetting_attention, softmax_attention
 from attnkit._core.check import dtype_name
 from attnkit.backends.torch.triton import launch, linear_launch, pointwise, rows_statistics, softpick, statistics
 from attnkit.backends.torch.triton import rows as of_rows
@@ -95,12 +95,18 @@ def backward_of_totals(dtype: torch.dtype, d: int, **options: Any) -> Workload:
     return Workload(launches, "pairs")
 
 
+def arguments_of(op: Callable[..., Any], q: Tensor) -> dict[str, Any]:
+    """The arrays of a call of an op whose q, k and v are alike."""
+    gates = {"log_forget": torch.zeros(q.shape[:-1])} if op is forgetting_attention else {}
+    return {"q": q, "k": q, "v": q, **gates}
+
+
 def normalised(dtype: torch.dtype, d: int, op: Callable[..., Any], tokens: int = 1024, **options: Any) -> Workload:
-    """Softmax or entmax."""
+    """Softmax, forgetting attention or entmax."""
 
     def launches(items: int) -> list[Launch]:
         q = inputs(dtype, d, tokens, items)
-        call = of_rows.call_of(op.__name__, {"q": q, "k": q, "v": q, **options})
+        call = of_rows.call_of(op.__name__, arguments_of(op, q) | options)
         rows = torch.empty(of_rows.row_numbers(call.a.leading, tokens, of_rows.alpha_of(op.__name__, options)))
         return [of_rows.forward_launch(q, q, q, torch.empty_like(q), None, rows, call)]
 
@@ -114,9 +120,10 @@ def normalised_backward(
 
     def launches(items: int) -> list[Launch]:
         q = inputs(dtype, d, tokens, items)
-        call = of_rows.call_of(op.__name__, {"q": q, "k": q, "v": q, **options})
+        call = of_rows.call_of(op.__name__, arguments_of(op, q) | options)
         rows = torch.empty(of_rows.row_numbers(call.a.leading, tokens, of_rows.alpha_of(op.__name__, options)))
-        return of_rows.backward_launches(q, q, q, q, None, rows, gradients_of(q=q, k=q, v=q), call)
+        sums = None if call.fade is None else of_rows.room_for_sums(q, call)
+        return of_rows.backward_launches(q, q, q, q, None, rows, gradients_of(q=q, k=q, v=q), call, sums=sums)
 
     return Workload(launches, "pairs")
 
@@ -217,6 +224,7 @@ WORKLOADS: dict[str, Workload] = {
     "softmax, d = 128": normalised(BF16, 128, softmax_attention),
     "softpick": of_softpick(BF16, 64),
     "softpick, d = 128": of_softpick(BF16, 128),
+    "forgetting": normalised(BF16, 64, forgetting_attention),
     "sparsemax, a pass": normalised(BF16, 64, entmax_attention, alpha=2.0),
     "entmax, a pass": normalised(BF16, 64, entmax_attention, alpha=1.5),
     "entmax, α = 1.3, a pass": normalised(BF16, 64, entmax_attention, alpha=1.3),
@@ -254,6 +262,7 @@ WORKLOADS: dict[str, Workload] = {
     "gaussian, gradients": backward(BF16, 64, **GAUSSIAN),
     "softmax, gradients": normalised_backward(BF16, 64, softmax_attention),
     "softpick, gradients": of_softpick(BF16, 64, True),
+    "forgetting, gradients": normalised_backward(BF16, 64, forgetting_attention),
     "entmax, gradients": normalised_backward(BF16, 64, entmax_attention, alpha=1.5),
     "gelu, gradients, float32": backward(F32, 64, activation="gelu"),
     "gaussian, gradients, float32": backward(F32, 64, **GAUSSIAN),

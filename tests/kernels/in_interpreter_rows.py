@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import attnkit
+import attnkit_reference
 from attnkit.backends.torch.triton import rows as triton_rows
 from attnkit.kernels.triton import rows as kernels
 from attnkit.kernels.triton import sizes
@@ -173,6 +174,27 @@ def test_cotangents_of_lse_alone_and_of_both() -> None:
     explicit = triton_rows.pull("softmax_attention", q, k, v, do, dlse, causal=True)
     for name, grad in explicit.items():
         agree(grad, both[name])
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "options"),
+    [(60, 60, {}), (37, 90, {}), (70, 41, {}), (50, 75, {"window": (20, None)}), (50, 75, {"key_lengths": 60})],
+    ids=str,
+)
+def test_gradients_of_gates_have_the_digits_of_their_own_pairs(
+    queries: int, keys: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several groups; behind strong gates little is left, which is not to be lost beside what is before them."""
+    tiled(monkeypatch)
+    op, (q, k, v, do) = "forgetting_attention", (x[:1, :1] for x in inputs(queries, keys))
+    gates = torch.where(torch.arange(keys) % 23 == 19, -20.0, -draw(8, keys).abs() / 50)
+    arrays = [x[0, 0].double().numpy() for x in (q, k, v)]
+    given = (gates.double().numpy(), do[0, 0].double().numpy())
+    functions = (getattr(attnkit_reference, f"{op}_{of}") for of in ("vjp", "magnitudes"))
+    exact, own = (function(*arrays, *given, **options)["log_forget"] for function in functions)
+    found = triton_rows.pull(op, q, k, v, do, log_forget=gates, **options)["log_forget"].double().numpy()
+    assert (abs(found - exact) <= 64 * EPS * own).all()
+    assert own[own > 0].min() < 1e-3 < 1.0 < own.max()
 
 
 def test_no_keys_or_no_queries() -> None:

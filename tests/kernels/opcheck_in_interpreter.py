@@ -37,6 +37,7 @@ BY_CUSTOM_OP = {
     "triton_rows": (
         Case("triton_rows", "softmax_attention", {"return_lse": True}, BIAS),
         Case("triton_rows", "entmax_attention", {"causal": True}),
+        Case("triton_rows", "forgetting_attention", {"return_lse": True}, {"log_forget": -draw(4, 2, 6).abs()}),
     ),
     "triton_softpick": (Case("triton_softpick", "softpick_attention", {"eps": 0.1, "dropout": (0.2, 5)}, BIAS),),
     "triton_newton": (

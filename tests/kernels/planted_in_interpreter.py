@@ -145,7 +145,7 @@ def no_means(products, total, dlse, gain, at, i, queries):
 
 
 @triton.jit
-def unmasked_scores(products, bias, numbers, at, i0, i, j0, j, inside):
+def unmasked_scores(products, pairs, numbers, at, i0, i, j0, j, inside):
     return products * numbers[0]
 
 
@@ -164,6 +164,28 @@ def last_maximum(highest, first, s, j):
 def difference(s, top, dtype):
     p = softpick.falling(s - top, dtype)
     return p, p - softpick.falling(-top, dtype)
+
+
+# ---------------------------------------------------------------------------------------------- gates
+
+store_crossing, store_tiles = rows_gradients.store_crossing, rows_gradients.store_tiles
+
+
+@triton.jit
+def without_low_digits(fade, item, head, i, j):
+    high = fade[0], fade[2], fade[3], fade[4]
+    own = tiles.load_of_rows(high, item, head, tl.maximum(i + fade[5], 0), fade[6], 0.0)
+    return own - tiles.load_of_rows(high, item, head, j, fade[6], 0.0)
+
+
+@triton.jit
+def of_the_last_tile(gates, ds, whole, at, i0, j0, heads, queries, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    return store_tiles(gates, ds, whole * 0.0, at, i0, j0, heads, queries, ROWS, KEYS)
+
+
+@triton.jit
+def of_own_tiles(gates, ds, before, fade, at, i0, j0, heads, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    store_crossing(gates, ds, before * 0.0, fade, at, i0, j0, heads, ROWS, KEYS)
 
 
 # ---------------------------------------------------------------------------------------------- whole heads

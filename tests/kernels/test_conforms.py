@@ -82,6 +82,7 @@ LATER = [
         for op, dtypes in BY_TRITON.items()
     ),
     Judged(TRITON, "softmax_attention", "not property", ("float16",), NUMBERS),
+    Judged(TRITON, "forgetting_attention", "not property", ("float32", "bfloat16"), NUMBERS),
     Judged(TRITON, "sparsemax_attention", "not property", ("float32",), NUMBERS),
     Judged(TRITON, "entmax_attention", FEW, ("float32",), NUMBERS),
     Judged(TRITON, "entmax_attention", None, ("float16",), NUMBERS),
@@ -100,6 +101,7 @@ LATER = [
     Judged(SPLIT, "softmax_attention", "/gqa-mask", ("float32",), NUMBERS),
     Judged(SPLIT, "pointwise_attention", FEW, ("float32", "bfloat16"), NUMBERS),
     Judged(SPLIT, "softmax_attention", "not property", ("float32", "float16"), NUMBERS),
+    Judged(SPLIT, "forgetting_attention", FEW, ("float16",), NUMBERS),
     Judged(SPLIT, "sigmoid_attention", "not property", ("float16",), NUMBERS),
     Judged(ATOMIC, "pointwise_attention", "not property", ("float16",), NUMBERS),
     *(Judged(ATOMIC, "gaussian_attention", "not property", (dtype,), NUMBERS) for dtype in ("float32", "bfloat16")),
@@ -185,6 +187,7 @@ FIRST_SCENES = [
     (TRITON, "pointwise_attention", HALVES, "1x257"),  # keys in two parts
     (TRITON, "gaussian_attention", FLOAT32, "causal-padded"),
     (TRITON, "softmax_attention", FLOAT32, "causal-padded"),
+    (TRITON, "forgetting_attention", FLOAT32, "cross"),
     (TRITON, "entmax_attention", HALVES, "causal-padded"),
     (TRITON, "softpick_attention", FLOAT32, "causal-padded"),
     (TRITON, "linear_attention", HALVES, "cross"),

@@ -119,7 +119,9 @@ def test_lowers(parts: int, options: str, capability: int, monkeypatch: pytest.M
     arrays = tensors(2, 2, 3, 300, items=2)
     own: dict[str, Any] = {"activation": "gelu", "shift": "-log_length", "alpha": 0.5}
     with device_of(capability):
-        for op, more in (("pointwise_attention", own), ("softmax_attention", {"scale": -1.0})):
+        gates = {"log_forget": torch.zeros(4, 300)}
+        softmax = {"softmax_attention": {"scale": -1.0}, "forgetting_attention": gates}
+        for op, more in {"pointwise_attention": own, **softmax}.items():
             launches = made(op, *arrays, **CALLS[options], **more)
             assert (launches[-1].kernel.fn.__name__ == "combine") is (parts > 1)
             for each in launches:

@@ -69,6 +69,15 @@ WILD = {"bound", "nonfinite"}
         (WRONG, "rows.scores", "unmasked_scores", "softmax_attention", "float32", "causal-padded", WILD),
         (WRONG, "softpick.first_maximum", "never_first", "softpick_attention", "float32", "causal-padded", {"bound"}),
         (WRONG, "softpick.first_maximum", "last_maximum", "softpick_attention", "float32", "kinks", {"bound"}),
+        (
+            WRONG, "rows.fade_of", "without_low_digits", "forgetting_attention", "float32",
+            "long.log_forget=mixed,return_lse=True", {"bound"},
+        ),
+        (
+            WRONG, "rows_gradients.store_tiles", "of_the_last_tile", "forgetting_attention", "float32",
+            "long.log_forget=mixed,return_lse=True", {"bound"},
+        ),
+        (WRONG, "rows_gradients.store_crossing", "of_own_tiles", "forgetting_attention", "float32", "cross", {"bound"}),
         (SPLIT, "decoding.own_keys", "every_key", "pointwise_attention", "float32", "cross", WILD),
         (SPLIT, "decoding.packed_rows", "rows_of_the_first_head", "softmax_attention", "float32", "gqa-mask", WILD),
         (SPLIT, "decoding.exp", "unweighted", "softmax_attention", "float32", "cross", WILD),

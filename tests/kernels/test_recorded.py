@@ -28,6 +28,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "off by one": ("softmax_attention", {"sink": 0.0}),
     "sinks": ("softmax_attention", {"sink": torch.zeros(2)}),
     "softpick": ("softpick_attention", {"eps": 0.1, "bias": torch.zeros(2, 40, 40)}),
+    "gates": ("forgetting_attention", {"log_forget": torch.zeros(2, 40), "key_lengths": torch.tensor([[30], [40]])}),
     "gaussian": ("gaussian_attention", {}),
     "sparsemax": ("sparsemax_attention", {"mask": torch.ones(40, 40, dtype=torch.bool)}),
     "reluformer": ("reluformer_attention", {"gamma": 2.0}),
@@ -140,14 +141,13 @@ def test_a_repeated_call_launches_the_same(name: str, driver: Driver) -> None:
 @pytest.mark.parametrize("name", first_now(CASES))
 def test_repeated_gradients_launch_the_same(name: str, driver: Driver) -> None:
     op, options = CASES[name]
-    options = {
-        n: x.requires_grad_() if n in ("bias", "sink") and isinstance(x, Tensor) else x for n, x in options.items()
-    }
+    learned = ("bias", "sink", "log_forget")
+    options = {n: x.requires_grad_() if n in learned and isinstance(x, Tensor) else x for n, x in options.items()}
     call, inputs = call_of(op, **options), [x.requires_grad_() for x in tensors()]
     do = torch.zeros_like(inputs[0])
 
     arrays = [*inputs, do, *(x for x in options.values() if isinstance(x, Tensor))]
-    wanted = [*inputs, *(x for n, x in options.items() if n == "sink" and isinstance(x, Tensor))]
+    wanted = [*inputs, *(x for n, x in options.items() if n in learned[1:] and isinstance(x, Tensor))]
     usual = steps(driver, call, inputs, wanted, do, anew=True)
     for _ in range(4):
         again = steps(driver, call, inputs, wanted, do)
@@ -391,7 +391,7 @@ def test_every_call_has_its_own_seed(driver: Driver) -> None:
 def test_repeated_calls_give_the_same_bits() -> None:
     assert interpreted("tests.kernels.recorded_in_interpreter").split() == [
         "pointwise_attention", "gaussian_attention", "softmax_attention", "entmax_attention", "linear_attention",
-        "pointwise_attention", "softmax_attention", "linear_attention",
+        "pointwise_attention", "softmax_attention", "forgetting_attention", "linear_attention",
         "softmax_attention_packed", "pointwise_attention_packed",
     ]  # fmt: skip
 

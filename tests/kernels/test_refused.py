@@ -80,6 +80,7 @@ LOWRANK = {"q": (2, 9, 4), "v": (2, 9, 4), "landmarks": (2, 3, 4)}
     ("op", "shapes"),
     [
         *((f"{kind}_attention", QKV) for kind in ("pointwise", "softmax", "sparsemax", "entmax", "linear", "cosine")),
+        ("forgetting_attention", {**QKV, "log_forget": QKV["k"][:-1]}),
         ("newton_inverse", MATRIX),
         ("soft_attention", LOWRANK),
     ],

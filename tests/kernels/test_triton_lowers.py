@@ -29,6 +29,7 @@ LENGTHS = {"key_lengths": torch.ones(2, 1, dtype=torch.int64)}
 BIASED = {"bias": torch.empty(4, TOKENS, TOKENS), "dropout": (0.1, 5), "dropout_mask": torch.empty(TOKENS, TOKENS)}
 EDGES = {"edges_q": torch.tensor([0, 100, TOKENS]), "edges_k": torch.tensor([0, 100, TOKENS])}
 WINDOW = {"causal": "upper_left", "window": (30, 5)}
+GATES = {"log_forget": torch.zeros(4, TOKENS)}
 FEATURES = {"features": torch.float32, "feature_map": "identity", "normalize": True}
 ALL = ",".join(statistics.FIELDS)
 
@@ -65,7 +66,8 @@ def of_rows(op: str, **options: Any) -> list[Launch]:
     grads = {"q": q, "k": q, "v": q} | ({"bias": torch.empty(1, 4, TOKENS, TOKENS)} if "bias" in options else {})
     lse = torch.empty(q.shape[:-1])
     forward = [rows.forward_launch(q, q, q, o, lse, numbers, call) for o in (q, None)]
-    return forward + rows.backward_launches(q, q, q, q, lse, numbers, grads, call)
+    sums = rows.room_for_sums(q, call) if "log_forget" in options else None
+    return forward + rows.backward_launches(q, q, q, q, lse, numbers, grads, call, sums=sums)
 
 
 def of_softpick(**options: Any) -> list[Launch]:
@@ -127,6 +129,10 @@ CALLS: dict[str, Callable[[], list[Launch]]] = {
     "softmax, packed, window": lambda: of_rows("softmax_attention", **WINDOW, **EDGES),
     "softpick": of_softpick,
     "softpick, every option": lambda: of_softpick(**BIASED, **BOOLEAN, **LENGTHS, **WINDOW, scale=-1.0, eps=0.1),
+    "forgetting": lambda: of_rows("forgetting_attention", **GATES),
+    "forgetting, every option": lambda: of_rows(
+        "forgetting_attention", **GATES, **BIASED, **BOOLEAN, **LENGTHS, **WINDOW, scale=-1.0
+    ),
     "entmax": lambda: of_rows("entmax_attention", alpha=1.5),
     "entmax, every option": lambda: of_rows("entmax_attention", alpha=1.3, **BIASED, **BOOLEAN, **LENGTHS, **WINDOW),
     "softmax, statistics": lambda: of_statistics("softmax_attention", ALL, causal=True),
@@ -151,7 +157,7 @@ CALLS: dict[str, Callable[[], list[Launch]]] = {
 
 FIRST = (
     "pointwise, every option", "gaussian, every option", "statistics, of signed weights", "pointwise, packed",
-    "softpick, every option", "softmax, statistics", "entmax, statistics", "linear, causal",
+    "softpick, every option", "softmax, statistics", "entmax, statistics", "linear, causal", "forgetting",
 )  # fmt: skip
 
 

@@ -111,7 +111,7 @@ def softmax_parts(
     at, i0 = (item, head[:, None], shared, item), (i - beside)[:, None]
     q_tile = load_rows(q, item, at[1], i0, beside, i < queries, d, D)
     q_tile, scale = rising_scale(q_tile, numbers[0], NEGATIVE)
-    FOLD: tl.constexpr = pairs[0] is None and q_tile.dtype != tl.float32
+    FOLD: tl.constexpr = (pairs[0] is None and pairs[5] is None) and q_tile.dtype != tl.float32
     unit = scale if FOLD else 1.0
     first, stop = own_keys(part, count, hi, left, KEYS)
     bounds = (hi, stop) if left is None else (hi, stop, left, -left)

@@ -37,6 +37,7 @@ def forward(
         None if STRIDES[5] is None else matrix(dropout_mask, STRIDES[5]),
         None if STRIDES[8] is None else seed,
         LAST_KEPT,
+        None,
     )
     masks = (
         None if STRIDES[6] is None else (key_lengths, STRIDES[6][0], STRIDES[6][1]),
@@ -84,6 +85,7 @@ def run(
         None if STRIDES[5] is None else matrix(dropout_mask, STRIDES[5]),
         None if STRIDES[8] is None else seed,
         LAST_KEPT,
+        None,
     )
     masks = (
         None if STRIDES[6] is None else (key_lengths, STRIDES[6][0], STRIDES[6][1]),
@@ -107,13 +109,13 @@ def run(
         )  # fmt: skip
     if KERNEL == "backward_tiled":
         gradients.backward_tiled(
-            q, k, v, do, dstats, result, stats, row_of(more, 0, STRIDES[14]), dlse, pairs, masks, limits, NUMBERS,
+            q, k, v, do, dstats, result, stats, row_of(more, 0, STRIDES[14]), dlse, None, pairs, masks, limits, NUMBERS,
             HEADS[0], HEADS[1], WEIGH, TILT, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
     if KERNEL == "backward_keys":
         gradients.backward_keys(
-            q, k, v, do, dstats, result, matrix(more, STRIDES[14]), stats, row_of(delta, 0, STRIDES[12]), pairs, masks,
-            limits, NUMBERS, STORED, HEADS[0], HEADS[1], WEIGH, TILT, d, e, D, E, ROWS, KEYS, PRECISION,
+            q, k, v, do, dstats, result, matrix(more, STRIDES[14]), stats, row_of(delta, 0, STRIDES[12]), None, pairs,
+            masks, limits, NUMBERS, STORED, HEADS[0], HEADS[1], WEIGH, TILT, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
     if KERNEL == "backward_bias":
         gradients.backward_bias(

@@ -20,6 +20,9 @@ whose own threshold is at most τ and close to it, and takes no pass. The tuples
 
     numbers = (scale, gain, α - 1, power)       the last two are None for softmax; NEGATIVE: scale < 0
     stats = (top, τ, c, 1/Σ)                    views without columns; 1/Σ is 0 for a row that sees no key
+    pairs = (bias, mask, dropout_mask, seed, last_kept, fade)     fade = (high, low, strides of items, heads and tokens,
+                                                S - L, S), of forgetting attention: the running sums c of its gates in
+                                                two numbers; c_i - c_j is added to s, query i being token i + S - L
     rows = (key_lengths, query_mask, sink)      views; the sink of softmax, one for each head, is one more score of a
                                                 row, without a value
     own = (queries, keys, visible)              of a program, and how many keys its key_lengths leave
@@ -88,11 +91,30 @@ def bounds_of(at, i0, limits, own, rows, blocks, ROWS: tl.constexpr):
 
 
 @triton.jit
-def scores(products, bias, numbers, at, i0, i, j0, j, inside):
+def fade_of(fade, item, head, i, j):
+    """c_i - c_j of a tile: differences of high numbers and of low ones, before anything is added to them."""
+    high = fade[0], fade[2], fade[3], fade[4]
+    low = fade[1], fade[2], fade[3], fade[4]
+    own = tl.maximum(i + fade[5], 0)  # queries before the first token see nothing
+    difference = load_of_rows(high, item, head, own, fade[6], 0.0) - load_of_rows(high, item, head, j, fade[6], 0.0)
+    rest = load_of_rows(low, item, head, own, fade[6], 0.0) - load_of_rows(low, item, head, j, fade[6], 0.0)
+    return difference + rest
+
+
+@triton.jit
+def beside_products(s, pairs, at, i0, i, j0, j, inside):
+    """s of a tile with what is added to the products."""
+    if pairs[0] is not None:
+        s += load_pairs(pairs[0], at[0], at[1], i0, i, j0, j, inside).to(tl.float32)
+    if pairs[5] is not None:
+        s += fade_of(pairs[5], at[0], at[1], i0 + i, j0 + j)
+    return s
+
+
+@triton.jit
+def scores(products, pairs, numbers, at, i0, i, j0, j, inside):
     """s of a tile, -inf on invisible pairs."""
-    s = products * numbers[0]
-    if bias is not None:
-        s += load_pairs(bias, at[0], at[1], i0, i, j0, j, inside).to(tl.float32)
+    s = beside_products(products * numbers[0], pairs, at, i0, i, j0, j, inside)
     return tl.where(inside, s, float("-inf"))
 
 
@@ -132,7 +154,7 @@ def standing_scores(
         q_tile, k, pairs, at, i0, bounds, j0, 0, True, MASKED, d, D, ROWS, KEYS, PRECISION
     )
     i, j = tl.arange(0, ROWS)[:, None], tl.arange(0, KEYS)[None, :]
-    return scores(products, pairs[0], numbers, at, i0, i, j0, j, inside), inside, seen, keys
+    return scores(products, pairs, numbers, at, i0, i, j0, j, inside), inside, seen, keys
 
 
 @triton.jit
@@ -154,10 +176,8 @@ def unscaled(
         q_tile, k, pairs, at, i0, bounds, j0, queries, EDGE, MASKED, d, D, ROWS, KEYS, PRECISION
     )
     if not FOLD:
-        s *= scale
-        if pairs[0] is not None:
-            i, j = tl.arange(0, ROWS)[:, None], tl.arange(0, KEYS)[None, :]
-            s += load_pairs(pairs[0], at[0], at[1], i0, i, j0, j, inside).to(tl.float32)
+        i, j = tl.arange(0, ROWS)[:, None], tl.arange(0, KEYS)[None, :]
+        s = beside_products(s * scale, pairs, at, i0, i, j0, j, inside)
     if EDGE:
         s = tl.where(inside, s, float("-inf"))
     return s, inside, seen
@@ -383,7 +403,7 @@ def forward_online(
     at, i0, q_tile, own, blocks = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
     queries = own[0]
     q_tile, scale = rising_scale(q_tile, numbers[0], NEGATIVE)
-    FOLD: tl.constexpr = pairs[0] is None and q_tile.dtype != tl.float32
+    FOLD: tl.constexpr = (pairs[0] is None and pairs[5] is None) and q_tile.dtype != tl.float32
     unit = scale if FOLD else 1.0
     factor = unit * unit_of(WEIGH)
     top, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS, 4), tl.float32)

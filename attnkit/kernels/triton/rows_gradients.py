@@ -8,6 +8,18 @@ is the weight of the sink, 0 without one, and its gradient is -gain Σ_i p_i δ_
 
 `dstats` holds cotangents of statistics (`attnkit.kernels.triton.statistics`) divided by gain, whose gradient of p_ij is
 added to dp_ij; without v and do it is all of dp_ij. Without statistics none of this is compiled.
+
+The gate of token l of forgetting attention lies between the pairs i ≥ l > j, i and j being tokens: its gradient is the
+sum of their ds, by whose rounding alone it is judged, so that no sum over others may be taken away. The tokens of the
+queries of a program of `backward_tiled` are a *group*, and so are as many tokens before the first query. A gate's pairs
+are then
+
+    i in its group      `crossing`: row by row the sum over the keys before it, in the tiles of the group
+    i behind its group, j before it     sums over whole groups of queries and keys, `tiles`
+    i behind its group, j in it         `later`: for each key the sum over the queries behind its group
+
+    gates = (crossing, tiles, later, size, lacking, groups)     (items, heads, S) or (items, heads, groups of queries,
+                                                groups); token j is in group (j + lacking) // size
 """
 
 import triton
@@ -103,6 +115,35 @@ def with_sink(total, row, rows, at):
 
 
 @triton.jit
+def store_crossing(gates, ds, before, fade, at, i0, j0, heads, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """For the gates of the group that stand behind a key of a tile, the sum over the queries from the gate on of ds at
+    that key and the ones before it; `before` are the sums over the keys before the tile."""
+    first = i0 + fade[5]
+    if j0 + KEYS >= first:
+        at_keys, at_queries = j0 + tl.arange(0, KEYS), first + tl.arange(0, ROWS)
+        until = before[:, None] + tl.cumsum(ds, 1)
+        crossing = tl.sum(tl.where(at_queries[:, None] > at_keys[None, :], until, 0.0), 0)
+        own = at_keys + 1
+        inside = (own >= first) & (own < tl.minimum(first + ROWS, fade[6]))
+        tl.store(gates[0] + addresses(own, at[0], at[1], heads, fade[6]), crossing, mask=inside)
+
+
+@triton.jit
+def store_tiles(gates, ds, whole, at, i0, j0, heads, queries, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """The sums of ds over the groups that the keys of a tile are in, which are two at most; `whole` is what earlier
+    tiles have of the first, and returned for the next tile."""
+    tl.static_assert(KEYS <= ROWS)
+    group = (j0 + gates[4]) // ROWS
+    of_keys, at_keys, end = tl.sum(ds, 0), j0 + tl.arange(0, KEYS), (group + 1) * ROWS - gates[4]
+    whole += tl.sum(tl.where(at_keys < end, of_keys, 0.0), 0)
+    following = tl.sum(tl.where(at_keys < end, 0.0, of_keys), 0)
+    place_of = gates[1] + addresses(i0 // ROWS, at[0], at[1], heads, tl.cdiv(queries, ROWS)) * gates[5] + group
+    tl.store(place_of, whole)
+    tl.store(place_of + 1, following, mask=group + 1 < gates[5])
+    return tl.where(j0 + KEYS >= end, following, whole)
+
+
+@triton.jit
 def backward_resident(
     q, k, v, do, dstats, dq, stats, delta, dlse, pairs, rows, limits, numbers, heads, groups,
     WEIGH: tl.constexpr, TILT: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
@@ -133,11 +174,11 @@ def backward_resident(
 
 @triton.jit
 def backward_tiled(
-    q, k, v, do, dstats, dq, stats, delta, dlse, pairs, rows, limits, numbers, heads, groups,
+    q, k, v, do, dstats, dq, stats, delta, dlse, gates, pairs, rows, limits, numbers, heads, groups,
     WEIGH: tl.constexpr, TILT: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The same for any number of keys: a pass for δ and one for dq."""
+    """The same for any number of keys: a pass for δ and one for dq, and for `crossing` and `tiles` of gates."""
     stats, pairs, rows = stats[:], pairs[:], rows[:]
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
     at, i0, q_tile, own, blocks = begin(q, rows, limits, heads, groups, d, D, ROWS, KEYS)
@@ -159,24 +200,31 @@ def backward_tiled(
     store_of_rows(delta, at[0], at[1], i0 + beside, queries, mean)
     if dq is not None:
         sums = nothing(ROWS, D, False)
+        if gates is not None:
+            before, whole = tl.zeros((ROWS,), tl.float32), 0.0
         for j0 in range(blocks[0], blocks[3], KEYS):
             u, dp, keys = standing_slopes(
                 q_tile, do_tile, dstats, drows, k, v, row, pairs, numbers, at, i0, bounds, j0,
                 WEIGH, TILT, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
-            sums = add_product(sums, u * (dp - mean[:, None]), keys, PRECISION)
+            ds = u * (dp - mean[:, None])
+            sums = add_product(sums, ds, keys, PRECISION)
+            if gates is not None:
+                store_crossing(gates, ds, before, pairs[5], at, i0, j0, heads, ROWS, KEYS)
+                whole = store_tiles(gates, ds, whole, at, i0, j0, heads, queries, ROWS, KEYS)
+                before += tl.sum(ds, 1)
         total = whole_sum(sums, None, k[0].dtype.element_ty) * (numbers[0] * numbers[1])
         store_rows(dq, at[0], at[1], i0, beside, i0 + beside < queries, total, d, D)
 
 
 @triton.jit
 def backward_keys(
-    q, k, v, do, dstats, dk, dv, stats, delta, pairs, rows, limits, numbers, stored, heads, groups,
+    q, k, v, do, dstats, dk, dv, stats, delta, gates, pairs, rows, limits, numbers, stored, heads, groups,
     WEIGH: tl.constexpr, TILT: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk, and dv unless do is None, for KEYS of the `stored` keys of one of `heads` heads, which `groups` query heads
-    share."""
+    """dk, dv unless do is None, and `later` of gates, for KEYS of the `stored` keys of one of `heads` heads, which
+    `groups` query heads share."""
     stats, pairs, rows = stats[:], pairs[:], rows[:]
     block, shared, item, key_item, queries, keys = placed(limits, stored, heads, KEYS, True)
     left, right = (
@@ -195,6 +243,9 @@ def backward_keys(
         at = (item, shared * groups + member, shared, key_item)
         valid = valid_keys(rows[0], keys, item, at[1])
         first, _, _, stop = query_blocks(j0, queries, valid, left, right, ROWS, KEYS)
+        if gates is not None:
+            later = tl.zeros((KEYS,), tl.float32)
+            behind = ((j0 + columns + gates[4]) // gates[3] + 1) * gates[3] - gates[4] - pairs[5][5]
         for i0 in range(first, stop, ROWS):
             hi = key_ends(i0 + beside, queries, valid, right, rows[1], item, at[1])
             inside = visible_pairs(pairs[1], left, hi[None, :], item, at[1], i0, i, j0, j)
@@ -204,7 +255,7 @@ def backward_keys(
             row = load_stats(stats, at, i0 + beside, queries)
             mean = load_of_rows(delta, item, at[1], i0 + beside, queries, 0.0)
             products = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
-            s = scores(products, pairs[0], numbers, at, i0, i, j0, j, inside)
+            s = scores(products, pairs, numbers, at, i0, i, j0, j, inside)
             x = relative(s, row[0][None, :], numbers)
             p = weights(x, row[1][None, :], row[2][None, :], numbers, WEIGH) * row[3][None, :]
             dp = None if do is None else through_output(v_tile, do_tile, pairs, at, i0, i, j0, j, inside, PRECISION)
@@ -216,6 +267,11 @@ def backward_keys(
                 p = after_dropout(p, pairs[2], pairs[3], pairs[4], item, at[1], i0, i, j0, j, inside)
                 dv_sums = add_product(dv_sums, p, do_tile, PRECISION)
             dk_sums = add_product(dk_sums, ds, q_tile, PRECISION)
+            if gates is not None:
+                later += tl.sum(tl.where(i0 + i >= behind[:, None], ds, 0.0), 1)
+        if gates is not None:
+            at_keys = gates[2] + addresses(j0 + columns, item, at[1], heads * groups, stored)
+            tl.store(at_keys, later, mask=j0 + columns < stored)
     in_range = j0 + columns < stored
     dk_total = whole_sum(dk_sums, None, q[0].dtype.element_ty) * (numbers[0] * numbers[1])
     store_rows(dk, key_item, shared, j0, columns, in_range, dk_total, d, D)

@@ -56,7 +56,7 @@ def statistics_of_rows(
             products, inside, _, _ = standing_products(
                 q_tile, k, pairs, at, i0, bounds, j0, queries, EDGE, MASKED, d, D, ROWS, KEYS, PRECISION
             )
-            s = scores(products, pairs[0], numbers, at, i0, beside[:, None], j0, columns, inside)
+            s = scores(products, pairs, numbers, at, i0, beside[:, None], j0, columns, inside)
             x = relative(s, top[:, None], numbers)
             u = weights(x, tau[:, None], step[:, None], numbers, WEIGH)
             running = add_weights(running, u, inside if EDGE else None, j0, KIND, KEYS)

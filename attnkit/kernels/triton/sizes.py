@@ -173,8 +173,13 @@ STATISTICS_OF_ROWS = {
     ("backward_keys", 16, 64): (Tile(16, 128, 8, 2), Tile(16, 128, 8, 2)),
     ("backward_keys", 16, 128): (Tile(16, 64, 8, 2), Tile(16, 64, 8, 2)),
 }
-"""Exceptions for `lean` calls, in bfloat16 without masks, arrays of pairs and dropout, as for point-wise attention, and
-for gradients with those of statistics."""
+GATES_OF_ROWS = {
+    ("backward_tiled", 16, 64): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    ("backward_tiled", 32, 64): (Tile(32, 16, 4, 1), Tile(64, 16, 4, 1)),
+}
+"""Exceptions for `lean` calls, in bfloat16 without masks, arrays of pairs and dropout, as for point-wise attention, for
+gradients with those of statistics, and for calls with gates, of whose `backward_tiled` no tile has more keys than
+queries; by counts of the compiler, no device has timed them."""
 
 RESIDENT = {
     ("forward_resident", 16, 64): (Tile(32, 256, 8, 1), Tile(64, 256, 8, 1)),
@@ -194,7 +199,7 @@ and so are gradients with those of statistics.
 
 
 def rows(kernel: str, bits: int, d: int, e: int, capability: int, form: str = "") -> Tile:
-    """The tile of a kernel for head sizes d and e; `form` is "lean", "statistics" or none."""
+    """The tile of a kernel for head sizes d and e; `form` is "lean", "statistics", "gates" or none."""
     key = kernel, bits, max(64, padded(d), padded(e))
     tile: Tile = entry(key, capability, "rows", *([f"{form} of rows"] if form else []))
     return tile
@@ -328,6 +333,7 @@ TABLES: dict[str, Any] = {
     "rows": ROWS,
     "lean of rows": LEAN_ROWS,
     "statistics of rows": STATISTICS_OF_ROWS,
+    "gates of rows": GATES_OF_ROWS,
     "resident": RESIDENT,
     "decoding": DECODING,
     "linear": LINEAR,

@@ -240,7 +240,7 @@ def backward_keys(
             c = load_of_rows(delta[0], item, at[1], i0 + beside, queries, 0.0)
             key = load_of_rows(delta[1], item, at[1], i0 + beside, queries, -1)
             products = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
-            s = tl.where(inside, scores(products, pairs[0], numbers, at, i0, i, j0, j, inside), 0.0)
+            s = tl.where(inside, scores(products, pairs, numbers, at, i0, i, j0, j, inside), 0.0)
             p, a = excess(s, row[0][None, :], q_tile.dtype)
             dp = through_output(v_tile, do_tile, pairs, at, i0, i, j0, j, inside, PRECISION)
             share, inverse = row[3] * numbers[2], row[3][None, :]

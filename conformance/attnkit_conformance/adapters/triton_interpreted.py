@@ -28,6 +28,7 @@ from attnkit.backends.torch.triton import (
 )
 from attnkit.backends.torch.triton import statistics as triton_statistics
 from attnkit.kernels import linear_calls
+from attnkit.ops.forgetting import FORGETTING
 from attnkit.ops.linear.record import Linear
 from attnkit.ops.linear.states import stepping
 from attnkit.ops.pointwise import POINTWISE
@@ -44,10 +45,15 @@ def without_gradients(kernels: Mapping[str, Kernel]) -> dict[str, Callable[..., 
     return {op: kernel.call for op, kernel in kernels.items() if not op.endswith(VJP)}
 
 
+def forget(q: Any, k: Any, v: Any, log_forget: Any, **options: Any) -> Any:
+    """forgetting_attention, whose gates kernels take as an option."""
+    return rows.KERNELS[FORGETTING.name].call(q, k, v, log_forget=log_forget, **options)
+
+
 KERNELS: dict[str, Callable[..., Any]] = {}
 for table in (pointwise, linear, linear_features, rows, softpick, newton, packed):
     KERNELS |= without_gradients(table.KERNELS)
-KERNELS |= {op: stepping(row.call) for op, row in linear_step.KERNELS.items()}
+KERNELS |= {op: stepping(row.call) for op, row in linear_step.KERNELS.items()} | {FORGETTING.name: forget}
 
 
 def special_case(op: str, q: Any, k: Any, v: Any, **options: Any) -> Any:
@@ -102,7 +108,12 @@ REFUSED: dict[str, Callable[..., str | None]] = {
     **dict.fromkeys(newton.KERNELS, unserved_inverse),
 }
 
-IN_PARTS = (SOFTMAX.name, POINTWISE.name, *(op for op, base in special_cases().items() if base == POINTWISE.name))
+IN_PARTS = (
+    SOFTMAX.name,
+    FORGETTING.name,
+    POINTWISE.name,
+    *(op for op, base in special_cases().items() if base == POINTWISE.name),
+)
 """Ops of whose calls with few queries the keys are shared out."""
 
 

@@ -1,4 +1,5 @@
-"""Softmax, sparsemax and entmax attention on torch tensors: memory, launches and registration of the Triton kernels.
+"""Softmax, forgetting, sparsemax and entmax attention on torch tensors: memory, launches and registration of the
+Triton kernels.
 
 Forward leaves the numbers of its rows for the gradients; a call for gradients alone computes them first. Any layout is
 read through views (items, heads, tokens, features), as for point-wise attention.
@@ -16,14 +17,14 @@ from attnkit._core.typing import Keywords, Option
 from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.softmax import sdpa_unsupported
-from attnkit.backends.torch.triton import decoding, launch, pointwise, recorded
+from attnkit.backends.torch.triton import decoding, forgetting, launch, pointwise, recorded
 from attnkit.backends.torch.triton.launch import Group, Launch, OfRows, View, by_sequence, view, view_of
 from attnkit.kernels.plan import Layout, Normaliser, blocks_of, newton_steps, normaliser
 from attnkit.ops import ssmax
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.softmax import SOFTMAX
 
-DIFFERENTIABLE = ("q", "k", "v", "bias", "sink")
+DIFFERENTIABLE = ("q", "k", "v", "bias", "sink", forgetting.GATES)
 
 
 class Call(NamedTuple):
@@ -32,6 +33,7 @@ class Call(NamedTuple):
     of_pairs: launch.Call
     normaliser: Normaliser
     sink: Tensor | None = None  # of softmax, a number or one for each head
+    fade: forgetting.Fading | None = None
 
     @property
     def above(self) -> float | None:
@@ -49,8 +51,8 @@ class Call(NamedTuple):
 
 
 def alpha_of(op: str, arguments: Arguments) -> float:
-    """α, 1 for softmax."""
-    return float(arguments.get("alpha", 1.0 if op == SOFTMAX.name else 1.5))
+    """α, 1 for softmax and forgetting attention."""
+    return float(arguments.get("alpha", 1.0 if op in (SOFTMAX.name, forgetting.OP) else 1.5))
 
 
 def row_numbers(leading: tuple[int, ...], queries: int, alpha: float) -> tuple[int, ...]:
@@ -59,13 +61,14 @@ def row_numbers(leading: tuple[int, ...], queries: int, alpha: float) -> tuple[i
 
 
 def call_of(op: str, arguments: Arguments) -> Call:
-    """The options of softmax_attention or entmax_attention."""
+    """The options of softmax_attention, forgetting_attention or entmax_attention."""
     sink = arguments.get("sink")
     if sink is not None and not isinstance(sink, Tensor):
         sink = torch.full((), sink, dtype=torch.float32, device=arguments["q"].device)
-    options = {name: x for name, x in arguments.items() if name != "sink"}
+    options = {name: x for name, x in arguments.items() if name not in ("sink", forgetting.GATES)}
+    options |= {"causal": True} if op == forgetting.OP else {}
     of_pairs = launch.call_of(**{**options, "activation": "identity", "alpha": 0.0})
-    return Call(of_pairs, normaliser(alpha_of(op, arguments)), sink)
+    return Call(of_pairs, normaliser(alpha_of(op, arguments)), sink, forgetting.fading(arguments))
 
 
 # ---------------------------------------------------------------------------------------------- launches
@@ -98,7 +101,7 @@ def sizes_of(name: str, q: Tensor, call: Call, statistics: bool = False) -> Keyw
     a, c = call.a, call.of_pairs
     beside = launch.bytes_of_pairs(c)
     lean = q.dtype == torch.bfloat16 and not beside and c.seed is None and c.query_mask is None
-    form = "statistics" if statistics else "lean" if lean else ""
+    form = "statistics" if statistics else "gates" if call.fade is not None else "lean" if lean else ""
     of_call = call.normaliser.name, q.dtype.itemsize * 8, a.d, a.e, a.keys, launch.capability(q.device)
     tile = sizes.normalised(name, *of_call, beside, form)
     return None if tile is None else _widths(q, a) | tile._asdict()
@@ -115,6 +118,7 @@ def _widths(q: Tensor, a: Layout) -> Keywords:
 def tuples(call: Call) -> tuple[Group, Group, Group, Group]:
     """The tuples pairs, rows, limits and numbers."""
     pairs, rows, limits, _ = launch.kernel_tuples(call.of_pairs, launch.Rows())
+    pairs = (*pairs, None if call.fade is None else call.fade.view(call.a))
     return pairs, (*rows[:2], view(call.a, "heads", call.sink)), limits, call.numbers
 
 
@@ -174,9 +178,10 @@ def backward_launches(
     call: Call,
     of_rows: OfRows | None = None,
     delta: Tensor | None = None,
+    sums: forgetting.Sums | None = None,
 ) -> list[Launch]:
-    """The launches for those of dq, (dk, dv) and dbias that are in `grads`, and for δ; `of_rows` is `dstats` of
-    `attnkit.kernels.triton.statistics`. Without do there is no dv."""
+    """The launches for those of dq, (dk, dv) and dbias that are in `grads`, for δ, and for `sums`, which come with dq
+    and dk; `of_rows` is `dstats` of `attnkit.kernels.triton.statistics`. Without do there is no dv."""
     from attnkit.kernels.triton import rows_gradients as kernels
 
     a = call.a
@@ -184,9 +189,11 @@ def backward_launches(
     inputs = (view(a, "q", q), view(a, "k", k), *through, launch.contiguous_rows(of_rows, a))
     delta = torch.empty_like(rows[0]) if delta is None else delta
     shared = (views_of_numbers(a, rows), view_of_rows(a, delta))
-    resident = sizes_of("backward_resident", q, call, of_rows is not None) is not None
+    gates = (None if sums is None else sums.arguments,)
+    resident = sums is None and sizes_of("backward_resident", q, call, of_rows is not None) is not None
     by_queries = kernels.backward_resident if resident else kernels.backward_tiled
-    read = Read(inputs, shared, (view(a, "rows", dlse),), tuples(call))
+    for_queries = (view(a, "rows", dlse), *(() if resident else gates))
+    read = Read(inputs, shared, for_queries, gates, tuples(call))
     owners = (by_queries, kernels.backward_keys, kernels.backward_bias)
     return gradient_launches(
         owners, read, grads if do is not None else {**grads, "v": None}, q, call, of_rows is not None
@@ -198,7 +205,8 @@ class Read(NamedTuple):
 
     inputs: Group  # q, k, v, do and what else precedes what is written
     of_rows: Group  # the numbers of rows, and what the kernel of dq stores for the others
-    of_queries: Group  # for the kernel of dq alone
+    for_queries: Group  # for the kernel of dq alone
+    for_keys: Group  # for that of dk and dv alone
     of_call: Group  # pairs, rows, limits and numbers
 
 
@@ -226,14 +234,13 @@ def gradient_launches(
     def of_keys(size: int, keys: int) -> int:
         return a.blocks(a.keys, keys) * a.kv_heads * a.items
 
-    inputs, shared, beside, common = read
+    inputs, shared, for_queries, for_keys, common = read
     dq = view(a, "q", grads.get("q"))
-    launches = [launch_of(owners[0], of_queries, *inputs, dq, *shared, *beside, *common, a.heads, a.groups)]
+    launches = [launch_of(owners[0], of_queries, *inputs, dq, *shared, *for_queries, *common, a.heads, a.groups)]
     if "k" in grads:
         written = view(a, "k", grads["k"]), view(a, "v", grads["v"])
-        launches.append(
-            launch_of(owners[1], of_keys, *inputs, *written, *shared, *common, a.keys, a.kv_heads, a.groups)
-        )
+        of_heads = (a.keys, a.kv_heads, a.groups)
+        launches.append(launch_of(owners[1], of_keys, *inputs, *written, *shared, *for_keys, *common, *of_heads))
     dbias = grads.get("bias")
     if dbias is not None:
         items, heads = dbias.shape[:2]
@@ -292,19 +299,31 @@ def gradients(
     if not a.keys or not a.queries * a.heads * a.items or (do is None and of_rows is None):
         return {name: like[name].new_zeros(like[name].shape) for name in names}
     together = {"k"} if do is None else {"k", "v"}
-    computed = ({*names, *together} if {"k", "v"} & {*names} else {*names}) - {"sink"}
+    wanted = {*names, "q", "k"} if forgetting.GATES in names else {*names}
+    computed = (wanted | together if {"k", "v"} & wanted else wanted) - {"sink", forgetting.GATES}
     grads = {name: launch.room_for(call.of_pairs.plan, name, like[name]) for name in computed}
     if rows is None:
         rows = q.new_empty(row_numbers(a.leading, a.queries, alpha_of(op, arguments)), dtype=torch.float32)
         launches.append(forward_launch(q, k, v, None, None, rows, call))
     delta = torch.empty_like(rows[0])
-    launch.run(q, [*launches, *backward_launches(q, k, v, do, dlse, rows, grads, call, of_rows, delta)])
+    sums = room_for_sums(q, call) if forgetting.GATES in names else None
+    launch.run(q, [*launches, *backward_launches(q, k, v, do, dlse, rows, grads, call, of_rows, delta, sums)])
     if do is None and "v" in names:
         grads["v"].zero_()
     found = {name: launch.reduced_to(grads[name], a, like[name]) for name in grads}
     if "sink" in names:
         found["sink"] = _of_sink(call, rows, delta, like["sink"])
+    if sums is not None and call.fade is not None:
+        gain = call.of_pairs.plan.numbers.gain
+        found[forgetting.GATES] = forgetting.gradient(sums, call.fade, a, gain, like[forgetting.GATES])
     return {name: found[name] for name in names}
+
+
+def room_for_sums(q: Tensor, call: Call) -> forgetting.Sums:
+    """Memory for the sums of the gradient of gates, whose groups are the queries of a program."""
+    sizes = sizes_of("backward_tiled", q, call)
+    assert sizes is not None
+    return forgetting.room_for_sums(q, call.a, sizes["ROWS"])
 
 
 def _of_sink(call: Call, rows: Tensor, delta: Tensor, like: Tensor) -> Tensor:
@@ -323,7 +342,7 @@ CUSTOM = recorded.register("triton_rows", _forward, _backward, DIFFERENTIABLE, _
 
 
 def attend(op: str, q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax_attention or entmax_attention."""
+    """softmax_attention, forgetting_attention or entmax_attention."""
     outputs = CUSTOM.outputs(op, q=q, k=k, v=v, **options)
     return (outputs[0], outputs[1]) if options.get("return_lse") else outputs[0]
 
@@ -331,7 +350,7 @@ def attend(op: str, q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tenso
 def pull(
     op: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, dlse: Tensor | None = None, **options: Option
 ) -> dict[str, Tensor]:
-    """Explicit gradients of softmax_attention or entmax_attention."""
+    """Explicit gradients of softmax_attention, forgetting_attention or entmax_attention."""
     return CUSTOM.pull(op, do, q=q, k=k, v=v, dlse=dlse, **options)
 
 
@@ -373,12 +392,12 @@ def softmax_is_faster(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **o
 
 KERNELS = {
     f"{op}{suffix}": pointwise.kernel(kind, partial(serve, op), partial(unsupported, vjp=bool(suffix)))
-    for op, kind in ((SOFTMAX.name, "softmax"), (ENTMAX.name, "entmax"))
+    for op, kind in ((SOFTMAX.name, "softmax"), (ENTMAX.name, "entmax"), (forgetting.OP, "softmax"))
     for suffix, serve in (("", attend), ("_vjp", pull))
 }
 for name in (SOFTMAX.name, f"{SOFTMAX.name}_vjp"):
     KERNELS[name] = KERNELS[name]._replace(learned=("sink",))
 KERNELS |= ssmax.kernels(KERNELS)
 KERNELS[SOFTMAX.name] = KERNELS[SOFTMAX.name]._replace(is_faster=softmax_is_faster)
-for name in (SOFTMAX.name, ENTMAX.name):
+for name in (SOFTMAX.name, ENTMAX.name, forgetting.OP):
     KERNELS[name] = KERNELS[name]._replace(prepared=partial(prepared, name))

@@ -56,7 +56,7 @@ def backward_launches(
     c, first = torch.empty_like(numbers[0]), torch.empty_like(numbers[0], dtype=torch.int32)
     inputs = (view(a, "q", q), view(a, "k", k), view(a, "v", v), view(a, "o", do))
     delta = (rows.view_of_rows(a, c), rows.view_of_rows(a, first))
-    read = rows.Read(inputs, (rows.views_of_numbers(a, numbers), delta), (), tuples)
+    read = rows.Read(inputs, (rows.views_of_numbers(a, numbers), delta), (), (), tuples)
     owners = (kernels.backward_tiled, kernels.backward_keys, kernels.backward_bias)
     return rows.gradient_launches(owners, read, grads, q, call)
 
