@@ -42,7 +42,7 @@ OPS = {
     "gaussian": (pointwise.attend, "gaussian_attention", {}, (1, 4, 3)),
     "softmax": (rows.attend, "softmax_attention", {}, (1, 4, 4)),
     "entmax": (rows.attend, "entmax_attention", {}, (1, 4, 4)),
-    "linear": (linear.attend, None, MASKS | {"causal": True}, (1, 5, 4)),
+    "linear": (linear.attend, None, MASKS | {"causal": True}, (1, 3, 2)),
     "states": (linear.attend, None, STATE, (5, 13, 8)),
 }
 
