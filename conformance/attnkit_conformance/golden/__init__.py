@@ -171,7 +171,7 @@ def limits_of(op: Op, case: Case) -> Callable[[str, np.ndarray, np.ndarray, str]
     before = magnitudes(op, without_signs(case)) if summands and VALUES & case.arrays.keys() else summands
     growth = growth_of(op, case)
     wide = tolerance.growth_of_width(case.arrays["q"].shape[-1]) if "q" in case.arrays else 1.0
-    hidden = hidden_noise(op, case) | faint_noise(op, case)
+    hidden = {**hidden_noise(op, case), **faint_noise(op, case)}
     # errors of weights count twice in their squares, and those of sums of numbers that are rounded alike add up
     twice = dict.fromkeys(("sum_squares", *op.alike), 2.0 * growth)
 
