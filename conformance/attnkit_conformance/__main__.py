@@ -498,7 +498,8 @@ def compare(args: argparse.Namespace) -> int:
 
 
 def peers(args: argparse.Namespace) -> int:
-    """Judge peers, shrink disagreements, write the page; exit status 1 for a disagreement without a reason."""
+    """Judge peers, shrink disagreements, write the page; exit status 1 for a disagreement without a reason, or a
+    program that does not run."""
     require("the page of peers", "ml_dtypes")
     from attnkit_conformance.report import peers_page
 
@@ -526,7 +527,10 @@ def peers(args: argparse.Namespace) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         print(f"written: {path}")
-    return int(any(result.status == "fail" for result in results))
+    stopped = peers_page.stopped(held)
+    for name, said in stopped:
+        print(f"{name}: a program of the page {said}")
+    return int(bool(stopped) or any(result.status == "fail" for result in results))
 
 
 def present(adapters: list[Adapter]) -> list[Adapter]:

@@ -227,12 +227,13 @@ def test_a_function_like_jaxs(theirs: Any) -> None:
 @pytest.mark.peers
 def test_the_libraries_own_functions() -> None:
     """But for NaN in what is hidden, which properties ask about, and gradients in half types: torch 2.13's of q in
-    float16 is off by up to 1.3 bounds, JAX 0.10's of a bias in bfloat16 by 6.8.
+    float16 is off by up to 1.3 bounds, and in bfloat16 by 5.5 on processors that multiply it; JAX 0.10's of a bias in
+    bfloat16 by 6.8.
     """
-    dtypes = ("float64", "float32", "bfloat16")
+    dtypes = ("float64", "float32")
     torchs = verdicts("sdpa", "torch.nn.functional:scaled_dot_product_attention", "not property", dtypes)
     assert statuses(torchs) == {"pass"}
-    assert len(torchs) > 80
+    assert len(torchs) > 80, len(torchs)
     jaxs = verdicts("jax_nn", "jax.nn:dot_product_attention", "not property and not dropout", ("float32",))
     assert statuses(jaxs) == {"pass", "unsupported"}
     assert {r.reason for r in jaxs if r.status != "pass"} == {"a row whose scores are all -inf is NaN in JAX"}

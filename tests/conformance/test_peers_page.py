@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from attnkit_conformance import core
 from attnkit_conformance.__main__ import main
@@ -23,7 +24,7 @@ from attnkit_conformance.judge.selection import find
 from attnkit_conformance.peers import REQUIRES, missing_modules
 from attnkit_conformance.report import peers_page
 from attnkit_conformance.report.disagreements import DTYPE, Example, largest_error
-from attnkit_conformance.search.snippet import snippet
+from attnkit_conformance.search.snippet import Source, gradient_lines, snippet
 
 HELD = json.loads((Path(__file__).parents[2] / "docs" / "reports" / "peers.json").read_text())
 SNIPPET = re.compile(r'<pre class="snippet" data-tolerance="([^"]*)">(.*?)</pre>', re.DOTALL)
@@ -42,6 +43,24 @@ def programs() -> list[tuple[float, str]]:
     return [(one["tolerance"], one["program"]) for one in found] + [
         (peers_page.VISIBLE, one["program"]) for one in HELD["further"]
     ]
+
+
+def test_a_program_that_does_not_run_is_told_and_takes_no_other_with_it() -> None:
+    programs = ("print(1)", "raise ValueError('so')")
+    printed = peers_page.run([(text, ()) for text in programs])
+    assert [printed[text] for text in programs] == ["1\n", "does not run: ValueError: so\n"]
+    shown = [{"adapter": "a", "program": text, "printed": printed[text]} for text in programs]
+    further = [{"family": "b", "printed": printed[programs[1]]}]
+    held = {"disagreements": [{"programs": [*shown, {"adapter": "a", "size": "large"}]}], "further": further}
+    assert peers_page.stopped(held) == [(name, "does not run: ValueError: so") for name in ("a", "b")]
+
+
+def test_the_gradient_of_several_outputs_of_which_one_does_not_depend_on_the_argument() -> None:
+    q, k = torch.tensor([2.0, 3.0], requires_grad=True), torch.tensor([5.0, 7.0])
+    given = {"torch": torch, "q": q, "o": 3 * q, "S": k, "do": torch.tensor([1.0, -1.0]), "dS": k}
+    source = Source("torch", (), (), "o", "1", others={"S": "S"})
+    exec("\n".join(gradient_lines(source, "q", ["S"])), given)
+    assert given["got"].tolist() == [3.0, -3.0]
 
 
 def test_the_page_shows_all_that_is_kept() -> None:

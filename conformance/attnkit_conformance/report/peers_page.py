@@ -46,6 +46,7 @@ BEYOND = """<h2>Beyond the cases</h2>
 <p class="hint">What needs more tokens than a case has, or options that no definition has. Each program computes
 both sides.</p>
 """
+STOPPED = "does not run: "  # what stands for the output of a program that raised an error
 LONGEST = 6000  # characters of a program on the page
 Record = dict[str, Any]  # plain data, as JSON has it
 PATIENCE = 1200  # seconds for all snippets of an environment, imports included
@@ -58,7 +59,7 @@ for text in json.load(sys.stdin):
         try:
             exec(text, {})
         except Exception as error:
-            raise RuntimeError(text) from error
+            print(f"does not run: {type(error).__name__}: {error}")
     printed.append(out.getvalue())
 print(json.dumps(printed))
 """
@@ -306,15 +307,25 @@ def further_card(one: Record) -> str:
     return f'<section class="card">{sentence}{details}</section>'
 
 
+def stopped(held: Record) -> list[tuple[str, str]]:
+    """Who has a program that does not run, and what it says."""
+    programs = [(one["adapter"], one) for each in held["disagreements"] for one in each["programs"]]
+    programs += [(one["family"], one) for one in held["further"]]
+    said = [(name, one["printed"].splitlines()) for name, one in programs if "printed" in one]
+    return [(name, line) for name, lines in said for line in lines if line.startswith(STOPPED)]
+
+
 def run(programs: Sequence[tuple[str, tuple[tuple[str, str], ...]]]) -> dict[str, str]:
-    """The output of programs, in one process per environment; RuntimeError if one does not run."""
+    """The output of programs, in one process per environment; it says so of one that does not run, for it must not take
+    the verdicts with it. RuntimeError if the process ends early.
+    """
     printed: dict[str, str] = {}
     for environment in dict.fromkeys(environment for _, environment in programs):
         own = [text for text, where in programs if where == environment]
         command = [sys.executable, "-W", "ignore", "-c", RUN]
         done = subprocess.run(command, input=json.dumps(own), capture_output=True, text=True, timeout=PATIENCE)
         if done.returncode:
-            raise RuntimeError(f"a snippet does not run:\n{done.stderr}")
+            raise RuntimeError(f"the process of the programs ended:\n{done.stderr}")
         printed |= zip(own, json.loads(done.stdout.splitlines()[-1]), strict=True)
     return printed
 

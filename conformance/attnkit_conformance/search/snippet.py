@@ -81,9 +81,9 @@ def cotangent(case: Case, output: str, library: str) -> str:
 def gradient_lines(source: Source, name: str, others: list[str]) -> list[str]:
     """`got` becomes the gradient of one argument, of further outputs too."""
     if others and source.library == "torch":
-        outputs = ", ".join([source.result, *(source.others[output] for output in others)])
-        given = ", ".join(f"d{output}" for output in ("o", *others))
-        return [f"got = torch.autograd.grad([{outputs}], {name}, [{given}])[0]"]
+        results = {"o": source.result, **{output: source.others[output] for output in others}}
+        total = " + ".join(f"({result} * d{output}).sum()" for output, result in results.items())  # some without it
+        return [f"got = torch.autograd.grad({total}, {name})[0]"]
     if source.library == "torch":
         return [f"o = {source.result}", f"got = torch.autograd.grad(o, {name}, do)[0]"]
     if source.library == "jax":
