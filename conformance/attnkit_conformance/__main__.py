@@ -527,10 +527,10 @@ def peers(args: argparse.Namespace) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         print(f"written: {path}")
-    stopped = peers_page.stopped(held)
-    for name, said in stopped:
+    failures = peers_page.failures(held)
+    for name, said in failures:
         print(f"{name}: a program of the page {said}")
-    return int(bool(stopped) or any(result.status == "fail" for result in results))
+    return int(bool(failures) or any(result.status == "fail" for result in results))
 
 
 def present(adapters: list[Adapter]) -> list[Adapter]:

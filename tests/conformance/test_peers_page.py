@@ -52,7 +52,7 @@ def test_a_program_that_does_not_run_is_told_and_takes_no_other_with_it() -> Non
     shown = [{"adapter": "a", "program": text, "printed": printed[text]} for text in programs]
     further = [{"family": "b", "printed": printed[programs[1]]}]
     held = {"disagreements": [{"programs": [*shown, {"adapter": "a", "size": "large"}]}], "further": further}
-    assert peers_page.stopped(held) == [(name, "does not run: ValueError: so") for name in ("a", "b")]
+    assert peers_page.failures(held) == [(name, "does not run: ValueError: so") for name in ("a", "b")]
 
 
 def test_the_gradient_of_several_outputs_of_which_one_does_not_depend_on_the_argument() -> None:

@@ -68,11 +68,13 @@ class Sdpa(TorchPeer):
 
     def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
         """The same call."""
-        options = [f"{name}={params[name]!r}" for name in ("scale", "enable_gqa") if name in params]
-        mask = ["attn_mask=seen"] if visible(arrays, params) is not None else []
-        if "bias" in arrays:
-            mask = ["attn_mask=torch.where(seen, bias, -torch.inf)"] if mask else ["attn_mask=bias"]
-        call = f"scaled_dot_product_attention({', '.join(('q', 'k', 'v', *mask, *options))})"
+        given = {name: repr(x) for name, x in self.options(arrays, params).items()}
+        if "attn_mask" in given:
+            seen = visible(arrays, params) is not None
+            of_both = "torch.where(seen, bias, -torch.inf)" if seen else "bias"
+            given["attn_mask"] = of_both if "bias" in arrays else "seen"
+        options = (f"{name}={text}" for name, text in given.items())
+        call = f"scaled_dot_product_attention({', '.join(('q', 'k', 'v', *options))})"
         function = "from torch.nn.functional import scaled_dot_product_attention"
         if self.kernel is None:
             return Source("torch", (function,), (), call, "torch.__version__")

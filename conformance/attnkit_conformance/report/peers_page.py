@@ -307,7 +307,7 @@ def further_card(one: Record) -> str:
     return f'<section class="card">{sentence}{details}</section>'
 
 
-def stopped(held: Record) -> list[tuple[str, str]]:
+def failures(held: Record) -> list[tuple[str, str]]:
     """Who has a program that does not run, and what it says."""
     programs = [(one["adapter"], one) for each in held["disagreements"] for one in each["programs"]]
     programs += [(one["family"], one) for one in held["further"]]
