@@ -404,7 +404,7 @@ def unsupported(
 
 
 def unsupported_with_gates(
-    q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor, *cotangents: Tensor | None, vjp: bool, **options: object
+    q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor, *cotangents: Tensor | None, vjp: bool, **options: Option
 ) -> str | None:
     """The same for forgetting attention."""
     return unsupported(q, k, v, *cotangents, vjp=vjp, **options)
