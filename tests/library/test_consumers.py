@@ -128,6 +128,19 @@ def test_an_op_is_served_or_refused_by_name(consumer: Callable[[Op], None], op: 
         consumer(op)
 
 
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
+def test_every_kernel_is_asked_with_what_the_public_function_hands_on(op: Op) -> None:
+    """Gates come as an option, wherever they are passed: of kernels for devices that are not here, only this is seen."""
+    given = {n: torch.as_tensor(x) if isinstance(x, np.ndarray) else x for n, x in arguments(op).items()}
+    do = op(**given)
+    vjp = getattr(attnkit, f"{op.__name__}_vjp")
+    asked = [attnkit.explain(op, **given), attnkit.explain(vjp, **given, do=do)]
+    if all(isinstance(x, torch.Tensor) for x in given.values()):
+        asked.append(attnkit.explain(vjp, *given.values(), do))
+    for reasons in asked:
+        assert reasons["generic"] is None
+
+
 def derived(name: str) -> set[str]:
     """What follows from an op with a record, by the ends of their names; packed forms are a consumer."""
     return {n.removeprefix(name) for n in attnkit.__all__ if n.startswith(f"{name}_") and "_packed" not in n}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnkit._core.typing import Keywords, Option, Results
+from attnkit._core.typing import Keywords, Option
 from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.softmax import sdpa_unsupported
@@ -356,29 +356,10 @@ def pull(
 
 def prepared(op: str, arrays: tuple[Tensor, ...], options: Keywords) -> recorded.Repeated:
     """o, and lse if requested, of calls with the same signature."""
-    names = ("q", "k", "v", forgetting.GATES)[: len(arrays)]
-    arguments = dict(zip(names, arrays, strict=True)) | options
+    arguments = dict(zip("qkv", arrays, strict=True)) | options
     if not options.get("return_lse"):
         return recorded.prepared(CUSTOM, op, arguments)
     return recorded.prepared(CUSTOM, op, arguments, ("lse",), lambda outputs: (outputs[0], outputs[1]))
-
-
-def attend_with_gates(q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor, **options: object) -> Results:
-    """forgetting_attention."""
-    return attend(forgetting.OP, q, k, v, log_forget=log_forget, **options)
-
-
-def pull_with_gates(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_forget: Tensor,
-    do: Tensor,
-    dlse: Tensor | None = None,
-    **options: Option,
-) -> dict[str, Tensor]:
-    """forgetting_attention_vjp."""
-    return pull(forgetting.OP, q, k, v, do, dlse, log_forget=log_forget, **options)
 
 
 def unsupported_options(*arrays: Tensor | None, **options: object) -> str | None:
@@ -403,13 +384,6 @@ def unsupported(
     return pointwise.unsupported(q, k, v, *rest) or unsupported_options(**options)
 
 
-def unsupported_with_gates(
-    q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor, *cotangents: Tensor | None, vjp: bool, **options: Option
-) -> str | None:
-    """The same for forgetting attention."""
-    return unsupported(q, k, v, *cotangents, vjp=vjp, **options)
-
-
 def softmax_is_faster(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: object) -> bool:
     """Not against torch's own fused softmax, which is listed after it."""
     fused = not rest and sdpa_unsupported(q, k, v, **options) is None
@@ -418,12 +392,8 @@ def softmax_is_faster(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **o
 
 KERNELS = {
     f"{op}{suffix}": pointwise.kernel(kind, partial(serve, op), partial(unsupported, vjp=bool(suffix)))
-    for op, kind in ((SOFTMAX.name, "softmax"), (ENTMAX.name, "entmax"))
+    for op, kind in ((SOFTMAX.name, "softmax"), (ENTMAX.name, "entmax"), (forgetting.OP, "softmax"))
     for suffix, serve in (("", attend), ("_vjp", pull))
-}
-KERNELS |= {
-    f"{forgetting.OP}{suffix}": pointwise.kernel("softmax", serve, partial(unsupported_with_gates, vjp=bool(suffix)))
-    for suffix, serve in (("", attend_with_gates), ("_vjp", pull_with_gates))
 }
 for name in (SOFTMAX.name, f"{SOFTMAX.name}_vjp"):
     KERNELS[name] = KERNELS[name]._replace(learned=("sink",))

@@ -183,6 +183,11 @@ def state_first(call: Callable[..., Any]) -> Callable[..., Any]:
     return lambda state, *arrays, **options: call(*arrays, state=state, **options)
 
 
+def with_option(call: Callable[..., Any], name: str, at: int) -> Callable[..., Any]:
+    """A kernel that takes the array at this place as an option, as the public function hands it on."""
+    return lambda *arrays, **options: call(*arrays[:at], *arrays[at + 1 :], **{name: arrays[at]}, **options)
+
+
 def refused_elsewhere(row: Row, transform: str, problem: Problem) -> list[tuple[str, str]]:
     """Whether a kernel of another device refuses second derivatives, checked without running it; None if that does not
     apply, or if it calls another kernel by name, which answers for itself."""
@@ -191,8 +196,12 @@ def refused_elsewhere(row: Row, transform: str, problem: Problem) -> list[tuple[
         return []
     backend = importlib.import_module(f"attnkit.backends.{row.library}")
     kernel = next(kernel for kernel in backend.KERNELS[row.op] if kernel.name == row.impl)
+    function = state_first(kernel.call) if problem.op.binding is STEP else kernel.call
+    option = importlib.import_module("attnkit._core.dispatch").OPTION
+    if option in problem.op.arguments:
+        function = with_option(function, option, problem.op.arguments.index(option))
     try:
-        library.without_running(problem, state_first(kernel.call) if problem.op.binding is STEP else kernel.call)
+        library.without_running(problem, function)
     except NotImplementedError as refusal:
         return [] if "no implementation of impl" in str(refusal) else [as_refusal(row, refusal)]
     return [("wrong", f"{problem.case.id}: second derivatives of {row.impl} are not refused")]
