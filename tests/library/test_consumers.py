@@ -130,7 +130,7 @@ def test_an_op_is_served_or_refused_by_name(consumer: Callable[[Op], None], op: 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
 def test_every_kernel_is_asked_with_what_the_public_function_hands_on(op: Op) -> None:
-    """Gates come as an option, wherever they are passed: of kernels for devices that are not here, only this is seen."""
+    """Gates are an option, wherever they are passed: of kernels for devices that are not here, only this is seen."""
     given = {n: torch.as_tensor(x) if isinstance(x, np.ndarray) else x for n, x in arguments(op).items()}
     do = op(**given)
     vjp = getattr(attnkit, f"{op.__name__}_vjp")
