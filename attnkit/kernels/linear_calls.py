@@ -109,7 +109,7 @@ def setting(
     firsts = None if key_mask is None else first_true(xp, key_mask, a.keys)
     if query_mask is not None:
         end = a.queries - first_true(xp, xp.flip(query_mask, axis=-1), a.queries)  # after the last unmasked query
-        end = end + plan.shift if plan.causal else xp.where(end > 0, a.keys, 0)
+        end = xp.where(end > 0, end + plan.shift if plan.causal else a.keys, 0)
         stops = end if valid is None else xp.minimum(valid, end)
     stateful = initial_S is not None
     return Setting(plan, feature_map, key_mask, firsts, stops, query_mask, valid, stateful, packed, floor, levels)

@@ -20,6 +20,8 @@ NUMBERS = (f"as an array is {GENERIC}", f"an array alpha is {GENERIC}")
 """Of a number that is an array, which attnkit sees to before it calls a kernel, and of α."""
 FEWER_AXES = f"states with fewer axes than queries are {GENERIC}"
 PAIRS = f"a mask of pairs is {GENERIC}"
+DECAY = f"log_decay is {GENERIC}"
+HALVINGS = "halvings are served by the generic implementation"
 
 
 class Judged(NamedTuple):
@@ -41,8 +43,8 @@ FIRST = [
     Judged(CUDA, "gaussian_attention", FEW, ("float16",), NUMBERS),
     Judged(CUDA, "softmax_attention", FEW, ("float16",), NUMBERS),
     Judged(CUDA, "entmax_attention", FEW, ("bfloat16",), NUMBERS),
-    Judged(CUDA, "linear_attention", FEW, ("float32",), (PAIRS,)),
-    Judged(CUDA, "newton_inverse", "-unrolled and not property", ("float32",)),
+    Judged(CUDA, "linear_attention", FEW, ("float32",), (PAIRS, DECAY)),
+    Judged(CUDA, "newton_inverse", "-unrolled and not property", ("float32",), (HALVINGS,)),
     Judged(CUDA, "soft_attention", "padded", ("float32",)),
     Judged(CUDA, "softmax_attention_packed", "not property", ("float32",)),
     Judged(JAX, "pointwise_attention", "/causal-padded", ("float32",), (GENERIC,)),
@@ -68,9 +70,9 @@ BY_TRITON = {
 has all dtypes and properties."""
 LATER = [
     *(Judged(CUDA, op, None, dtypes, NUMBERS) for op, dtypes in BY_CUDA.items()),
-    Judged(CUDA, "linear_attention", None, EVERY, (PAIRS, "has no step of its own")),
-    *(Judged(CUDA, "newton_inverse", None, (dtype,)) for dtype in ("float32", "float64")),
-    Judged(CUDA, "soft_attention", "not property", EVERY),
+    Judged(CUDA, "linear_attention", None, EVERY, (PAIRS, DECAY, "has no step of its own")),
+    *(Judged(CUDA, "newton_inverse", None, (dtype,), (HALVINGS,)) for dtype in ("float32", "float64")),
+    Judged(CUDA, "soft_attention", "not property", EVERY, (HALVINGS,)),
     Judged(CUDA, "softmax_attention_packed", "not property", ("bfloat16",)),
     *(
         Judged(CUDA, f"{kind}_attention_packed", "not property", (dtype,))
@@ -93,7 +95,7 @@ LATER = [
         Judged(TRITON, f"{kind}_attention", "not property", SERVED_BY_TRITON, (GENERIC,))
         for kind in ("cosine", "performer", "efficient")
     ),
-    *(Judged(TRITON, op, None, ("float32",)) for op in ("newton_inverse", "soft_attention")),
+    *(Judged(TRITON, op, None, ("float32",), (HALVINGS,)) for op in ("newton_inverse", "soft_attention")),
     Judged(TRITON, "softmax_attention_packed", None, ("float32",)),
     Judged(TRITON, "pointwise_attention_packed", None, ("float16",)),
     Judged(TRITON, "linear_attention_packed", None, ("float32",)),
@@ -155,7 +157,7 @@ GAUSSIAN = (
 )  # fmt: skip
 LINEAR = (
     "64x64-d64", "1x257", "63x63-causal", "100x64-upper-left", "63x100-upper-left", "key-mask", "query-mask",
-    "strided-causal", "broadcast", "mqa-causal", "empty-queries", "empty-keys", "everything",
+    "strided-causal", "broadcast", "mqa-causal", "empty-queries", "empty-keys", "item-unseen", "everything",
 )  # fmt: skip
 NEWTON = ("not-symmetric-unrolled", "zero", "ones", "empty", "one", "no-leading-axes")
 STATISTICS = {
@@ -200,6 +202,11 @@ LATER_SCENES = [
     *((CUDA, "pointwise_attention", dtypes, scene) for dtypes in (HALF, FLOAT32) for scene in POINTWISE),
     *((CUDA, "gaussian_attention", dtypes, scene) for dtypes in (HALVES, FLOAT32, ("float64",)) for scene in GAUSSIAN),
     *((CUDA, "linear_attention", FLOAT32, scene) for scene in LINEAR),
+    *(
+        (kernels, op, FLOAT32, "item-unseen")
+        for kernels in (TRITON, JAX)
+        for op in ("linear_attention", "pointwise_attention")
+    ),
     *(
         (CUDA, "linear_attention", HALVES[:1], scene)
         for scene in ("1x257", "63x100-upper-left", "mqa-causal", "everything")

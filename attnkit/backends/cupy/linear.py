@@ -110,7 +110,7 @@ class Call(Views):
         if queries is not None and not valid:
             xp = array_api_compat.array_namespace(queries)
             end = a.queries - first_true(queries[..., ::-1], a.queries)  # after the last unmasked query
-            end = end + self.plan.shift if self.plan.causal else xp.where(end > 0, a.keys, 0)
+            end = xp.where(end > 0, end + self.plan.shift if self.plan.causal else a.keys, 0)
             stops = xp.asarray(end if stops is None else xp.minimum(stops, end))  # not a NumPy scalar
         if mask is not None:
             self.view_as("key_mask", mask, a.leading, a.keys)

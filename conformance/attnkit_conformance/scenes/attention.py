@@ -73,6 +73,7 @@ FULL = (
     Scene("key-mask", 65, 100, options=("key_mask", "poison")),
     Scene("key-mask-1d", 2, 63, options=("key_mask_1d", "poison")),
     Scene("query-mask", 65, 63, options=("query_mask", "poison")),
+    Scene("item-unseen", 2, 7, params=CAUSAL, options=("query_mask=some", "poison")),  # no query of an item is there
     Scene("mask", 63, 65, options=("mask", "poison")),
     Scene("mask-2d", 65, 64, options=("mask_2d",)),
     Scene("mask-none-visible", 2, 65, options=("mask_nothing", "poison")),
