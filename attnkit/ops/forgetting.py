@@ -16,18 +16,15 @@ from attnkit.ops import softmax
 
 
 def running_sum(xp: Namespace, x: Array) -> tuple[Array, Array]:
-    """The running sums c of x along its last axis to twice its digits, as high + low: differences of near sums are
-    those of small gates, however many large ones come before."""
+    """The running sums c of x along its last axis as high + low: differences of near sums are those of small gates,
+    however many large ones come before."""
     if x.dtype == xp.float32 and library(x) != "jax":
         c = cumulative_sum(xp, x, -1, xp.float64)
         high = xp.astype(c, x.dtype)
         return high, xp.astype(c - xp.astype(high, c.dtype), x.dtype)
     high = cumulative_sum(xp, x, -1)
     before = xp.concat([xp.zeros_like(high[..., :1]), high[..., :-1]], axis=-1)
-    step = high - before  # which is rounded; the rest of the difference is known exactly
-    back = step - high
-    rest = (high - (step - back)) - (before + back)
-    return high, cumulative_sum(xp, (x - step) - rest, -1)
+    return high, cumulative_sum(xp, x - (high - before), -1)  # what a gate lost, up to a rounding of its own size
 
 
 def fading(xp: Namespace, gates: Array, at: Array, passed: Array) -> Array:

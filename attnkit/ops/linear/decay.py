@@ -78,7 +78,7 @@ def _last(xp: Namespace, x: Array, n: int) -> Array:
     """The last n tokens of x (..., tokens, f), with tokens of 0 before them if it has fewer."""
     missing = n - x.shape[-2]
     if missing <= 0:
-        return x if missing == 0 else x[..., -missing:, :]
+        return x[..., -missing:, :]
     return xp.concat([zeros(xp, x, (*x.shape[:-2], missing, x.shape[-1])), x], axis=-2)
 
 

@@ -21,12 +21,6 @@ def _numbers(gates: Mapping[str, Array]) -> tuple[str, ...]:
     return ("beta",) if decay is None or decay.ndim > gates["beta"].ndim else ("beta", "log_decay")
 
 
-def _own(xp: Namespace, x: Array) -> Array:
-    """x (..., size, size) without its diagonal, if it is lower triangular."""
-    n = x.shape[-1]
-    return xp.tril(x, k=-1) if n else x
-
-
 class _Chunks(NamedTuple):
     """What all chunks have before any state is known."""
 
@@ -44,7 +38,7 @@ def _chunks(xp: Namespace, m: Call) -> _Chunks:
     g = m.gate("log_decay")
     f = fades(xp, g)
     keys = products(xp, m.k, m.k, g)
-    inverted = inverse(xp, m.gates["beta"] * _own(xp, keys))
+    inverted = inverse(xp, m.gates["beta"] * xp.tril(keys, k=-1))
     pairs = products(xp, m.q, m.k, g)
     lead = (*m.first.shape[:-2], m.k.shape[-3])
     return _Chunks(f, keys, pairs, inverted, m.k * f.within, m.k * f.until, m.q * f.within, lead)
@@ -103,7 +97,7 @@ def backward(xp: Namespace, m: Call, do: Array, dstate: Array) -> Keywords:
     R, (after, db) = _folded(xp, c, step, dstate, du, drawn, c.k_until, c.inverse.mT, held, backwards=True)
 
     error = m.v - c.k_within @ states
-    de, da = beta * db, -_own(xp, db @ u.mT)
+    de, da = beta * db, -xp.tril(db @ u.mT, k=-1)
     of_keys = pull_products(xp, m.k, m.k, g, beta * da, c.keys)
     of_pairs = pull_products(xp, m.q, m.k, g, do @ u.mT, c.pairs)
     through_q = (do @ states.mT) * c.f.within

@@ -73,7 +73,6 @@ FULL = (
     Scene("key-mask", 65, 100, options=("key_mask", "poison")),
     Scene("key-mask-1d", 2, 63, options=("key_mask_1d", "poison")),
     Scene("query-mask", 65, 63, options=("query_mask", "poison")),
-    Scene("item-unseen", 2, 7, params=CAUSAL, options=("query_mask=some", "poison")),  # no query of an item is there
     Scene("mask", 63, 65, options=("mask", "poison")),
     Scene("mask-2d", 65, 64, options=("mask_2d",)),
     Scene("mask-none-visible", 2, 65, options=("mask_nothing", "poison")),
@@ -107,6 +106,7 @@ FULL = (
         params={**GQA, "causal": True, "window": (40, 2), "dropout": (0.1, 3), "scale": 0.4},
         options=("gqa", "key_lengths", "query_mask", "bias", "poison"),
     ),
+    Scene("item-unseen", 2, 7, params=CAUSAL, options=("query_mask=some", "poison")),  # no query of an item is there
 )  # fmt: skip
 
 LEARNED_SCALES = (
