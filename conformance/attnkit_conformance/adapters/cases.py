@@ -34,9 +34,10 @@ def refuse_learned(op: str, arguments: Mapping[str, Any], kernels: Mapping[str, 
 
 def handed_on(arrays: Arguments, params: Arguments) -> tuple[Arguments, Arguments]:
     """Arrays and parameters as the public functions hand them on to kernels: integers in the range of positions."""
-    if not {"q", "k"} <= arrays.keys():
+    if "q" not in arrays:
         return arrays, params
-    every = in_range({**arrays, **params}, arrays["q"].shape[-2], arrays["k"].shape[-2])
+    q, k = arrays["q"], arrays.get("k", arrays["q"])  # of SOFT, queries are keys
+    every = in_range({**arrays, **params}, q.shape[-2], k.shape[-2])
     return {name: every[name] for name in arrays}, {name: every[name] for name in params}
 
 
