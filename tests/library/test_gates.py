@@ -58,6 +58,12 @@ def test_decoding_is_the_whole_a_few_tokens_at_a_time(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
+def test_gates_are_made_where_the_layer_is(name: str) -> None:
+    layer = MultiHeadAttention(DIM, HEADS, causal=True, device="meta", dtype=torch.float64, **LAYERS[name])
+    assert {(x.device.type, x.dtype) for x in layer.state_dict().values()} == {("meta", torch.float64)}
+
+
+@pytest.mark.parametrize("name", LAYERS)
 def test_every_gate_is_trained_and_counts(name: str) -> None:
     layer, x = layer_of(name)
     out = layer(x)

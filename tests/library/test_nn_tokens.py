@@ -117,6 +117,13 @@ def test_a_new_unit_gives_almost_nothing():
         assert 0.016 < gamma.std() < 0.024
 
 
+def test_the_units_text_and_implementation():
+    assert GatedAttentionUnit(8).extra_repr() == "alpha=2.0, length='visible'"
+    assert GatedAttentionUnit(8, causal=True).extra_repr().endswith(", causal=True")
+    with pytest.raises(ValueError, match="pointwise_attention: impl .*'other'"):
+        GatedAttentionUnit(8, impl="other")(torch.randn(2, 6, 8))
+
+
 def test_the_unit_is_seen_by_capture():
     layer = torch.nn.Sequential(GatedAttentionUnit(8, qk_dim=4, causal=True))
     with capture(layer) as record:

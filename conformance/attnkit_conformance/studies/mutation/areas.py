@@ -149,8 +149,9 @@ AREAS = {
         "attnkit.nn",
         tuple((ATTNKIT / "nn").glob("*.py")),
         tests=(
-            *(f"tests/library/test_{name}.py" for name in ("nn", "nn_operands", "nn_shared", "nn_tokens", "capture")),
-            *(f"tests/integrations/test_{name}.py" for name in ("torch_multihead", "timm", "transformers")),
+            *(f"tests/library/test_{name}.py" for name in ("nn", "nn_modules", "nn_operands", "nn_shared", "nn_tokens")),
+            *(f"tests/library/test_{name}.py" for name in ("gates", "capture")),
+            *(f"tests/integrations/test_{name}.py" for name in ("records", "torch_multihead", "timm", "transformers")),
         ),
     ),
     "context_parallel": Area(  # its processes are not forks
