@@ -170,6 +170,22 @@ def test_a_snippet_keeps_the_strides_that_a_failure_needs(library: str, dtype: s
     assert not np.allclose(got, expected, atol=0.1)
 
 
+def test_a_gradient_is_shown_where_a_program_can_show_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from attnkit_conformance.peers.torch_base import TorchHeads
+
+    def doubled(call: heads.Call) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(call.q, call.k, 2 * call.v - call.v.detach())
+
+    peer = TorchHeads(heads.Function("planted", "", ("float32",), heads.Takes(), doubled, "", (), '"1"'))
+    case, source = plain_case(), peer.source
+    sight = largest_error(peer, case)
+    assert sight is not None
+    assert sight.output == "dv"
+    monkeypatch.setattr(peer, "source", lambda *call: replace(source(*call), library="numpy"))
+    assert largest_error(peer, case) is None
+
+
 def lies(x: np.ndarray) -> tuple[Any, ...]:
     """How an array lies in memory, and the numbers there."""
     memory = memory_of(x)

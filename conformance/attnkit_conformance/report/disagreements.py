@@ -23,7 +23,7 @@ from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.traits import traits
 from attnkit_conformance.scenes.attention import scene_case
 from attnkit_conformance.search.shrink import Fails, fewer_leading, shrink, size
-from attnkit_conformance.search.snippet import snippet
+from attnkit_conformance.search.snippet import shows_gradients, snippet
 
 PLAIN_SIGHT = 1e-2  # a relative error this large is preserved while a case is shrunk
 SINGLES = ("float64", "float32")
@@ -160,6 +160,8 @@ def largest_error(adapter: Adapter, case: Case) -> Sight | None:
     """The largest error, outputs before gradients, or else another dtype; None if none can be shown."""
     result = core.check(adapter, case)
     wrong = [m for m in result.measured if m.failures and m.dtype != INTEGER]
+    if any(m.output.startswith("d") for m in wrong) and not shows_gradients(adapter, case):
+        wrong = [m for m in wrong if not m.output.startswith("d")]
     if wrong:
         worst = max(wrong, key=lambda m: m.relative / (STEEPER if m.output.startswith("d") else 1.0))
         return Sight(worst.failures[0][0], worst.output, worst.relative, beyond=beyond(adapter, case, worst.output))

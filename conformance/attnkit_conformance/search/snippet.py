@@ -16,6 +16,13 @@ from attnkit_conformance.peers.base import Source
 
 MASKS = ("mask", "key_lengths", "query_mask")
 WITH_STRIDES = ("torch", "numpy")  # the others copy what they are given
+WITH_GRADIENTS = ("torch", "jax", "mlx")
+
+
+def shows_gradients(adapter: Any, case: Case) -> bool:
+    """Whether a program of this case can show a gradient: those of keras compute on NumPy's arrays."""
+    source: Source = adapter.source(case.op, typed_arrays(adapter, case), case.params)
+    return source.library in WITH_GRADIENTS
 
 
 def snippet(
@@ -90,7 +97,7 @@ def gradient_lines(source: Source, name: str, others: list[str]) -> list[str]:
         return [f"got = jax.vjp(lambda {name}: {source.result}, {name})[1](do)[0]"]
     if source.library == "mlx":
         return [f"got = mx.vjp(lambda {name}: [{source.result}], [{name}], [do])[1][0]"]
-    raise ValueError(f"snippet: {source.library} has no gradients; expected torch, jax or mlx")
+    raise ValueError(f"snippet: {source.library} has no gradients; expected one of {', '.join(WITH_GRADIENTS)}")
 
 
 def array_names(case: Case) -> list[str]:
