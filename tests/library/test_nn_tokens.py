@@ -120,7 +120,7 @@ def test_a_new_unit_gives_almost_nothing():
 def test_the_units_text_and_implementation():
     assert GatedAttentionUnit(8).extra_repr() == "alpha=2.0, length='visible'"
     assert GatedAttentionUnit(8, causal=True).extra_repr().endswith(", causal=True")
-    with pytest.raises(ValueError, match="pointwise_attention: impl .*'other'"):
+    with pytest.raises(ValueError, match=r"pointwise_attention: impl .*'other'"):
         GatedAttentionUnit(8, impl="other")(torch.randn(2, 6, 8))
 
 

@@ -149,7 +149,7 @@ AREAS = {
         "attnkit.nn",
         tuple((ATTNKIT / "nn").glob("*.py")),
         tests=(
-            *(f"tests/library/test_{name}.py" for name in ("nn", "nn_modules", "nn_operands", "nn_shared", "nn_tokens")),
+            *(f"tests/library/test_nn{name}.py" for name in ("", "_modules", "_operands", "_shared", "_tokens")),
             *(f"tests/library/test_{name}.py" for name in ("gates", "capture")),
             *(f"tests/integrations/test_{name}.py" for name in ("records", "torch_multihead", "timm", "transformers")),
         ),
