@@ -130,7 +130,7 @@ def spread_unmoved(stats, fall, shrink, KIND: tl.constexpr):
 
 
 @triton.jit
-def one_step(tau, step, count, steps):
+def one_step(tau, step, left, most, count, steps):
     return count < 1
 
 

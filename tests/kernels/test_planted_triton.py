@@ -33,7 +33,7 @@ WILD = {"bound", "nonfinite"}
         ),
         (
             WRONG, "pointwise.products_of", "near_alone", "gaussian_attention", "bfloat16",
-            "pair.heads=grouped,batch=none,values=large", {"bound"},
+            "pair.shape=13x7,width=1x1,batch=none,values=large", {"bound"},
         ),
         (WRONG, "pointwise.whole_tokens", "near_tokens", "gaussian_attention", "float16", "causal-padded", {"bound"}),
         (WRONG, "whole_head.seen_keys", "without_the_last_key", "pointwise_attention", "bfloat16", "cross", {"bound"}),
