@@ -88,7 +88,7 @@ STATISTICS = {
     ("backward_queries", 32, 128): (Tile(16, 16, 8, 1), Tile(64, 16, 4, 1)),
     ("backward_keys", 16, 64): (Tile(16, 128, 8, 2), Tile(16, 128, 8, 2)),
     ("backward_keys", 16, 128): (Tile(32, 64, 8, 2), Tile(16, 64, 8, 2)),
-    ("backward_keys", 32, 64): (Tile(16, 64, 4, 1), Tile(16, 64, 4, 1)),
+    ("backward_keys", 32, 64): (Tile(16, 64, 4, 1), Tile(16, 128, 8, 1)),
 }
 LEAN = {("forward", 16, 64): (Tile(128, 32, 4, 3), Tile(128, 64, 4, 3))}
 LEAN_SHARING = {("forward", 16, 64): (Tile(128, 32, 4, 3), Tile(64, 32, 4, 3))}
