@@ -32,6 +32,15 @@ def test_the_future_changes_nothing(impl: str) -> None:
     assert not np.array_equal(one[..., 101:, :], other[..., 101:, :])
 
 
+@pytest.mark.parametrize("queries", [1, 149, 150])
+@pytest.mark.parametrize("impl", ["native", "generic"])
+def test_queries_are_the_last_tokens(impl: str, queries: int) -> None:
+    whole, last = (
+        attnkit.linear_attention(q, K, V, log_decay=TOKENS, impl=impl, **OPTIONS) for q in (Q, Q[..., -queries:, :])
+    )
+    assert_agrees(last, whole[..., -queries:, :])
+
+
 def test_a_gate_of_minus_infinity_forgets() -> None:
     g = np.zeros((2, 2, 150))
     g[..., 90] = -np.inf

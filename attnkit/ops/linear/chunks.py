@@ -182,7 +182,7 @@ def _quartered(xp: Namespace, x: Array) -> tuple[Array, Array]:
 
 
 def inverse(xp: Namespace, a: Array) -> Array:
-    """(I + a)⁻¹ for a (..., size, size) strictly lower triangular, size 2^m: of blocks, from the inverses of halves."""
+    """(I + a)⁻¹ for what of a (..., size, size) is below its diagonal, size 2^m: of blocks, from the inverses of halves."""
     lows, blocks = [], a
     while blocks.shape[-1] > 1:
         low, blocks = _quartered(xp, blocks)
@@ -197,30 +197,26 @@ def inverse(xp: Namespace, a: Array) -> Array:
 # ---------------------------------------------------------------------------------------------- chunk after chunk
 
 
-def running(xp: Namespace, first: Array, whole: float | Array, added: Array) -> Array:
+def running(xp: Namespace, first: Array, whole: Array, added: Array) -> Array:
     """S_0 = first (..., d, e), S_{n+1} = whole_n ⊙ S_n + added_n: (..., chunks + 1, d, e), whole (..., chunks, d, 1).
 
     By doubling: a sum over 2, 4, 8, ... chunks at a time, each faded by those after it.
     """
     states = xp.concat([first[..., None, :, :], added], axis=-3)
-    keep = None
-    if not isinstance(whole, float):
-        keep = xp.concat([xp.ones_like(whole[..., :1, :, :]), whole], axis=-3)
+    keep = xp.concat([xp.ones_like(whole[..., :1, :, :]), whole], axis=-3)
     step, n = 1, states.shape[-3]
     while step < n:
-        earlier = states[..., : n - step, :, :]
-        if keep is not None:
-            earlier = earlier * keep[..., step:, :, :]
-            joint = keep[..., step:, :, :] * keep[..., : n - step, :, :]
-            keep = xp.concat([keep[..., :step, :, :], joint], axis=-3)
+        earlier = states[..., : n - step, :, :] * keep[..., step:, :, :]
+        joint = keep[..., step:, :, :] * keep[..., : n - step, :, :]
+        keep = xp.concat([keep[..., :step, :, :], joint], axis=-3)
         states = xp.concat([states[..., :step, :, :], states[..., step:, :, :] + earlier], axis=-3)
         step *= 2
     return states
 
 
-def running_back(xp: Namespace, last: Array, whole: float | Array, added: Array) -> Array:
+def running_back(xp: Namespace, last: Array, whole: Array, added: Array) -> Array:
     """R_N = last, R_n = whole_n ⊙ R_{n+1} + added_n, the transpose of `running`."""
-    turned = whole if isinstance(whole, float) else xp.flip(whole, axis=-3)
+    turned = xp.flip(whole, axis=-3)
     return xp.flip(running(xp, last, turned, xp.flip(added, axis=-3)), axis=-3)
 
 

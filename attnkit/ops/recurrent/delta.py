@@ -38,7 +38,7 @@ def _chunks(xp: Namespace, m: Call) -> _Chunks:
     g = m.gate("log_decay")
     f = fades(xp, g)
     keys = products(xp, m.k, m.k, g)
-    inverted = inverse(xp, m.gates["beta"] * xp.tril(keys, k=-1))
+    inverted = inverse(xp, m.gates["beta"] * keys)
     pairs = products(xp, m.q, m.k, g)
     lead = (*m.first.shape[:-2], m.k.shape[-3])
     return _Chunks(f, keys, pairs, inverted, m.k * f.within, m.k * f.until, m.q * f.within, lead)
