@@ -30,12 +30,12 @@ CAUSAL = {"causal": True}
 LONGEST = 4096
 SCENES: tuple[tuple[Scene, Mapping[str, Any]], ...] = (
     *(
-        (Scene(f"decay-{name}", 70, 70, d=8, e=5, params=CAUSAL), {"log_decay": name, **more})
-        for name, more in (
-            ("zero", {"return_state": True}),
-            ("far", {"feature_map": "identity"}),
-            ("faint", {"initial_state": "<array>", "return_state": True, "chunk_size": 32}),
-            ("mixed", {"initial_state": "<array>", "return_state": True, "normalize": False}),
+        (Scene(f"decay-{name}", 70, 70, d=d, e=e, params=CAUSAL), {"log_decay": name, **more})
+        for name, d, e, more in (
+            ("zero", 8, 5, {"return_state": True}),
+            ("far", 5, 21, {"feature_map": "identity"}),  # memory for v alone is not enough for k, nor the reverse
+            ("faint", 8, 5, {"initial_state": "<array>", "return_state": True, "chunk_size": 32}),
+            ("mixed", 5, 21, {"initial_state": "<array>", "return_state": True, "normalize": False}),
         )
     ),
     (Scene("decay-hidden", 65, 65, d=8, e=5, params=CAUSAL, options=("key_lengths", "poison")),
