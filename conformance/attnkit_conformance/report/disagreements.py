@@ -105,6 +105,9 @@ def example(results: Sequence[CaseResult], adapters: dict[str, Any]) -> Example 
         if failing:
             start, sight = min(failing, key=lambda pair: len(traits(pair[0])))
             small = shrink(start, same(adapter, start, sight))
+            smaller = largest_error(adapter, small)
+            if smaller is not None and (smaller.check, smaller.output) == (sight.check, sight.output):
+                sight = smaller  # its own error, which may be less
             program, environment = snippet(adapter, small, sight.output, sight.exception, sight.check == DTYPE)
             return Example(adapter.name, small, sight, program, environment)
     return None

@@ -17,8 +17,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.golden import golden
+from attnkit_conformance.model.case import compute_dtype
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import REQUIRES
 from attnkit_conformance.peers.further import of as further_of
@@ -48,6 +51,7 @@ both sides.</p>
 """
 STOPPED = "does not run: "  # what stands for the output of a program that raised an error
 LONGEST = 6000  # characters of a program on the page
+ROUNDINGS = 16
 Record = dict[str, Any]  # plain data, as JSON has it
 PATIENCE = 1200  # seconds for all snippets of an environment, imports included
 RUN = """
@@ -292,9 +296,10 @@ def snippet(held: Record, tolerance: float) -> str:
 
 
 def tolerance_of(example: Example) -> float:
-    """Half the error that was found; a snippet that reproduces exceeds it."""
-    truth, sight = golden(example.case), example.sight
-    if not sight.output or not math.isfinite(sight.relative):
+    """Half the error that was found; a snippet that reproduces exceeds it. Of a few roundings, which another build of a
+    library makes otherwise, any difference tells."""
+    truth, sight, unit = golden(example.case), example.sight, np.finfo(compute_dtype(example.case.dtype)).eps
+    if not sight.output or not math.isfinite(sight.relative) or sight.relative < ROUNDINGS * unit:
         return 0.0
     limit = truth.outputs[sight.output] if sight.output in truth.outputs else truth.gradients[sight.output[1:]]
     return sight.relative * limit.largest / 2
