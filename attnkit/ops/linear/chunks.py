@@ -182,7 +182,7 @@ def _quartered(xp: Namespace, x: Array) -> tuple[Array, Array]:
 
 
 def inverse(xp: Namespace, a: Array) -> Array:
-    """(I + a)⁻¹ for what of a (..., size, size) is below its diagonal, size 2^m: of blocks, from the inverses of halves."""
+    """(I + a)⁻¹, a (..., size, size) what is below its diagonal, size 2^m: of blocks, from the inverses of halves."""
     lows, blocks = [], a
     while blocks.shape[-1] > 1:
         low, blocks = _quartered(xp, blocks)
