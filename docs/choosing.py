@@ -40,10 +40,16 @@ ROWS = (
     Row("sparsemax", "sparsemax_attention", "", ("sparsemax",), KEYS_AND_VALUES, "sparsemax"),
     Row("ReLA", "rela_attention", "", ("ReLA",), KEYS_AND_VALUES),
     Row("Gaussian", "gaussian_attention", "", (), KEYS_AND_VALUES, "gaussian"),
+    Row("scalable softmax", "ssmax_attention", "", ("ssmax",), KEYS_AND_VALUES),
+    Row("softpick", "softpick_attention", "", ("softpick",), KEYS_AND_VALUES),
+    Row("stick-breaking", "stick_breaking_attention", "", ("stick_breaking",), KEYS_AND_VALUES),
+    Row("forgetting", "forgetting_attention", "a gate per token", ("forgetting",), "$n (d + e + 1)$"),
     Row("linear", "linear_attention", "elu + 1", ("linear",), OF_FEATURES, "linear"),
     Row("cosine", "cosine_attention", "", ("cosine",), OF_FEATURES),
     Row("efficient", "efficient_attention", "", ("efficient",), "$d (e + 2)$"),
     Row("Performer", "performer_attention", "64 features", ("performer",), "$m (e + 1)$"),
+    Row("gated linear", "gated_linear_attention", "a gate per feature", ("gated_linear",), "$d e$"),
+    Row("delta rule", "delta_attention", "a decay per token, k of norm 1", ("gated_delta",), "$d e$"),
     Row("SimA", "sima_attention", "", (), NONE),
     Row("SOFT", "soft_attention", "64 landmarks, pooled, 20 steps", ("soft", "SOFT"), NONE),
     Row("Nyström", "nystrom_attention", "64 landmarks", ("nystromformer",), NONE),
@@ -79,7 +85,8 @@ def choice() -> str:
     heads = (*(f"n = {n:,}" for n in lengths), f"MiB at {lengths[-1]:,}", f"H100, n = {GPU_TOKENS:,}", "state")
     lines = [["variant", *heads]]
     for row in ROWS:
-        cells = [link(row)]
+        causal = ", causal" if times[row.op, row.options, lengths[0], "forward"]["causal"] else ""
+        cells = [link(row) + causal]
         for n in lengths:
             call, step = (times[row.op, row.options, n, mode] for mode in ("forward", "forward+backward"))
             cells.append(f"{call['ratio']['median']:.2g}×, {step['ratio']['median']:.2g}×")
@@ -98,9 +105,12 @@ def table(lines: list[list[str]]) -> str:
 
 
 def timed() -> dict[tuple[str, str, int, str], dict[str, Any]]:
-    """What `python -m benchmarks variants` measured without causality, by op, options, tokens and mode."""
+    """What `python -m benchmarks variants` measured, by op, options, tokens and mode: without causality, but for ops that
+    know no other order.
+    """
     rows = json.loads((ROOT / "benchmarks" / "results" / "variants-cpu.json").read_text())["rows"]
-    return {(x["op"], x["options"], x["n"], x["mode"]): x for x in rows if not x["causal"]}
+    rows = sorted(rows, key=lambda x: x["causal"], reverse=True)
+    return {(x["op"], x["options"], x["n"], x["mode"]): x for x in rows}
 
 
 def timed_on_gpu() -> dict[str, str]:

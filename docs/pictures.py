@@ -145,14 +145,16 @@ def weigh(op: Op, params: Params, scene: Scene) -> Drawn:
 
 def speeds() -> list[tuple[str, dict[str, float]]]:
     """How many times as fast as torch's softmax the variants are, of what `python -m benchmarks variants` has measured,
-    by mode: at the most tokens, without causality.
+    by mode: at the most tokens, without causality, but for ops that know no other order.
     """
     rows = json.loads(TIMES.read_text())["rows"]
     most, found = max(row["n"] for row in rows), dict[str, dict[str, float]]()
+    both = {row["op"] for row in rows if not row["causal"]}
     for row in rows:
-        if row["n"] == most and not row["causal"]:
+        if row["n"] == most and row["causal"] == (row["op"] not in both):
             found.setdefault(row["op"], {})[row["mode"]] = row["ratio"]["median"]
-    return [(drawing.short(BY_NAME[name]), by_mode) for name, by_mode in found.items()]
+    names = {name: drawing.short(BY_NAME[name]) + ("" if name in both else ", causal") for name in found}
+    return [(names[name], by_mode) for name, by_mode in found.items()]
 
 
 # ------------------------------------------------------------------------------------------------- files
