@@ -90,7 +90,7 @@ LATER = [
     Judged(TRITON, "entmax_attention", None, ("float16",), NUMBERS),
     Judged(TRITON, "softpick_attention", None, SERVED_BY_TRITON, NUMBERS),
     Judged(TRITON, "linear_attention", None, SERVED_BY_TRITON, (GENERIC,)),
-    Judged(TRITON, "linear_attention_step", "not property and not log_decay", SERVED_BY_TRITON, (FEWER_AXES,)),
+    Judged(TRITON, "linear_attention_step", "not property", SERVED_BY_TRITON, (FEWER_AXES,)),
     *(
         Judged(TRITON, f"{kind}_attention", "not property", SERVED_BY_TRITON, (GENERIC,))
         for kind in ("cosine", "performer", "efficient")
