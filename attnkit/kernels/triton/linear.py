@@ -551,9 +551,10 @@ def gradient_gates(
     )
     behind = token[:, None] > token[None, :]
     pairs = tl.where(behind, pairs * fades(in_row(levels), in_column(levels)), 0.0)
-    through = product(pairs, tl.where(tl.trans(behind), 1.0, 0.0), None, OPERAND, PRECISION)  # Σ_{j < l}, (queries, l)
-    through += (of_queries * fades(opened, levels))[:, None]
-    total = tl.sum(tl.where(token[:, None] >= token[None, :], through, 0.0), 0)
-    total += tl.sum(tl.where(tl.trans(behind), (of_keys * fades(levels, closed))[:, None], 0.0), 0)
-    total += tl.sum(outside, 0) * fades(opened, closed)
-    store_of(dg, key_item, kv_head, p, (p >= 0) & (p < limits[1]), total)
+    of_queries, of_keys = of_queries * fades(opened, levels), of_keys * fades(levels, closed)
+    rest = tl.sum(outside, 0) * fades(opened, closed)
+    # of the gate behind each token: keys up to it are before that gate, and queries behind it are not
+    total = tl.sum(tl.where(behind, tl.cumsum(pairs, 1) + of_queries[:, None], 0.0), 0)
+    total += tl.cumsum(of_keys, 0) + rest
+    store_of(dg, key_item, kv_head, p + 1, (p >= -1) & (p + 1 < tl.minimum(p0 + CHUNK, limits[1])), total)
+    store_of(dg, key_item, kv_head, p0, (p0 >= 0) & (p0 < limits[1]), tl.sum(of_queries, 0) + rest)
