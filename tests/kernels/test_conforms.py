@@ -193,6 +193,7 @@ FIRST_SCENES = [
     (TRITON, "entmax_attention", HALVES, "causal-padded"),
     (TRITON, "softpick_attention", FLOAT32, "causal-padded"),
     (TRITON, "linear_attention", HALVES, "cross"),
+    (TRITON, "linear_attention", FLOAT32, "pair.shape=7x13,width=17x5,heads=grouped,batch=none"),
     (TRITON, "linear_attention_step", FLOAT32, "state"),
     (TRITON, "cosine_attention", HALVES, "cross"),
     (TRITON, "newton_inverse", FLOAT32, "init-scale"),
