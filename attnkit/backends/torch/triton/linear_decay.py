@@ -19,8 +19,7 @@ LEAST = -200.0
 
 def kept(q: Tensor, s: Setting, **options: OfLibrary) -> Tensor | None:
     """The tokens that decay (..., S), None for all: those that neither a key mask nor key_lengths hides."""
-    hiding = {name: options.get(name) for name in HIDING}
-    shown: Tensor | None = shown_keys(namespace(q), q, s.a.keys, **hiding)
+    shown: OfLibrary = shown_keys(namespace(q), q, s.a.keys, **{name: options.get(name) for name in HIDING})
     return shown
 
 

@@ -127,9 +127,10 @@ def unsupported_options(
         return "values without features are served by the generic implementation"
     grouped = bool(options.get("enable_gqa"))
     check_state(q_t, k_t, v_t, state, grouped)
-    of_state = () if state is None else (tuple(state[0].shape[:-2]), tuple(state[1].shape[:-1]))
-    of_state += (tuple(options[DECAY].shape),) if isinstance(options.get(DECAY), Tensor) else ()
-    own = broadcast(OP, "leading axes of states", *(tuple(x.shape[:-1]) for x in (k_t, v_t)), *of_state)
+    leading = [tuple(x.shape[:-1]) for x in (k_t, v_t)]
+    leading += [] if state is None else [tuple(state[0].shape[:-2]), tuple(state[1].shape[:-1])]
+    leading += [tuple(options[DECAY].shape)] if isinstance(options.get(DECAY), Tensor) else []
+    own = broadcast(OP, "leading axes of states", *leading)
     if own != layout_of(q_t, k_t, v_t, grouped).shared:
         return "states with fewer axes than queries are served by the generic implementation"
     return linear_calls.unsupported_map(options.get("feature_map", linear_calls.DEFAULT_MAP))
