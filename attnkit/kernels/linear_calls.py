@@ -60,9 +60,12 @@ class Setting(NamedTuple):
         plan = alone.plan._replace(layout=a, causal=False, shift=0, members=1)
         return alone._replace(plan=plan, query_mask=None, stateful=False, products="float32")
 
-    def of_gradients(self, values: str, capability: int, of_gates: bool = False) -> "Setting":
-        """The same for gradients, where v and do have the dtype `values`; `capability` is the major number. `of_gates`:
-        those of a decay are among them, which need the states beside every chunk.
+    def of_gates(self) -> "Setting":
+        """The same for gradients of the gates of a decay, which need the states beside every chunk in float32."""
+        return self._replace(products="float32", apart=True)
+
+    def of_gradients(self, values: str, capability: int) -> "Setting":
+        """The same for gradients, where v and do have the dtype `values`; `capability` is the major number.
 
         Products have bfloat16 operands where sweeps serve the call. In float16 features, 1/den and states leave the
         range, and products of TF32 with two digits take as long as those of float32. The gradients of an initial state
@@ -71,8 +74,8 @@ class Setting(NamedTuple):
         from attnkit.kernels.triton.sizes import column
 
         fits = max(self.a.d, self.a.e) <= WIDEST_SWEEP[column(capability)]
-        served = values == "bfloat16" and fits and not (self.stateful or self.floor or of_gates)
-        return self._replace(products=values if served else "float32", apart=of_gates)
+        served = values == "bfloat16" and fits and not self.stateful and not self.floor
+        return self._replace(products=values if served else "float32")
 
     @property
     def sweeps(self) -> bool:

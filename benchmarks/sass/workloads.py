@@ -193,11 +193,11 @@ def linear(dtype: torch.dtype, d: int, gradients: bool = False, least: int = 2, 
         q = inputs(dtype, d, 4096, max(items, least))
         setting = linear_launch.setting(q, q, q, **options)
         if gradients:
-            grads, of_gates = gradients_of(q=q, k=q, v=q), "log_decay" in options
-            if of_gates:
+            grads = gradients_of(q=q, k=q, v=q)
+            if "log_decay" in options:
                 grads["log_decay"] = torch.empty((*setting.plan.state_leading, 4096))
-            setting = setting.of_gradients(dtype_name(q), launch.capability(q.device), of_gates)
-            return linear_launch.Call(q, q, q, setting).backward(q, grads, None, None)
+            call = linear_launch.Call(q, q, q, setting.of_gradients(dtype_name(q), launch.capability(q.device)))
+            return call.backward(q, grads, None, None)
         return linear_launch.Call(q, q, q, setting).forward(torch.empty_like(q), None)
 
     return Workload(launches, "tokens")

@@ -66,7 +66,7 @@ def launches(
     v = k if v is None else v
     setting = linear_launch.setting(q, k, v, **options, initial_S=None if state is None else state[0])
     decay = options.get("log_decay")
-    of_gradients = setting.of_gradients(dtype_name(v), triton_launch.capability(v.device), decay is not None)
+    of_gradients = setting.of_gradients(dtype_name(v), triton_launch.capability(v.device))
     call, gradients = (linear_launch.Call(q, k, v, s) for s in (setting, of_gradients))
     o = q.new_empty((*setting.a.leading, setting.a.queries, setting.a.e))
     grads = {name: x.new_empty((*setting.plan.state_leading, *x.shape[-2:])) for name, x in (("k", k), ("v", v))} | {

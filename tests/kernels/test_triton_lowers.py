@@ -99,13 +99,12 @@ def of_linear(state: bool = False, features: torch.dtype = torch.float16, **opti
     q, S, z = v.to(features), torch.empty(2, 4, 64, 64), torch.empty(2, 4, 64)
     s = linear_launch.setting(q, q, v, **options, initial_S=S if state else None)
     initial, grads = (S, z) if state else None, {"q": q, "k": q, "v": v, "initial_S": S, "initial_z": z}
-    of_gates = "log_decay" in options
-    grads |= {"log_decay": options["log_decay"]} if of_gates else {}
+    grads |= {"log_decay": options["log_decay"]} if "log_decay" in options else {}
     made = linear_launch.Call(q, q, v, s).forward(q, initial)
     if state:
         alone = linear_launch.Call(q[..., :0, :], q, v, s.of_keys_alone((2, 4)))
         made += alone.final_state(initial, (S, z))
-    of_gradients = s.of_gradients(dtype_name(v), launch.capability(v.device), of_gates)
+    of_gradients = s.of_gradients(dtype_name(v), launch.capability(v.device))
     return made + linear_launch.Call(q, q, v, of_gradients).backward(q, grads, initial, initial)
 
 

@@ -92,7 +92,7 @@ class Call:
     """The launches of a call: its inputs, and lists of launches with memory for intermediate results."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, s: Setting) -> None:
-        self.s, self.like = s, q
+        self.s, self.like, self.tensors = s, q, (q, k, v)
         self.q, self.k, self.v = (launch.view(s.a, name, x) for name, x in zip("qkv", (q, k, v), strict=True))
 
     def room(self, *shape: int) -> Tensor:
@@ -183,16 +183,25 @@ class Call:
         of_queries, of_keys = self.gradients_of_queries, self.gradients_of_keys
         if s.sweeps:
             of_queries, of_keys = self.sweep_queries, self.sweep_keys
-        before, sums = self.states("key_sums", a.keys, (self.k, self.v), initial)
-        rows, launches = of_queries(do_view, dq, before)
+        states, sums = self.states("key_sums", a.keys, (self.k, self.v), initial)
+        rows, launches = of_queries(do_view, dq, states)
         final = None if initial is None else (grads["initial_S"], grads["initial_z"])
-        after, more = self.states("query_sums", a.queries, (self.q, do_view, rows), dstate, final)
-        launches += [*more, *of_keys(do_view, dk, dv, rows, after)]
+        states, more = self.states("query_sums", a.queries, (self.q, do_view, rows), dstate, final)
+        launches = [*sums, *launches, *more, *of_keys(do_view, dk, dv, rows, states)]
         if "log_decay" in grads:
             dg = self.view(grads["log_decay"], s.plan.state_leading, a.keys)
-            arguments = (self.q, self.k, self.v, do_view, dg, rows, before, after, *self.settings)
-            launches.append(self.launch(linear_calls.GATES, a.keys, True, True, *arguments))
-        return [*sums, *launches]
+            launches += Call(*self.tensors, s.of_gates()).gradient_of_gates(do_view, dg, rows, initial, dstate)
+        return launches
+
+    def gradient_of_gates(
+        self, do: View, dg: View, rows: Group, initial: State | None, dstate: State | None
+    ) -> list[Launch]:
+        """The launches for the gradients of the gates of every state."""
+        a = self.s.a
+        before, sums = self.states("key_sums", a.keys, (self.k, self.v), initial)
+        after, more = self.states("query_sums", a.queries, (self.q, do, rows), dstate)
+        arguments = (self.q, self.k, self.v, do, dg, rows, before, after, *self.settings)
+        return [*sums, *more, self.launch(linear_calls.GATES, a.keys, True, True, *arguments)]
 
     @property
     def settings(self) -> Group:
