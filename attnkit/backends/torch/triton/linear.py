@@ -96,10 +96,10 @@ def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...])
     if decay is not None:
         grads[DECAY] = q.new_empty((*s.plan.state_leading, s.a.keys), dtype=torch.float32)
     launch.run(q, Call(q, k, v, s).backward(do, grads, initial, dstate))
+    found = {name: _reduced(grads[name], s, name, arguments[name]) for name in names if name != DECAY}
     if decay is not None:
-        hiding = {name: arguments.get(name) for name in linear_decay.HIDING}
-        grads[DECAY] = linear_decay.gradient(grads[DECAY], s, decay, linear_decay.kept(q, s, **hiding))
-    return {name: _reduced(grads[name], s, name, arguments[name]) for name in names}
+        found[DECAY] = linear_decay.gradient(grads[DECAY], s, decay, linear_decay.decaying_tokens(q, s, arguments))
+    return found
 
 
 def _or_zero(x: Tensor | None, like: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -108,8 +108,6 @@ def _or_zero(x: Tensor | None, like: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _reduced(grad: Tensor, s: Setting, name: str, like: Tensor) -> Tensor:
     """A gradient summed over the query heads of a group and over broadcast axes, rounded once."""
-    if name == DECAY:
-        return grad
     if name == INITIAL[1]:
         return _reduced(grad[..., None], s, "", like[..., None])[..., 0]
     if name != "q" and s.plan.members < s.a.groups:

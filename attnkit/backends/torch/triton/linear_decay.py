@@ -12,14 +12,13 @@ from attnkit.kernels.plan import Layout, Shape, summed_axes
 from attnkit.ops.forgetting import running_sum
 from attnkit.ops.linear.states import shown_keys
 
-HIDING = ("mask", "key_lengths")
 LEAST = -200.0
 """Of gates, whose exponential is 0 in float32: a running sum with one of -∞ has no differences after it."""
 
 
-def kept(q: Tensor, s: Setting, **options: OfLibrary) -> Tensor | None:
+def decaying_tokens(q: Tensor, s: Setting, options: Keywords) -> Tensor | None:
     """The tokens that decay (..., S), None for all: those that neither a key mask nor key_lengths hides."""
-    shown: OfLibrary = shown_keys(namespace(q), q, s.a.keys, **{name: options.get(name) for name in HIDING})
+    shown: OfLibrary = shown_keys(namespace(q), q, s.a.keys, options.get("mask"), options.get("key_lengths"))
     return shown
 
 

@@ -48,7 +48,7 @@ def setting(
     if levels is not None:
         return s._replace(levels=(levels, None))
     if log_decay is not None:
-        return s._replace(levels=linear_decay.levels(log_decay, s, q, linear_decay.kept(q, s, **options)))
+        return s._replace(levels=linear_decay.levels(log_decay, s, q, linear_decay.decaying_tokens(q, s, options)))
     return s
 
 
