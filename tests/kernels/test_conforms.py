@@ -89,7 +89,7 @@ LATER = [
     Judged(TRITON, "entmax_attention", FEW, ("float32",), NUMBERS),
     Judged(TRITON, "entmax_attention", None, ("float16",), NUMBERS),
     Judged(TRITON, "softpick_attention", None, SERVED_BY_TRITON, NUMBERS),
-    Judged(TRITON, "linear_attention", None, SERVED_BY_TRITON, (GENERIC,)),
+    Judged(TRITON, "linear_attention", None, SERVED_BY_TRITON, (PAIRS,)),
     Judged(TRITON, "linear_attention_step", "not property", SERVED_BY_TRITON, (FEWER_AXES,)),
     *(
         Judged(TRITON, f"{kind}_attention", "not property", SERVED_BY_TRITON, (GENERIC,))

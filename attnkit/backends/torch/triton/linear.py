@@ -158,8 +158,8 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options
 
 
 def is_faster(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: object) -> bool:
-    """Whether a call is predicted not to be slower; the generic body keeps no weights either. Calls with a decay have
-    not been counted."""
+    """Whether a call is predicted not to be slower; the generic body keeps no weights either. What it takes with a
+    decay has not been counted."""
     if options.get(DECAY) is not None:
         return False
     width = max(q.shape[-1], v.shape[-1])
