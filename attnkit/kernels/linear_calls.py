@@ -16,6 +16,7 @@ FEWEST = 4  # chunks per segment
 DEFAULT_MAP = "elu_plus_one"
 SUMS = ("key_sums", "query_sums")
 SWEEPS = ("sweep_queries", "sweep_keys")
+GATES = "gradient_gates"
 WIDEST_SWEEP = (64, 128)
 """Features, for compute capability 8 and 9: a program keeps a whole state in registers. With 128 on 8.0 one
 spills 5 kB, and is counted slower than the exact kernels; on 9.0 it spills 1 kB and takes a third of their clocks."""
@@ -40,8 +41,9 @@ class Setting(NamedTuple):
     stateful: bool  # there is an initial state
     packed: Packed = None
     floor: bool = False  # the sum of a row counts as at least 0 in the denominator
-    levels: Any = None  # (..., S) of features that fade, which never fall; for causal calls
+    levels: Any = None  # (high, low) (..., S) of what fades, which never fall, low None if it is 0; for causal calls
     products: str = ""  # the dtype whose products are used, that of q and k if it is not given
+    apart: bool = False  # segments are as short as they can be
 
     @property
     def a(self) -> Layout:
@@ -57,6 +59,10 @@ class Setting(NamedTuple):
         a = layout((*leading, 0, a.d), (*leading, a.keys, a.d), (*leading, a.keys, a.e), sequences=a.sequences)
         plan = alone.plan._replace(layout=a, causal=False, shift=0, members=1)
         return alone._replace(plan=plan, query_mask=None, stateful=False, products="float32")
+
+    def of_gates(self) -> "Setting":
+        """The same for gradients of the gates of a decay, which need the states beside every chunk in float32."""
+        return self._replace(products="float32", apart=True)
 
     def of_gradients(self, values: str, capability: int) -> "Setting":
         """The same for gradients, where v and do have the dtype `values`; `capability` is the major number.
@@ -97,11 +103,10 @@ def setting(
     query_mask: Any = None,
     initial_S: Any = None,
     floor: bool = False,
-    levels: Any = None,
     packed: Packed = None,
     **others: Any,
 ) -> Setting:
-    """The options of linear_attention, `floor` and `levels`; in packed sequences causality counts within each."""
+    """The options of linear_attention but its decay, and `floor`; in packed sequences causality counts within each."""
     seeing = {"mask": mask, "key_lengths": key_lengths, "query_mask": query_mask}
     plan = linear_plan(q, k, v, {**others, **seeing, "feature_map": feature_map}, packed[3] if packed else None)
     a, valid = plan.layout, key_lengths if is_array(key_lengths) else None
@@ -112,7 +117,7 @@ def setting(
         end = xp.where(end > 0, end + plan.shift if plan.causal else a.keys, 0)
         stops = end if valid is None else xp.minimum(valid, end)
     stateful = initial_S is not None
-    return Setting(plan, feature_map, key_mask, firsts, stops, query_mask, valid, stateful, packed, floor, levels)
+    return Setting(plan, feature_map, key_mask, firsts, stops, query_mask, valid, stateful, packed, floor)
 
 
 def first_true(xp: Namespace, x: Array, n: int) -> Array:
@@ -152,7 +157,7 @@ def span(s: Setting, tokens: int) -> Span:
     units = max(1, blocks_of(end - start, UNIT))
     heads = max(1, s.a.items * s.plan.num_states)
     wanted = 1 if s.plan.causal and heads >= ENOUGH else blocks_of(PROGRAMS, heads)
-    segments = max(1, min(wanted, units // FEWEST))
+    segments = units if s.apart else max(1, min(wanted, units // FEWEST))
     size = blocks_of(units, segments)
     return Span(blocks_of(units, size) + s.a.sequences, size * UNIT, start, end, s.packed)
 
@@ -169,9 +174,9 @@ def constants(name: str, s: Setting, dtype: str, by_values: bool, capability: in
     values |= {"d": s.a.d, "e": s.a.e, "D": D, "E": E}
     values |= {"SLOPE_OF": SLOPES_OF_FEATURES[s.feature_map], "TWICE": s.sweeps}
     values |= dict(zip(("OPERAND", "PRECISION"), PRODUCTS[dtype], strict=True))
-    kind = "sums" if name in SUMS else name if name in SWEEPS else "columns"
+    kind = "sums" if name in SUMS else name if name in (*SWEEPS, GATES) else "columns"
     tile = sizes.linear(kind, dtype, capability, *((D, E) if by_values else (E, D)))
-    values |= {"CHUNK": tile.CHUNK, "BLOCK": tile.BLOCK}
+    values |= {"CHUNK": tile.CHUNK, "BLOCK": tile.BLOCK, "FEATURES": tile.BLOCK}
     values = {key: value for key, value in values.items() if key in kernel_of(name).arg_names}
     return values | {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
 
@@ -242,8 +247,6 @@ unsupported_map._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def unsupported_options(q: Array, k: Array, v: Array, *rest: Any, **options: Any) -> str | None:
     """Why the kernels do not support a call on any device."""
     mask = options.get("mask")
-    if options.get("log_decay") is not None:
-        return "log_decay is served by the generic implementation"
     if callable(options.get("feature_map")):
         return "a feature map of your own is served by the generic implementation"
     if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:

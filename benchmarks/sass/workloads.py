@@ -193,8 +193,11 @@ def linear(dtype: torch.dtype, d: int, gradients: bool = False, least: int = 2, 
         q = inputs(dtype, d, 4096, max(items, least))
         setting = linear_launch.setting(q, q, q, **options)
         if gradients:
+            grads = gradients_of(q=q, k=q, v=q)
+            if "log_decay" in options:
+                grads["log_decay"] = torch.empty((*setting.plan.state_leading, 4096))
             call = linear_launch.Call(q, q, q, setting.of_gradients(dtype_name(q), launch.capability(q.device)))
-            return call.backward(q, gradients_of(q=q, k=q, v=q), None, None)
+            return call.backward(q, grads, None, None)
         return linear_launch.Call(q, q, q, setting).forward(torch.empty_like(q), None)
 
     return Workload(launches, "tokens")
@@ -276,6 +279,8 @@ WORKLOADS: dict[str, Workload] = {
     "linear, causal, gradients": linear(BF16, 64, True, causal=True),
     "linear, causal, gradients, d = 128": linear(BF16, 128, True, causal=True),
     "linear, causal, gradients, float32": linear(F32, 64, True, causal=True),
+    "linear, decay": linear(BF16, 64, causal=True, log_decay=torch.zeros(8, 4096)),
+    "linear, decay, gradients": linear(BF16, 64, True, causal=True, log_decay=torch.zeros(8, 4096)),
     "features that fade": features(BF16, 64),
     "features that fade, gradients": features(BF16, 64, True),
 }

@@ -56,12 +56,26 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None,
     "segments-full": ((130,), (130,), None, {"normalize": False, "feature_map": "relu"}),
     "segments-of-keys": ((2, 9), (2, 130), (2,), {}),
 }  # fmt: skip
+FAR_THEN_FAINT = torch.where(torch.arange(130) % 70 < 40, -30.0, -1e-3)
+"""In the second segment, too: a running sum in float32 has few digits left for what is faint."""
+DECAYED = {
+    "decay-in-segments": ((130,), (130,), (), {"causal": True, "log_decay": FAR_THEN_FAINT}),
+    "decay-that-has-items": ((2, 2, 9), (1, 2, 9), (1, 1), {"causal": True, "log_decay": -draw(4, 2, 2, 9).abs()}),
+    "decay-of-heads-with-masks-of-queries": (
+        (4, 9), (2, 9), (2,),
+        {"enable_gqa": True, "query_mask": draw(5, 4, 9) > 0, "causal": True, "log_decay": torch.tensor([-0.1, -1.0])},
+    ),
+    "decay-that-forgets": (
+        (9,), (9,), (), {"causal": True, "key_lengths": 7, "log_decay": torch.tensor([-0.5] * 4 + [-torch.inf] * 5)},
+    ),
+    "decay-that-is-a-number": ((9,), (9,), None, {"causal": True, "log_decay": -0.25}),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *DECAYED])
 def test_states_in_and_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_calls, "FEWEST", 1)
-    of_q, of_k, of_state, options = CASES[name]
+    of_q, of_k, of_state, options = (CASES | DECAYED)[name]
     q, k, v = inputs(of_q, of_k)
     initial = None if of_state is None else state(*of_state)
     options = {**options, "initial_state": initial}
@@ -105,6 +119,16 @@ def test_sums_that_are_divided_among_warps(dtype: torch.dtype, d: int) -> None:
         assert (got - truth).abs().max() <= allowed * truth.abs().max(), name
 
 
+def test_decays_of_keys_that_query_heads_of_a_group_see_apart() -> None:
+    (q, k, v), mask = inputs((4, 9), (2, 12)), draw(5, 4, 1, 12) > 0
+    options = {"enable_gqa": True, "causal": True, "mask": mask, "log_decay": -draw(4, 2, 12).abs()}
+    o = attnkit.linear_attention(q, k, v, **options, impl="generic")
+    agree(linear.attend(q, k, v, **options), o)
+    found = linear.pull(q, k, v, o, **options)
+    for part, grad in attnkit.linear_attention_vjp(q, k, v, o, **options, impl="generic").items():
+        agree(found[part], grad)
+
+
 def test_states_that_do_not_fit_are_refused() -> None:
     q, k, v = inputs((2, 9), (2, 9))
     with pytest.raises(ValueError, match="initial_state's S has shape"):
@@ -123,7 +147,12 @@ def test_a_sequence_in_two_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"feature_map": "identity", "scale": 0.3}, {"eps": 0.0, "feature_map": "relu"}]
+    "options",
+    [
+        {"log_decay_t": -0.5},
+        {"feature_map": "identity", "scale": 0.3, "log_decay_t": -draw(9, 2, 1).abs().half()},
+        {"eps": 0.0, "feature_map": "relu"},
+    ],
 )
 @pytest.mark.parametrize("grouped", [False, True])
 def test_steps_of_states_in_several_programs(grouped: bool, options: dict[str, Any]) -> None:

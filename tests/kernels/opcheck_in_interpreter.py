@@ -32,8 +32,11 @@ BY_CUSTOM_OP = {
         Case("triton_linear", "linear_attention", {"causal": True, "return_state": True}),
         Case("triton_linear", "linear_attention", {"feature_map": "relu"}),
         Case("triton_linear", "linear_attention", {"causal": True, "return_state": True}, STATE),
+        Case("triton_linear", "linear_attention", {"causal": True}, {"log_decay": -draw(4, 1, 6).abs()}),
     ),
-    "triton_linear_step": (Case("triton_linear_step", "linear_attention_step", {"scale": 0.5}, STATE),),
+    "triton_linear_step": (
+        Case("triton_linear_step", "linear_attention_step", {"scale": 0.5, "log_decay_t": -0.5}, STATE),
+    ),
     "triton_rows": (
         Case("triton_rows", "softmax_attention", {"return_lse": True}, BIAS),
         Case("triton_rows", "entmax_attention", {"causal": True}),

@@ -246,6 +246,7 @@ def one_token_less(edges, sequence):
 
 load_state, load_initial, place = linear.load_state, linear.load_initial, linear_step.place
 call_of, faded = linear_features.call_of, linear_features._faded
+level_at, fade_between, gradient_gates = linear.level_at, linear.fade_between, linear.gradient_gates
 
 
 @triton.jit
@@ -274,6 +275,33 @@ def not_added(initial, heads, number, at, d: tl.constexpr, e: tl.constexpr, REVE
 def null_without_keys(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr):
     stateless = masks[0], masks[1], masks[2], masks[3], None
     return linear_tokens.live_queries(i, bounds, limits, stateless, item, head, CAUSAL)
+
+
+@triton.jit
+def without_what_high_lacks(levels, item, head, p, keys):
+    return level_at(levels, item, head, p, keys)[0], None
+
+
+@triton.jit
+def of_the_first_key(levels, item, head, p, keys):
+    return level_at(levels, item, head, tl.maximum(p, 0), keys)
+
+
+@triton.jit
+def never_fading(levels, number, heads, one, other, keys):
+    return fade_between(levels, number, heads, one, one, keys)
+
+
+@triton.jit
+def of_no_later_chunk(
+    q, k, v, do, dg, rows, before, after, masks, limits, scale, heads, span, blocks,
+    PHI: tl.constexpr, d: tl.constexpr, e: tl.constexpr, FEATURES: tl.constexpr, CHUNK: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    gradient_gates(
+        q, k, v, do, dg, rows, before, None, masks, limits, scale, heads, span, blocks,
+        PHI, d, e, FEATURES, CHUNK, OPERAND, PRECISION,
+    )  # fmt: skip
 
 
 @triton.jit

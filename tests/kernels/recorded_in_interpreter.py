@@ -19,6 +19,7 @@ CASES = (
     ("pointwise_attention", {"dropout": (0.3, torch.tensor(5)), "length": torch.linspace(1, 5, 5).double()}),
     ("softmax_attention", {"return_lse": True, "enable_gqa": True}),
     ("forgetting_attention", {"log_forget": -draw(7, 2, 6).abs(), "mask": draw(8, 6) > -1}),
+    ("linear_attention", {"log_decay": -draw(7, 2, 6).abs(), "mask": draw(8, 6) > -1, "causal": True}),
     ("linear_attention", {"return_state": True, "initial_state": (draw(5, 2, 16, 16), draw(6, 2, 16))}),
 )
 EDGES = {"cu_seqlens_q": torch.tensor([0, 2, 5]), "cu_seqlens_k": torch.tensor([0, 3, 6])}
@@ -35,9 +36,9 @@ def bits(op: str, seed: int, options: dict[str, object], autocast: bool) -> list
     if "bias" in given:
         given["bias"] = draw(seed + 3, 2, 5, 6).requires_grad_()
         inputs.append(given["bias"])
-    if "log_forget" in given:
-        given["log_forget"] = (given["log_forget"] / (1 + seed)).requires_grad_()
-        inputs.append(given["log_forget"])
+    for name in given.keys() & {"log_forget", "log_decay"}:
+        given[name] = (given[name] / (1 + seed)).requires_grad_()
+        inputs.append(given[name])
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         outputs = tensors_of(getattr(attnkit, op)(*inputs[:3], **given, impl="triton"))
         cotangents = [draw(seed + 4 + n, *x.shape) for n, x in enumerate(outputs)]

@@ -127,7 +127,16 @@ def test_steps_of_states_go_to_the_kernel_unless_they_have_gradients() -> None:
     for items in (256, 1):
         S, z = torch.empty(items, 16, 128, 128, device="meta"), torch.empty(items, 16, 128, device="meta")
         assert linear_step.is_faster(z, z, z, state=(S, z))
+        assert not linear_step.is_faster(z, z, z, state=(S, z), log_decay_t=-0.1)
         assert not linear_step.is_faster(z, z, z, state=(S.requires_grad_(), z))
+
+
+def test_calls_with_a_decay_are_served_by_name_alone(fake: FakeTensorMode) -> None:
+    q, k, v = tensors(16_384)
+    assert first(attnkit.explain("linear_attention", q, k, v, causal=True)) == "triton"
+    told = attnkit.explain("linear_attention", q, k, v, causal=True, log_decay=-0.1)
+    assert first(told) == "generic"
+    assert told["triton"] is None
 
 
 def test_explicit_gradients_and_the_inverse_go_with_them(fake: FakeTensorMode) -> None:

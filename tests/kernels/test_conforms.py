@@ -89,8 +89,8 @@ LATER = [
     Judged(TRITON, "entmax_attention", FEW, ("float32",), NUMBERS),
     Judged(TRITON, "entmax_attention", None, ("float16",), NUMBERS),
     Judged(TRITON, "softpick_attention", None, SERVED_BY_TRITON, NUMBERS),
-    Judged(TRITON, "linear_attention", None, SERVED_BY_TRITON, (GENERIC,)),
-    Judged(TRITON, "linear_attention_step", "not property and not log_decay", SERVED_BY_TRITON, (FEWER_AXES,)),
+    Judged(TRITON, "linear_attention", None, SERVED_BY_TRITON, (PAIRS,)),
+    Judged(TRITON, "linear_attention_step", "not property", SERVED_BY_TRITON, (FEWER_AXES,)),
     *(
         Judged(TRITON, f"{kind}_attention", "not property", SERVED_BY_TRITON, (GENERIC,))
         for kind in ("cosine", "performer", "efficient")
@@ -193,6 +193,7 @@ FIRST_SCENES = [
     (TRITON, "entmax_attention", HALVES, "causal-padded"),
     (TRITON, "softpick_attention", FLOAT32, "causal-padded"),
     (TRITON, "linear_attention", HALVES, "cross"),
+    (TRITON, "linear_attention", FLOAT32, "pair.shape=7x13,width=17x5,heads=grouped,batch=none"),
     (TRITON, "linear_attention_step", FLOAT32, "state"),
     (TRITON, "cosine_attention", HALVES, "cross"),
     (TRITON, "newton_inverse", FLOAT32, "init-scale"),

@@ -104,6 +104,13 @@ WILD = {"bound", "nonfinite"}
             SEGMENTED, "linear_sweeps.two_operands", "first_digits_alone", "linear_attention", "bfloat16",
             "far-values", {"bound"},
         ),
+        (
+            WRONG, "linear.level_at", "without_what_high_lacks", "linear_attention", "float32",
+            "decay-mixed", {"bound"},
+        ),
+        (WRONG, "linear.level_at", "of_the_first_key", "linear_attention", "float32", "decay-faint", {"bound"}),
+        (WRONG, "linear.fade_between", "never_fading", "linear_attention", "float32", "decay-mixed", {"bound"}),
+        (WRONG, "linear.gradient_gates", "of_no_later_chunk", "linear_attention", "float32", "decay-faint", {"bound"}),
         (WRONG, "linear_step.place", "of_the_first_head", "linear_attention_step", "float32", "state", WILD),
         (WRONG, "linear_features._faded", "never_faded", "performer_attention", "float32", "blocks-causal", {"bound"}),
         (WRONG, "linear_features._faded", "of_all_keys", "performer_attention", "float32", "blocks-causal", {"bound"}),

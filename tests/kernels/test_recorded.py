@@ -33,6 +33,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sparsemax": ("sparsemax_attention", {"mask": torch.ones(40, 40, dtype=torch.bool)}),
     "reluformer": ("reluformer_attention", {"gamma": 2.0}),
     "linear": ("linear_attention", {}),
+    "decay": ("linear_attention", {"causal": True, "log_decay": torch.zeros(2, 40), "mask": torch.ones(40) > 0}),
     "dropout": ("pointwise_attention", {"dropout": (0.2, 5)}),
     "dropout by a tensor": ("pointwise_attention", {"dropout": (0.2, torch.tensor(5, dtype=torch.int32))}),
     "rows of lengths": ("pointwise_attention", {"length": torch.ones(40, dtype=torch.float64)}),
@@ -141,7 +142,7 @@ def test_a_repeated_call_launches_the_same(name: str, driver: Driver) -> None:
 @pytest.mark.parametrize("name", first_now(CASES))
 def test_repeated_gradients_launch_the_same(name: str, driver: Driver) -> None:
     op, options = CASES[name]
-    learned = ("bias", "sink", "log_forget")
+    learned = ("bias", "sink", "log_forget", "log_decay")
     options = {n: x.requires_grad_() if n in learned and isinstance(x, Tensor) else x for n, x in options.items()}
     call, inputs = call_of(op, **options), [x.requires_grad_() for x in tensors()]
     do = torch.zeros_like(inputs[0])
@@ -391,7 +392,7 @@ def test_every_call_has_its_own_seed(driver: Driver) -> None:
 def test_repeated_calls_give_the_same_bits() -> None:
     assert interpreted("tests.kernels.recorded_in_interpreter").split() == [
         "pointwise_attention", "gaussian_attention", "softmax_attention", "entmax_attention", "linear_attention",
-        "pointwise_attention", "softmax_attention", "forgetting_attention", "linear_attention",
+        "pointwise_attention", "softmax_attention", "forgetting_attention", "linear_attention", "linear_attention",
         "softmax_attention_packed", "pointwise_attention_packed",
     ]  # fmt: skip
 

@@ -65,6 +65,7 @@ def launches(
     k = q if k is None else k
     v = k if v is None else v
     setting = linear_launch.setting(q, k, v, **options, initial_S=None if state is None else state[0])
+    decay = options.get("log_decay")
     of_gradients = setting.of_gradients(dtype_name(v), triton_launch.capability(v.device))
     call, gradients = (linear_launch.Call(q, k, v, s) for s in (setting, of_gradients))
     o = q.new_empty((*setting.a.leading, setting.a.queries, setting.a.e))
@@ -72,6 +73,7 @@ def launches(
         "q": q
     }
     grads |= {} if state is None else {"initial_S": state[0], "initial_z": state[1]}
+    grads |= {} if decay is None else {"log_decay": q.new_empty((*setting.plan.state_leading, setting.a.keys))}
     forward = {launch.kernel.fn.__name__: launch for launch in call.forward(o, state)}
     backward = {launch.kernel.fn.__name__: launch for launch in gradients.backward(o, grads, state, state)}
     found = {**backward, **forward}
@@ -165,6 +167,16 @@ def test_long_sums_do_not_spill(dtype: torch.dtype, d: int, capability: int) -> 
 
 
 @pytest.mark.emulated
+@pytest.mark.parametrize("d", [24, 64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("capability", [80, 90])
+def test_gradients_of_gates_do_not_spill(dtype: torch.dtype, d: int, capability: int) -> None:
+    with device_of(capability):
+        made = launches(torch.empty(2, 8, 2048, d, dtype=dtype), causal=True, log_decay=torch.empty(2, 8, 2048))
+    gate({"gradient_gates": made["gradient_gates"]}, capability)
+
+
+@pytest.mark.emulated
 def test_every_option_compiles() -> None:
     q, k, v = (torch.empty(2, *shape, dtype=torch.bfloat16) for shape in ((4, 700, 40), (2, 900, 40), (2, 900, 24)))
     options = {
@@ -173,5 +185,8 @@ def test_every_option_compiles() -> None:
         "query_mask": torch.zeros(2, 1, 700, dtype=torch.bool),
     }  # fmt: skip
     state = (torch.empty(2, 2, 40, 24), torch.empty(2, 2, 40))
-    for launch in (launches(q, k, v, **options) | launches(k, k, v, state, causal=True)).values():
+    decay = {"log_decay": torch.empty(2, 2, 900)}
+    found = [launches(q, k, v, **options), launches(k, k, v, state, causal=True)]
+    found += [launches(q, k, v, **options, **decay), launches(k, k, v, state, causal=True, **decay)]
+    for launch in (launch for made in found for launch in made.values()):
         assert compiled(launch, 90).registers > 0

@@ -99,6 +99,7 @@ def of_linear(state: bool = False, features: torch.dtype = torch.float16, **opti
     q, S, z = v.to(features), torch.empty(2, 4, 64, 64), torch.empty(2, 4, 64)
     s = linear_launch.setting(q, q, v, **options, initial_S=S if state else None)
     initial, grads = (S, z) if state else None, {"q": q, "k": q, "v": v, "initial_S": S, "initial_z": z}
+    grads |= {"log_decay": options["log_decay"]} if "log_decay" in options else {}
     made = linear_launch.Call(q, q, v, s).forward(q, initial)
     if state:
         alone = linear_launch.Call(q[..., :0, :], q, v, s.of_keys_alone((2, 4)))
@@ -150,6 +151,7 @@ CALLS: dict[str, Callable[[], list[Launch]]] = {
     "linear, every option": lambda: of_linear(causal=True, **{**BOOLEAN, "mask": BOOLEAN["mask"][:1]}, **LENGTHS),
     "linear, states": lambda: of_linear(True),
     "linear, causal, states": lambda: of_linear(True, causal=True),
+    "linear, decay": lambda: of_linear(True, causal=True, log_decay=torch.empty(2, 4, TOKENS)),
     "linear, packed": lambda: of_linear(**EDGES),
     "linear, packed, causal": lambda: of_linear(causal=True, **EDGES),
 }  # fmt: skip

@@ -11,9 +11,10 @@ multiplied out. The tokens of a head are divided into segments: `key_sums` or `q
 `running` sums, then all segments in parallel. A causal call with enough heads is one segment, whose state stays in
 registers. Every program owns its results, so sums have a fixed order.
 
-Features may fade: with levels t_p that never fall, those of keys stand for φ·exp(t_j), and every sum of query i is one
-of exp(t_j - t_i) x_i·y_j, so that the largest key so far divides. S has the level of the last position that it holds, R
-that of its first, and no exponent is above 0. Without levels none of this is compiled.
+Sums may fade: with levels t_p that never fall, every sum of query i is one of exp(t_j - t_i) x_i·y_j. Features of keys
+that stand for φ·exp(t_j) are so divided by the largest so far, and a decay is t_p = -Σ_{l ≤ p} g_l, 0 before the first
+key, whose gates have gradients. S has the level of the last position that it holds, R that of its first, and no
+exponent is above 0. Without levels none of this is compiled.
 
 Query i is at position i + shift and key j at position j; position p is visible from p on. Most functions share these
 tuples:
@@ -22,7 +23,8 @@ tuples:
     masks = (key_mask, firsts, stops, query_mask, stateful, levels)   views; the keys that a head sees are firsts ≤ j
                                                           < stops; `stateful` is None unless there is an initial state,
                                                           which every query sees; `levels` of causal calls whose
-                                                          features fade
+                                                          sums fade: a view for every state with one more pointer, to
+                                                          what the first lacks, or None
     rows = (inverses, deltas, heads, parts)               views of 1/den and δ = do·o, None without a denominator;
                                                           the latter is the sum of `parts` arrays of `heads` heads
     states = (pointer, segments)                          per state [S, z] or [R, r] in float32, d·e + d numbers
@@ -46,6 +48,8 @@ from attnkit.kernels.triton.linear_tokens import (
     alone,
     beside,
     fades,
+    in_column,
+    in_row,
     left_over,
     level_at,
     live_queries,
@@ -117,8 +121,8 @@ def key_sums(
         y = load_features(k, item, shared, j0, seen, 0, d, PHI, D, CHUNK)
         c = load_tokens(v, item, shared, j0, seen, c0, e, BLOCK, CHUNK)
         if masks[5] is not None:
-            last = level_at(masks[5], item, shared, begin + span[1] - 1, limits[1])
-            y *= fades(level_at(masks[5], item, shared, j0 + tl.arange(0, CHUNK), limits[1]), last)[:, None]
+            last = level_at(masks[5], item, kv_head, begin + span[1] - 1, limits[1])
+            y *= fades(level_at(masks[5], item, kv_head, j0 + tl.arange(0, CHUNK), limits[1]), last)[:, None]
         if TWICE:
             high, low = two_operands(y, OPERAND, PRECISION)
             S, z = add_keys(S, z, low, c, OPERAND, PRECISION)
@@ -153,8 +157,8 @@ def query_sums(
             inverse, delta = load_rows(rows, item, head, i, live)
             factor = inverse * scale
             if masks[5] is not None:
-                opened = level_at(masks[5], items[1], head // heads[1], positions[0], limits[1])
-                levels = level_at(masks[5], items[1], head // heads[1], i + limits[3], limits[1])
+                opened = level_at(masks[5], items[1], kv_head, positions[0], limits[1])
+                levels = level_at(masks[5], items[1], kv_head, i + limits[3], limits[1])
                 factor *= fades(opened, levels)
             x = load_features(q, item, head, i0, live, 0, d, PHI, D, CHUNK)
             x = operand(x * factor[:, None], OPERAND, PRECISION)
@@ -193,13 +197,19 @@ def load_initial(initial, heads, number, at, d: tl.constexpr, e: tl.constexpr, R
 @triton.jit
 def fade_of_segment(levels, number, heads, span, segment, keys, REVERSE: tl.constexpr):
     """From the level of the state before a segment to that of the state after it; with REVERSE from the end."""
-    kv_head = heads[0] // heads[2]
-    item, head = number // kv_head, number % kv_head * heads[2] // heads[1]
     begin = span[2] + segment * span[1]
     if REVERSE:
         one, other = begin, begin + span[1]
     else:
         one, other = begin - 1, begin + span[1] - 1
+    return fade_between(levels, number, heads, one, other, keys)
+
+
+@triton.jit
+def fade_between(levels, number, heads, one, other, keys):
+    """From the level of a position to that of a later one, for the state of that number."""
+    states = heads[0] // heads[2]
+    item, head = number // states, number % states
     return fades(level_at(levels, item, head, one, keys), level_at(levels, item, head, other, keys))
 
 
@@ -237,6 +247,8 @@ def running(
     if not CAUSAL:
         tl.store(first + at, total, mask=at < size)
     if final is not None:
+        if REVERSE and levels is not None:  # an initial state fades at the first token, too
+            total *= fade_between(levels, number, heads, span[2] - 1, span[2], keys)
         tl.store(final[0] + number * (d * e) + at, total, mask=at < d * e)
         tl.store(final[1] + number * d + (at - d * e), total, mask=(at >= d * e) & (at < size))
 
@@ -274,7 +286,7 @@ def outputs(
     rows, masks = rows[:], masks[:]
     block, segment, head, items, positions, limits = place(blocks, span, limits, heads[0], CAUSAL)
     item, key_item, begin = items[0], items[1], positions[0]
-    shared, c0 = head // heads[1], block * BLOCK
+    shared, own, c0 = head // heads[1], head // heads[2], block * BLOCK
     bounds = seen_range(limits, masks, item, head)
     S, z = opening(states, segment, positions[2], heads, items[2], head, 0, c0, CAUSAL, d, e, D, BLOCK)
     z, token = beside(z, OPERAND), tl.arange(0, CHUNK)
@@ -286,10 +298,10 @@ def outputs(
         num = product(left_over(x, OPERAND, PRECISION), S, None, OPERAND, PRECISION) if TWICE else None
         num, raw = product(x, S, num, OPERAND, PRECISION), row_products(x, z, OPERAND, PRECISION)
         if masks[5] is not None:
-            levels = level_at(masks[5], key_item, shared, p0 + token, limits[1])
+            levels = level_at(masks[5], key_item, own, p0 + token, limits[1])
             before, last = (
-                level_at(masks[5], key_item, shared, p0 - 1, limits[1]),
-                level_at(masks[5], key_item, shared, p0 + CHUNK - 1, limits[1]),
+                level_at(masks[5], key_item, own, p0 - 1, limits[1]),
+                level_at(masks[5], key_item, own, p0 + CHUNK - 1, limits[1]),
             )
             fade = fades(before, levels)
             num, raw = num * fade[:, None], raw * (fade if tl.float32 == OPERAND else fade[:, None])
@@ -299,7 +311,7 @@ def outputs(
             c = load_tokens(v, key_item, shared, p0, seen, c0, e, BLOCK, CHUNK)
             pairs = product(x, tl.trans(y), None, OPERAND, PRECISION)
             if masks[5] is not None:
-                pairs *= fades(levels[None, :], levels[:, None])
+                pairs *= fades(in_row(levels), in_column(levels))
             pairs = tl.where(token[:, None] >= token[None, :], pairs, 0.0)
             num, raw = product(pairs, c, num, OPERAND, PRECISION), add_row_sums(raw, pairs, OPERAND, PRECISION)
             if TWICE:
@@ -335,7 +347,7 @@ def gradient_queries(
     rows, masks = rows[:], masks[:]
     block, segment, head, items, positions, limits = place(blocks, span, limits, heads[0], CAUSAL)
     item, key_item, begin = items[0], items[1], positions[0]
-    shared, f0 = head // heads[1], block * BLOCK
+    shared, own, f0 = head // heads[1], head // heads[2], block * BLOCK
     bounds = seen_range(limits, masks, item, head)
     S, z = opening(states, segment, positions[2], heads, items[2], head, f0, 0, CAUSAL, d, e, BLOCK, E)
     beside = tl.arange(0, CHUNK)
@@ -348,10 +360,10 @@ def gradient_queries(
         if rows[0] is not None:
             total += dd[:, None] * z[None, :]
         if masks[5] is not None:
-            levels = level_at(masks[5], key_item, shared, p0 + beside, limits[1])
+            levels = level_at(masks[5], key_item, own, p0 + beside, limits[1])
             before, last = (
-                level_at(masks[5], key_item, shared, p0 - 1, limits[1]),
-                level_at(masks[5], key_item, shared, p0 + CHUNK - 1, limits[1]),
+                level_at(masks[5], key_item, own, p0 - 1, limits[1]),
+                level_at(masks[5], key_item, own, p0 + CHUNK - 1, limits[1]),
             )
             total *= fades(before, levels)[:, None]
         if CAUSAL:
@@ -363,7 +375,7 @@ def gradient_queries(
                 pairs += dd[:, None]
             pairs = tl.where(beside[:, None] >= beside[None, :], pairs, 0.0)
             if masks[5] is not None:
-                pairs *= fades(levels[None, :], levels[:, None])
+                pairs *= fades(in_row(levels), in_column(levels))
             total = product(pairs, y, total, OPERAND, PRECISION)
             if masks[5] is not None:
                 y, S, z = y * fades(levels, last)[:, None], S * fades(before, last), z * fades(before, last)
@@ -397,10 +409,10 @@ def gradient_keys(
         c = load_tokens(v, key_item, shared, j0, seen, 0, e, E, CHUNK)
         total = product(c, tl.trans(R), None, OPERAND, PRECISION) + r[None, :]
         if masks[5] is not None:
-            levels = level_at(masks[5], key_item, shared, j0 + beside, limits[1])
+            levels = level_at(masks[5], key_item, kv_head, j0 + beside, limits[1])
             opened, after = (
-                level_at(masks[5], key_item, shared, j0, limits[1]),
-                level_at(masks[5], key_item, shared, j0 + CHUNK, limits[1]),
+                level_at(masks[5], key_item, kv_head, j0, limits[1]),
+                level_at(masks[5], key_item, kv_head, j0 + CHUNK, limits[1]),
             )
             total *= fades(levels, after)[:, None]
             R, r = R * fades(opened, after), r * fades(opened, after)
@@ -414,7 +426,7 @@ def gradient_keys(
                     pairs += dd[None, :]
                 pairs = tl.where(beside[:, None] <= beside[None, :], pairs, 0.0)
                 if masks[5] is not None:
-                    pairs *= fades(levels[:, None], levels[None, :])
+                    pairs *= fades(in_column(levels), in_row(levels))
                 total = product(pairs, x, total, OPERAND, PRECISION)
                 if masks[5] is not None:
                     x *= fades(opened, levels)[:, None]
@@ -450,10 +462,10 @@ def gradient_values(
         y = load_features(k, key_item, shared, j0, seen, 0, d, PHI, D, CHUNK)
         total = product(y, R, None, OPERAND, PRECISION)
         if masks[5] is not None:
-            levels = level_at(masks[5], key_item, shared, j0 + beside, limits[1])
+            levels = level_at(masks[5], key_item, kv_head, j0 + beside, limits[1])
             opened, after = (
-                level_at(masks[5], key_item, shared, j0, limits[1]),
-                level_at(masks[5], key_item, shared, j0 + CHUNK, limits[1]),
+                level_at(masks[5], key_item, kv_head, j0, limits[1]),
+                level_at(masks[5], key_item, kv_head, j0 + CHUNK, limits[1]),
             )
             total, R = total * fades(levels, after)[:, None], R * fades(opened, after)
         if CAUSAL:
@@ -464,9 +476,85 @@ def gradient_values(
                 pairs = product(y, tl.trans(x), None, OPERAND, PRECISION)
                 pairs = tl.where(beside[:, None] <= beside[None, :], pairs, 0.0)
                 if masks[5] is not None:
-                    pairs *= fades(levels[:, None], levels[None, :])
+                    pairs *= fades(in_column(levels), in_row(levels))
                     x *= fades(opened, levels)[:, None]
                 total = product(pairs, dn, total, OPERAND, PRECISION)
                 R = product(tl.trans(x), dn, R, OPERAND, PRECISION)
         stored = (j0 + beside >= 0) & (j0 + beside < limits[1])
         store_tokens(dv, key_item, kv_head, j0, stored, total, c0, e, BLOCK, CHUNK)
+
+
+@triton.jit
+def gradient_gates(
+    q, k, v, do, dg, rows, before, after, masks, limits, scale, heads, span, blocks,
+    PHI: tl.constexpr, d: tl.constexpr, e: tl.constexpr, FEATURES: tl.constexpr, CHUNK: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dg_l = Σ_{i ≥ l > j} exp(t_j - t_i) x_i·y_j (dn_i·v_j + dd_i) of the gates of a segment, which is a chunk.
+
+    A difference of running sums would cancel: those pairs are summed of which both, the query, the key or none are in
+    the chunk. What is outside is in the state `before` it and in [R, r] `after` it. FEATURES are multiplied at a time.
+    """
+    rows, masks = rows[:], masks[:]
+    _, segment, kv_head, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], True)
+    item, key_item, p0 = items[0], items[1], positions[0]
+    first, i0, token = kv_head * heads[2], p0 - limits[3], tl.arange(0, CHUNK)
+    shared, p = first // heads[1], p0 + tl.arange(0, CHUNK)
+    bounds = seen_range(limits, masks, item, first)
+    seen = seen_keys(p, bounds, masks, key_item, first)
+    earlier, later = None, None
+    if before is not None:
+        earlier = state_at(before, segment, heads, items[2], first, d, e)
+    if after is not None:
+        later = state_at(after, segment, heads, items[2], first, d, e)
+    pairs = tl.zeros((CHUNK, CHUNK), tl.float32)
+    of_queries, of_keys = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32)
+    outside = tl.zeros((FEATURES,), tl.float32)
+    for head in range(first, first + heads[2]):
+        live = live_queries(i0 + token, bounds, limits, masks, item, head, True)
+        inverse, delta = load_rows(rows, item, head, i0 + token, live)
+        weights, dots = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((CHUNK, CHUNK), tl.float32)
+        dots -= (delta * inverse)[:, None]
+        for c0 in range(0, e, FEATURES):
+            dn = load_cotangents(do, rows, item, head, i0, i0 + token, live, c0, e, FEATURES, CHUNK)[0]
+            c = load_tokens(v, key_item, shared, p0, seen, c0, e, FEATURES, CHUNK)
+            dots = product(dn, tl.trans(c), dots, OPERAND, PRECISION)
+        for f0 in range(0, d, FEATURES):
+            x = load_features(q, item, head, i0, live, f0, d, PHI, FEATURES, CHUNK) * scale
+            y = load_features(k, key_item, shared, p0, seen, f0, d, PHI, FEATURES, CHUNK)
+            weights = product(x, tl.trans(y), weights, OPERAND, PRECISION)
+            if before is not None:
+                z = load_state(earlier, f0, 0, d, e, FEATURES, FEATURES)[1]
+                of_queries -= delta * inverse * tl.sum(x * z[None, :], 1)
+                for c0 in range(0, e, FEATURES):
+                    S = load_state(earlier, f0, c0, d, e, FEATURES, FEATURES)[0]
+                    dn = load_cotangents(do, rows, item, head, i0, i0 + token, live, c0, e, FEATURES, CHUNK)[0]
+                    of_queries += tl.sum(product(x, S, None, OPERAND, PRECISION) * dn, 1)
+        pairs += weights * dots
+    if after is not None:
+        for f0 in range(0, d, FEATURES):
+            y = load_features(k, key_item, shared, p0, seen, f0, d, PHI, FEATURES, CHUNK)
+            r = load_state(later, f0, 0, d, e, FEATURES, FEATURES)[1]
+            of_keys += tl.sum(y * r[None, :], 1)
+            if before is not None:
+                outside += load_state(earlier, f0, 0, d, e, FEATURES, FEATURES)[1] * r
+            for c0 in range(0, e, FEATURES):
+                R = load_state(later, f0, c0, d, e, FEATURES, FEATURES)[0]
+                c = load_tokens(v, key_item, shared, p0, seen, c0, e, FEATURES, CHUNK)
+                of_keys += tl.sum(product(y, R, None, OPERAND, PRECISION) * c, 1)
+                if before is not None:
+                    outside += tl.sum(load_state(earlier, f0, c0, d, e, FEATURES, FEATURES)[0] * R, 1)
+    levels = level_at(masks[5], key_item, kv_head, p, limits[1])
+    opened, closed = (
+        level_at(masks[5], key_item, kv_head, p0 - 1, limits[1]),
+        level_at(masks[5], key_item, kv_head, p0 + CHUNK, limits[1]),
+    )
+    behind = token[:, None] > token[None, :]
+    pairs = tl.where(behind, pairs * fades(in_row(levels), in_column(levels)), 0.0)
+    of_queries, of_keys = of_queries * fades(opened, levels), of_keys * fades(levels, closed)
+    rest = tl.sum(outside, 0) * fades(opened, closed)
+    # of the gate behind each token: keys up to it are before that gate, and queries behind it are not
+    total = tl.sum(tl.where(behind, tl.cumsum(pairs, 1) + of_queries[:, None], 0.0), 0)
+    total += tl.cumsum(of_keys, 0) + rest
+    store_of(dg, key_item, kv_head, p + 1, (p >= -1) & (p + 1 < tl.minimum(p0 + CHUNK, limits[1])), total)
+    store_of(dg, key_item, kv_head, p0, (p0 >= 0) & (p0 < limits[1]), tl.sum(of_queries, 0) + rest)

@@ -24,6 +24,8 @@ from attnkit.kernels.triton.linear_tokens import (
     alone,
     beside,
     fades,
+    in_column,
+    in_row,
     left_over,
     level_at,
     live_queries,
@@ -61,7 +63,7 @@ def sweep_queries(
     rows, masks = rows[:], masks[:]
     _, segment, head, items, positions, limits = place(blocks, span, limits, heads[0], CAUSAL)
     item, key_item, begin = items[0], items[1], positions[0]
-    shared, token = head // heads[1], tl.arange(0, CHUNK)
+    shared, own, token = head // heads[1], head // heads[2], tl.arange(0, CHUNK)
     bounds = seen_range(limits, masks, item, head)
     S, z = opening(states, segment, positions[2], heads, items[2], head, 0, 0, CAUSAL, d, e, D, E)
     z = beside(z, OPERAND)
@@ -81,12 +83,12 @@ def sweep_queries(
             in_order = token[:, None] >= token[None, :]
             nothing = scale * 0.0  # for a constant the compiler would round pairs one by one
             if masks[5] is not None:
-                levels = level_at(masks[5], key_item, shared, p0 + token, limits[1])
+                levels = level_at(masks[5], key_item, own, p0 + token, limits[1])
                 opened, last = (
-                    level_at(masks[5], key_item, shared, p0 - 1, limits[1]),
-                    level_at(masks[5], key_item, shared, p0 + CHUNK - 1, limits[1]),
+                    level_at(masks[5], key_item, own, p0 - 1, limits[1]),
+                    level_at(masks[5], key_item, own, p0 + CHUNK - 1, limits[1]),
                 )
-                fade, between = fades(opened, levels), fades(levels[None, :], levels[:, None])
+                fade, between = fades(opened, levels), fades(in_row(levels), in_column(levels))
             if NORMALIZE:
                 weights = exact_pairs(x, high, low, OPERAND, PRECISION)
                 if masks[5] is not None:
@@ -156,10 +158,10 @@ def sweep_keys(
         later = alone(r, OPERAND)[None, :]
         to_v, to_k = tl.zeros((CHUNK, E), tl.float32), tl.zeros((CHUNK, D), tl.float32)
         if masks[5] is not None:
-            levels = level_at(masks[5], key_item, shared, j0 + token, limits[1])
+            levels = level_at(masks[5], key_item, kv_head, j0 + token, limits[1])
             opened, after = (
-                level_at(masks[5], key_item, shared, j0, limits[1]),
-                level_at(masks[5], key_item, shared, j0 + CHUNK, limits[1]),
+                level_at(masks[5], key_item, kv_head, j0, limits[1]),
+                level_at(masks[5], key_item, kv_head, j0 + CHUNK, limits[1]),
             )
             R, r = R * fades(opened, after), r * fades(opened, after)
         if CAUSAL:
@@ -176,11 +178,11 @@ def sweep_keys(
                 if rows[0] is not None:
                     pairs -= delta[None, :]
                 if masks[5] is not None:
-                    pairs *= fades(levels[:, None], levels[None, :])
+                    pairs *= fades(in_column(levels), in_row(levels))
                 to_k = product(tl.where(in_order, pairs, nothing), x, to_k, OPERAND, PRECISION)
                 weights = product(y, tl.trans(x), None, OPERAND, PRECISION)
                 if masks[5] is not None:
-                    weights *= fades(levels[:, None], levels[None, :])
+                    weights *= fades(in_column(levels), in_row(levels))
                 near, rest = two_operands(tl.where(in_order, weights, nothing), OPERAND, PRECISION)
                 to_v = product(near, cotangents, to_v, OPERAND, PRECISION)
                 to_v = product(rest, cotangents, to_v, OPERAND, PRECISION)

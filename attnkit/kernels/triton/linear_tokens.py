@@ -87,15 +87,40 @@ def live_queries(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr):
 
 @triton.jit
 def level_at(levels, item, head, p, keys):
-    """The level of positions p: that of the key there, or of the nearest one."""
-    at = tl.cast(tl.minimum(tl.maximum(p, 0), keys - 1), tl.int64)
-    return tl.load(levels[0] + item * levels[1] + head * levels[2] + at * levels[3])
+    """The level of positions p as high + low: that of the key there, or of the last one; 0 before the first."""
+    at = tl.cast(tl.minimum(p, keys - 1), tl.int64)
+    place, known = item * levels[1] + head * levels[2] + at * levels[3], at >= 0
+    high, low = tl.load(levels[0] + place, mask=known, other=0.0), None
+    if levels[4] is not None:
+        low = tl.load(levels[4] + place, mask=known, other=0.0)
+    return high, low
+
+
+@triton.jit
+def in_row(levels):
+    """The levels of tokens as those of columns."""
+    high, low = levels[0][None, :], None
+    if levels[1] is not None:
+        low = levels[1][None, :]
+    return high, low
+
+
+@triton.jit
+def in_column(levels):
+    """The levels of tokens as those of rows."""
+    high, low = levels[0][:, None], None
+    if levels[1] is not None:
+        low = levels[1][:, None]
+    return high, low
 
 
 @triton.jit
 def fades(earlier, later):
     """exp(earlier - later) ≤ 1, for pairs of levels (rows, columns) of which both may come first."""
-    return exp(tl.minimum(earlier - later, 0.0, propagate_nan=tl.PropagateNan.ALL))
+    change = earlier[0] - later[0]
+    if earlier[1] is not None:
+        change += earlier[1] - later[1]
+    return exp(tl.minimum(change, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit

@@ -297,13 +297,17 @@ LINEAR = {
     ("columns", "float32", 64): (Chunk(16, 32, 4, 2), Chunk(16, 32, 4, 2)),
     ("columns", "float32", 128): (Chunk(16, 32, 4, 1), Chunk(16, 32, 8, 1)),
     ("columns", "float32", 256): (Chunk(16, 32, 8, 1), Chunk(16, 32, 8, 1)),
+    ("gradient_gates", "float32", 64): (Chunk(64, 16, 8, 1), Chunk(64, 32, 8, 1)),
+    ("gradient_gates", "float32", 128): (Chunk(64, 16, 8, 1), Chunk(64, 32, 8, 1)),
+    ("gradient_gates", "float32", 256): (Chunk(64, 16, 8, 1), Chunk(64, 32, 8, 1)),
     ("sweep_queries", "bfloat16", 64): (Chunk(32, 64, 4, 1), Chunk(64, 64, 4, 2)),
     ("sweep_queries", "bfloat16", 128): (Chunk(32, 128, 8, 1), Chunk(64, 128, 8, 1)),
     ("sweep_keys", "bfloat16", 64): (Chunk(32, 64, 4, 1), Chunk(64, 64, 4, 1)),
     ("sweep_keys", "bfloat16", 128): (Chunk(32, 128, 8, 1), Chunk(64, 128, 8, 1)),
 }
 """By sums of segments, sweeps over them for some columns or for a whole state, dtype, and head size rounded up: for
-compute capability 8 and 9. A second stage of `sweep_keys` would compute its features twice."""
+compute capability 8 and 9. A second stage of `sweep_keys` would compute its features twice. A chunk of `gradient_gates`
+is a segment: its CHUNK is UNIT."""
 
 
 def linear(kind: str, dtype: str, capability: int, contracted: int, produced: int) -> Chunk:

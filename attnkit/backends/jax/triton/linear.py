@@ -289,6 +289,8 @@ def pull(q: Array, k: Array, v: Array, do: Array, dstate: State | None = None, *
 
 def unsupported_options(*arrays: Array, **options: Option) -> str | None:
     """Why the kernels do not support a call on any device."""
+    if options.get("log_decay") is not None:
+        return "log_decay is served by the generic implementation"
     return launch.unsupported_options(*arrays, **options) or linear_calls.unsupported_options(*arrays, **options)
 
 

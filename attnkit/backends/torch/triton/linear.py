@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from attnkit._core.check import dtype_name
+from attnkit._core.check import broadcast, dtype_name
 from attnkit._core.dispatch import with_gradients
 from attnkit._core.typing import Keywords, Option
 from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o
-from attnkit.backends.torch.triton import launch, pointwise, recorded
+from attnkit.backends.torch.triton import launch, linear_decay, pointwise, recorded
 from attnkit.backends.torch.triton.linear_launch import Call, State, setting
 from attnkit.kernels import predicted
 from attnkit.kernels.linear_calls import Setting, kind, units, unsupported_options
@@ -17,7 +17,7 @@ from attnkit.ops.linear import states
 from attnkit.ops.linear.attention import LINEAR, linear_attention
 from attnkit.ops.linear.states import INITIAL
 
-OP = LINEAR.name
+OP, DECAY = LINEAR.name, "log_decay"
 
 
 # ---------------------------------------------------------------------------------------------- states
@@ -30,7 +30,8 @@ def initial_of(arguments: Arguments) -> State | None:
 
 def axes_of_state(arguments: Arguments) -> tuple[int, ...]:
     """The leading axes of the state that a call returns."""
-    return state_axes(OP, arguments["k"], arguments["v"], initial_of(arguments), arguments)
+    own = state_axes(OP, arguments["k"], arguments["v"], initial_of(arguments), arguments)
+    return broadcast(OP, "leading axes of states", own, linear_decay.axes(arguments))
 
 
 def placed(x: Tensor, tail: int, leading: tuple[int, ...]) -> Tensor:
@@ -81,6 +82,7 @@ def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...])
         s = s.of_valid_keys()
     if initial is None and dstate is None and not (do.numel() and s.a.keys):
         return {name: arguments[name].new_zeros(arguments[name].shape) for name in names}
+    decay = arguments["log_decay"] if DECAY in names else None
     s = s.of_gradients(dtype_name(v), launch.capability(q.device))
     shapes = {
         "q": s.a.shape_of("q"),
@@ -91,8 +93,13 @@ def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...])
     if initial is not None:
         grads[INITIAL[0]] = q.new_empty((*s.plan.state_leading, s.a.d, s.a.e), dtype=torch.float32)
         grads[INITIAL[1]] = q.new_empty((*s.plan.state_leading, s.a.d), dtype=torch.float32)
+    if decay is not None:
+        grads[DECAY] = q.new_empty((*s.plan.state_leading, s.a.keys), dtype=torch.float32)
     launch.run(q, Call(q, k, v, s).backward(do, grads, initial, dstate))
-    return {name: _reduced(grads[name], s, name, arguments[name]) for name in names}
+    found = {name: _reduced(grads[name], s, name, arguments[name]) for name in names if name != DECAY}
+    if decay is not None:
+        found[DECAY] = linear_decay.gradient(grads[DECAY], s, decay, linear_decay.decaying_tokens(q, s, arguments))
+    return found
 
 
 def _or_zero(x: Tensor | None, like: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -108,7 +115,7 @@ def _reduced(grad: Tensor, s: Setting, name: str, like: Tensor) -> Tensor:
     return launch.reduced_to(grad, s.a, like)
 
 
-CUSTOM = recorded.register("triton_linear", _forward, _backward, ("q", "k", "v", *INITIAL), _outputs)
+CUSTOM = recorded.register("triton_linear", _forward, _backward, ("q", "k", "v", *INITIAL, DECAY), _outputs)
 
 
 # ---------------------------------------------------------------------------------------------- what the library calls
@@ -151,7 +158,10 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options
 
 
 def is_faster(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: object) -> bool:
-    """Whether a call is predicted not to be slower; the generic body keeps no weights either."""
+    """Whether a call is predicted not to be slower; the generic body keeps no weights either. What it takes with a
+    decay has not been counted."""
+    if options.get(DECAY) is not None:
+        return False
     width = max(q.shape[-1], v.shape[-1])
     return predicted.takes(kind("linear", options), q.dtype.itemsize, 0, width, units(q, k), major=pointwise.major(q))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import namespace
 from attnkit._core.typing import Keywords, Option
-from attnkit.backends.torch.triton import launch
+from attnkit.backends.torch.triton import launch, linear_decay
 from attnkit.backends.torch.triton.launch import Group, Launch, View
 from attnkit.kernels import linear_calls
 from attnkit.kernels.linear_calls import Packed, Setting, span
@@ -29,13 +29,27 @@ Sums = tuple[Tensor, int]
 
 
 def setting(
-    q: Tensor, k: Tensor, v: Tensor, *, edges_q: Tensor | None = None, edges_k: Tensor | None = None, **options: Option
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    edges_q: Tensor | None = None,
+    edges_k: Tensor | None = None,
+    levels: Tensor | None = None,
+    log_decay: Tensor | float | None = None,
+    **options: Option,
 ) -> Setting:
-    """The options of `attnkit.kernels.linear_calls.setting`; with edges sequences are packed."""
+    """The options of `attnkit.kernels.linear_calls.setting`, levels of features (..., S) and a decay; with edges
+    sequences are packed."""
     packed = None
     if edges_q is not None and edges_k is not None:
         packed = _packed(edges_q, edges_k, options.get("causal") is True)
-    return linear_calls.setting(namespace(q), q, k, v, packed=packed, **options)
+    s = linear_calls.setting(namespace(q), q, k, v, packed=packed, **options)
+    if levels is not None:
+        return s._replace(levels=(levels, None))
+    if log_decay is not None:
+        return s._replace(levels=linear_decay.levels(log_decay, s, q, linear_decay.decaying_tokens(q, s, options)))
+    return s
 
 
 def _packed(edges_q: Tensor, edges_k: Tensor, shifted: bool) -> Packed:
@@ -45,8 +59,17 @@ def _packed(edges_q: Tensor, edges_k: Tensor, shifted: bool) -> Packed:
     return edges_q, edges_k, reach, edges_q.shape[0] - 1, 1 if shifted else None
 
 
-def levels_of(s: Setting) -> View:
-    return launch.view_of(s.levels, s.a.shared, s.a.keys)
+def levels_of(s: Setting) -> Group | None:
+    """The view `levels` of `attnkit.kernels.triton.linear`: query heads of a group that see keys apart have a state
+    each."""
+    if s.levels is None:
+        return None
+    levels = s.levels
+    if s.plan.members < s.a.groups:
+        levels = [None if x is None else linear_decay.of_query_heads(x, s.a) for x in levels]
+    high, low = (launch.view_of(x, s.plan.state_leading, s.a.keys) for x in levels)
+    assert high is not None
+    return *high, None if low is None else low[0]
 
 
 def masks_of(s: Setting) -> Group:
@@ -69,7 +92,7 @@ class Call:
     """The launches of a call: its inputs, and lists of launches with memory for intermediate results."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, s: Setting) -> None:
-        self.s, self.like = s, q
+        self.s, self.like, self.tensors = s, q, (q, k, v)
         self.q, self.k, self.v = (launch.view(s.a, name, x) for name, x in zip("qkv", (q, k, v), strict=True))
 
     def room(self, *shape: int) -> Tensor:
@@ -152,8 +175,8 @@ class Call:
     def backward(
         self, do: Tensor, grads: dict[str, Tensor], initial: State | None, dstate: State | None
     ) -> list[Launch]:
-        """The launches for dq, dk, dv and the gradients of the initial state, which go to `grads`; the setting is one
-        of gradients."""
+        """The launches for dq, dk, dv and the gradients of the initial state and of the gates of a decay, which go to
+        `grads`; the setting is one of gradients."""
         s, a = self.s, self.s.a
         do_view, dq = launch.view(a, "o", do), launch.view(a, "q", grads["q"])
         dk, dv = (self.view(grads[name], s.plan.state_leading, a.keys, n) for name, n in (("k", a.d), ("v", a.e)))
@@ -164,7 +187,21 @@ class Call:
         rows, launches = of_queries(do_view, dq, states)
         final = None if initial is None else (grads["initial_S"], grads["initial_z"])
         states, more = self.states("query_sums", a.queries, (self.q, do_view, rows), dstate, final)
-        return [*sums, *launches, *more, *of_keys(do_view, dk, dv, rows, states)]
+        launches = [*sums, *launches, *more, *of_keys(do_view, dk, dv, rows, states)]
+        if "log_decay" in grads:
+            dg = self.view(grads["log_decay"], s.plan.state_leading, a.keys)
+            launches += Call(*self.tensors, s.of_gates()).gradient_of_gates(do_view, dg, rows, initial, dstate)
+        return launches
+
+    def gradient_of_gates(
+        self, do: View, dg: View, rows: Group, initial: State | None, dstate: State | None
+    ) -> list[Launch]:
+        """The launches for the gradients of the gates of every state."""
+        a = self.s.a
+        before, sums = self.states("key_sums", a.keys, (self.k, self.v), initial)
+        after, more = self.states("query_sums", a.queries, (self.q, do, rows), dstate)
+        arguments = (self.q, self.k, self.v, do, dg, rows, before, after, *self.settings)
+        return [*sums, *more, self.launch(linear_calls.GATES, a.keys, True, True, *arguments)]
 
     @property
     def settings(self) -> Group:

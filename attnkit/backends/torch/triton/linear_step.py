@@ -24,7 +24,8 @@ from attnkit.ops.linear.states import INITIAL
 OP = linear_attention_step.__name__
 Parts = tuple[Tensor, ...]
 """A state: S and z."""
-OPTIONS = ("feature_map", "normalize", "eps", "scale", "enable_gqa")
+DECAY = "log_decay_t"
+OPTIONS = ("feature_map", "normalize", "eps", "scale", "enable_gqa", DECAY)
 
 
 def layout_of(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> Layout:
@@ -51,7 +52,9 @@ def _launch(arguments: Arguments, o: Tensor, S: Tensor, z: Tensor) -> Launch:
     a = layout_of(q, k, v, arguments.get("enable_gqa", False))
     tokens = (view_of(q, a.leading, a.d), view_of(k, a.shared, a.d), view_of(v, a.shared, a.e))
     before = initial_of(arguments) or (None, None)
-    views = (*tokens, *_state(a, *before), view_of(o, a.leading, a.e), *_state(a, S, z))
+    decay = arguments.get(DECAY)
+    fades = (view_of(decay, a.shared), 1.0) if isinstance(decay, Tensor) else (None, math.exp(decay or 0.0))
+    views = (*tokens, *_state(a, *before), *fades, view_of(o, a.leading, a.e), *_state(a, S, z))
     name = arguments.get("feature_map", linear_calls.DEFAULT_MAP)
     normalize = arguments.get("normalize", name != "identity")
     D = sizes.padded(a.d)
@@ -87,11 +90,11 @@ def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...])
     with torch.no_grad():
         grads = linear_attention_step_vjp(state, *tokens, do, dstate=dstate, impl="generic", **given)
     of_state = dict(zip(INITIAL, grads["state"], strict=True)) if state is not None else {}
-    of = {name: grads[f"{name}_t"] for name in "qkv"} | of_state
+    of = {name: grads[f"{name}_t"] for name in "qkv"} | of_state | {DECAY: grads.get(DECAY)}
     return {name: of[name] for name in names}
 
 
-CUSTOM = recorded.register("triton_linear_step", _forward, _backward, ("q", "k", "v", *INITIAL), _outputs)
+CUSTOM = recorded.register("triton_linear_step", _forward, _backward, ("q", "k", "v", *INITIAL, DECAY), _outputs)
 
 
 # ---------------------------------------------------------------------------------------------- what the library calls
@@ -118,16 +121,16 @@ def unsupported_options(
     q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Parts | None = None, **options: Option
 ) -> str | None:
     """Why the kernel does not support a step on any device."""
-    if options.get("log_decay_t") is not None:
-        return "log_decay is served by the generic implementation"
     if callable(options.get("feature_map")):
         return "a feature map of your own is served by the generic implementation"
     if not v_t.shape[-1]:
         return "values without features are served by the generic implementation"
     grouped = bool(options.get("enable_gqa"))
     check_state(q_t, k_t, v_t, state, grouped)
-    of_state = () if state is None else (tuple(state[0].shape[:-2]), tuple(state[1].shape[:-1]))
-    own = broadcast(OP, "leading axes of states", *(tuple(x.shape[:-1]) for x in (k_t, v_t)), *of_state)
+    leading = [tuple(x.shape[:-1]) for x in (k_t, v_t)]
+    leading += [] if state is None else [tuple(state[0].shape[:-2]), tuple(state[1].shape[:-1])]
+    leading += [tuple(options[DECAY].shape)] if isinstance(options.get(DECAY), Tensor) else []
+    own = broadcast(OP, "leading axes of states", *leading)
     if own != layout_of(q_t, k_t, v_t, grouped).shared:
         return "states with fewer axes than queries are served by the generic implementation"
     return linear_calls.unsupported_map(options.get("feature_map", linear_calls.DEFAULT_MAP))
@@ -139,8 +142,8 @@ def unsupported(q_t: Tensor, k_t: Tensor, v_t: Tensor, **options: Option) -> str
 
 
 def is_faster(q_t: Tensor, k_t: Tensor, v_t: Tensor, *, state: Parts | None = None, **options: object) -> bool:
-    """Whether a step without gradients is predicted not to be slower."""
-    if not pointwise.without_gradients(q_t, k_t, v_t, *(state or ())):
+    """Whether a step without gradients is predicted not to be slower; one with a decay has not been counted."""
+    if options.get(DECAY) is not None or not pointwise.without_gradients(q_t, k_t, v_t, *(state or ())):
         return False
     numbers = math.prod(k_t.shape) * v_t.shape[-1]
     return predicted.takes_once("step", q_t.dtype.itemsize, numbers)
