@@ -105,8 +105,8 @@ def table(lines: list[list[str]]) -> str:
 
 
 def timed() -> dict[tuple[str, str, int, str], dict[str, Any]]:
-    """What `python -m benchmarks variants` measured, by op, options, tokens and mode: without causality, but for ops that
-    know no other order.
+    """What `python -m benchmarks variants` measured, by op, options, tokens and mode: without causality where an op has
+    both.
     """
     rows = json.loads((ROOT / "benchmarks" / "results" / "variants-cpu.json").read_text())["rows"]
     rows = sorted(rows, key=lambda x: x["causal"], reverse=True)
