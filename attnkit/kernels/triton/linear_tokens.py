@@ -87,12 +87,17 @@ def live_queries(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr):
 
 @triton.jit
 def level_at(levels, item, head, p, keys):
-    """The level of positions p as high + low: that of the key there, or of the last one; 0 before the first."""
-    at = tl.cast(tl.minimum(p, keys - 1), tl.int64)
-    place, known = item * levels[1] + head * levels[2] + at * levels[3], at >= 0
-    high, low = tl.load(levels[0] + place, mask=known, other=0.0), None
-    if levels[4] is not None:
-        low = tl.load(levels[4] + place, mask=known, other=0.0)
+    """The level of positions p as high + low: that of the key there, or of the last one. Before the first a decay has
+    the level 0, and features any, for no sum of theirs is there."""
+    at = tl.minimum(p, keys - 1)
+    place = item * levels[1] + head * levels[2] + tl.cast(tl.maximum(at, 0), tl.int64) * levels[3]
+    if levels[4] is None:
+        high, low = tl.load(levels[0] + place), None
+    else:
+        high, low = (
+            tl.load(levels[0] + place, mask=at >= 0, other=0.0),
+            tl.load(levels[4] + place, mask=at >= 0, other=0.0),
+        )
     return high, low
 
 
