@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from attnkit_experiments.commands import runner
-from attnkit_experiments.images.model import SIZES
 from attnkit_experiments.recipes import RECIPES
+
+from . import doubles  # noqa: F401 the size of model that FEW names
 
 # What torch says of checkpoints to nobody takes a tenth of a training of seconds.
 logging.disable(logging.DEBUG)
 
-SIZES["d32"] = (32, 2, 64, 2)  # half of the layers of the smallest model, which no test of a whole training needs
 TINY = ("image_size=8", "patch=4", "train_images=60", "test_images=30", "steps=6", "batch=12")
 FEW = ("activations=relu", "alphas=1", "model=d32")
 

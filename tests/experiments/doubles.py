@@ -1,4 +1,6 @@
-"""Training in float64, in which a run that adds up in another order is told from one that does something else."""
+"""Training in float64, in which a run that adds up in another order is told from one that does something else, and a
+model that is half as deep as the smallest.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +9,9 @@ import pytest
 import torch
 
 from attnkit_experiments.data.images import augment
+from attnkit_experiments.images.model import SIZES
+
+SIZES["d32"] = (32, 2, 64, 2)  # half of the layers of the smallest model, which no test of a whole training needs
 
 
 @contextmanager

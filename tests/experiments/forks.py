@@ -24,7 +24,7 @@ PATIENCE = 300  # seconds after which a job that hangs is ended
 IMPORTED = (
     *("pytest", "attnkit_experiments.commands.runner"),
     *("torch._inductor.config", "torch.distributed.checkpoint", "torch.distributed.fsdp", "attnkit.backends.torch"),
-    *("rich.progress", "sacrebleu", "sacremoses", "sklearn.datasets", "tokenizers"),
+    *("rich.progress", "sacrebleu", "sacremoses", "sklearn.datasets", "tokenizers", "tests.experiments.doubles"),
 )
 
 

@@ -26,7 +26,7 @@ from .translation_cases import TINY, TRANSLATOR
 
 CELL, GATED = Path("cells", "relu-alpha1-seed0"), Path("cells", "relu-alpha1-gate-seed0")
 SETTINGS = (
-    *("activations=relu", "alphas=1", "image_size=8", "patch=4", "train_images=0", "test_images=0"),
+    *("activations=relu", "alphas=1", "model=d32", "image_size=8", "patch=4", "train_images=0", "test_images=0"),
     *("steps=6", "batch=6", "checkpoint_every=2", "ema=0.6", "lazy=true", "crop=inception"),
 )
 WEIGHTS, AVERAGE = "weights.safetensors", "weights_ema.safetensors"

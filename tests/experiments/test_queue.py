@@ -136,7 +136,7 @@ print(killed)
 @pytest.mark.survival
 def test_three_workers_that_are_killed_twenty_times_end_as_one_run(tiny, tmp_path):
     out, whole = tmp_path / "out", tmp_path / "whole"
-    settings = ("alphas=0,1", "steps=60", "checkpoint_every=3")
+    settings = ("alphas=0,1", "steps=120", "checkpoint_every=3")
     tiny(out, *settings, enqueue=True)
     words = [sys.executable, "-c", KILLER, str(out), "20"]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)

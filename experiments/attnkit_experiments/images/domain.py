@@ -26,7 +26,7 @@ from attnkit_experiments.images.model import ViTConfig, forward_flops
 from attnkit_experiments.images.settings import ImageSettings, about_images, augmentation, image_source, read_images
 from attnkit_experiments.images.task import LOSSES, ImageTask, require_fit
 from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Source, Variant, from_study
-from attnkit_experiments.study.stored import Count
+from attnkit_experiments.study.stored import Count, Share
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Result(TypedDict):
     tokens: Count
     flops_per_sample: float
     training_flops: float
-    accuracy: float
+    accuracy: Share
     test_loss: float
 
 

@@ -28,7 +28,7 @@ from attnkit_experiments.study.recipe import (
     data_place,
     from_study,
 )
-from attnkit_experiments.study.stored import Count
+from attnkit_experiments.study.stored import Count, Share
 
 BY_TASK, GENERATED = "by-task", "generated"
 
@@ -166,7 +166,7 @@ class Result(TypedDict):
     training_flops: NotRequired[float]
     bits_per_byte: float
     test_loss: float
-    accuracy: float
+    accuracy: Share
     first_quarter: NotRequired[float]
     last_quarter: NotRequired[float]
 

@@ -27,7 +27,7 @@ from attnkit_experiments.study.recipe import (
     data_place,
     from_study,
 )
-from attnkit_experiments.study.stored import Count, Layers
+from attnkit_experiments.study.stored import Count, Layers, Share
 
 TABLE_6 = ("transformer", "reformer", "linformer", "performer", "nystromformer", "soft")
 BY_TASK = "by-task"  # the data that the task needs: generated, or what ATTNKIT_DATA names
@@ -185,9 +185,9 @@ class Result(TypedDict):
     """The numbers of a cell that was trained to its end."""
 
     tokens: Count
-    accuracy: float
+    accuracy: Share
     test_loss: float
-    majority: float
+    majority: Share
 
 
 DOMAIN = Domain(

@@ -83,8 +83,9 @@ def rows_table(lines: list[Line]) -> str:
 
 
 def _cells(line: Line, key: str, digits: int, factor: float) -> str:
+    def shown(value: float | None) -> str:
+        return "not defined" if value is None else f"{factor * value:.{digits}f}"
+
     pairs = zip(line.first["layers"], line.first["initial_layers"], strict=True)
-    return " · ".join(
-        "not defined" if after[key] is None else f"{factor * after[key]:.{digits}f} ({factor * before[key]:.{digits}f})"
-        for after, before in pairs
-    )
+    both = ((shown(after[key]), shown(before[key])) for after, before in pairs)
+    return " · ".join(after if after == before == shown(None) else f"{after} ({before})" for after, before in both)

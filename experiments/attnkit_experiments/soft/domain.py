@@ -22,7 +22,7 @@ from attnkit_experiments.soft.inspection import Inspected, inspect
 from attnkit_experiments.soft.model import OPTIONS, SoftConfig, SoftVisionTransformer, cost
 from attnkit_experiments.soft.task import SoftImageTask
 from attnkit_experiments.study.recipe import Cell, Domain, Measure, Section, Variant, from_study
-from attnkit_experiments.study.stored import Count
+from attnkit_experiments.study.stored import Count, Share
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Result(TypedDict):
     full_parameters: NotRequired[float]
     full_multiply_adds: NotRequired[float]
     full_multiply_adds_without_inverse: NotRequired[float]
-    accuracy: float
+    accuracy: Share
     test_loss: float
 
 
