@@ -238,11 +238,16 @@ def _points(points: Any) -> str:
     points = np.asarray(points, dtype=np.float64)
     if len(points) > FEW:
         return f"{len(points)} points, {_points(points[np.linspace(0, len(points) - 1, FEW).astype(int)])}"
-    return " ".join(f"({x:.3g},{y:.3g})" for x, y in points)
+    return " ".join(f"({in_short(x)},{in_short(y)})" for x, y in points)
 
 
 def _numbers(numbers: Iterable[float]) -> str:
-    return ",".join(f"{x:.3g}" for x in numbers)
+    return ",".join(map(in_short, numbers))
+
+
+def in_short(x: float) -> str:
+    """Three digits, the same for a number and for what a CSV has of it, six."""
+    return f"{float(f'{x:.6g}'):.3g}"
 
 
 def _colour(colour: Any) -> str:

@@ -69,7 +69,7 @@ def with_figures(summary: Path) -> str:
 
 def of_study(folder: Path) -> Callable[[str], Iterator[str]]:
     """The figures of a study by their descriptions; one that has several figures gives them in turn."""
-    study = read_committed(folder)
+    study = read_committed(folder).inspected()
     started: dict[str, Iterator[str]] = {}
 
     def draw(description: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ from attnkit_experiments.report.statistics import Spread
 from attnkit_experiments.report.tables import FIGURES
 
 Record = Mapping[str, str]
-SAID = ("variant", "label", "series", "point", "alpha", "baseline", "seed", "diverged")
+SAID = ("variant", "label", "series", "point", "alpha", "baseline", "seed", "diverged", "uninspected")
 """Columns of cells.csv that are no numbers of a result."""
 FILES = ("curves", *FIGURES)
 
@@ -99,7 +99,8 @@ def read_committed(folder: Path) -> StudyResults:
 
 
 def _numbers(cell: Record) -> dict[str, Any]:
-    return {key: float(value) for key, value in cell.items() if key not in SAID and value}
+    found: dict[str, Any] = {key: float(value) for key, value in cell.items() if key not in SAID and value}
+    return found | ({"uninspected": ""} if cell.get("uninspected") == "1" else {})
 
 
 def _about(head: Record) -> dict[str, Any]:

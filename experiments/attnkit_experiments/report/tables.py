@@ -17,10 +17,12 @@ CURVE_LINES = 300
 
 def cells(study: StudyResults) -> list[dict[str, Any]]:
     """A record for every trained cell: what it is, and every number of its result."""
+    missing = study.uninspected
     return [
         {"variant": line.name}
         | {key: line.variant[key] for key in ("label", "series", "point", "alpha", "baseline")}
         | {"seed": seed, "diverged": int(seed in line.diverged)}
+        | ({"uninspected": int(folder.name in missing)} if missing else {})
         | numbers(line.results.get(seed, {}))
         | concentration(folder)
         for line in study.lines
