@@ -6,7 +6,7 @@ from typing import Unpack
 from attnkit._core import quadratic
 from attnkit._core.dispatch import Kernel, namespace
 from attnkit._core.family import Family, op, vjp_of, weights_of
-from attnkit._core.learned import finite, scaled, served
+from attnkit._core.learned import finite, scaled, served, times
 from attnkit._core.mask import Rows, log, row_length, visibility_of
 from attnkit._core.typing import (
     A,
@@ -164,6 +164,9 @@ def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
     def wide(xp: Namespace, *arrays: Array) -> list[Array]:
         return [quadratic.cast(xp, x, quadratic.compute_dtype(xp, x)) for x in arrays]
 
+    def multiplied(xp: Namespace, q: Array, factor: Factor, options: Bindings) -> Array:
+        return scaled(xp, q, factor) if SSMAX.learned(options, {}) else times(q, factor)
+
     def factor_of(xp: Namespace, q: Array, k: Array, options: Bindings) -> tuple[Factor, Factor, Keywords]:
         """log n, the factor, and the options of softmax."""
         own, common = SSMAX.split(options)
@@ -175,16 +178,18 @@ def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
         xp = namespace(q)
         _, factor, common = factor_of(xp, q, k, options)
         of_q, of_k, of_v = wide(xp, q, k, v)
-        o: OfLibrary = softmax_attention(scaled(xp, of_q, factor), of_k, of_v, **common, impl=forward.name)
+        o: OfLibrary = softmax_attention(multiplied(xp, of_q, factor, options), of_k, of_v, **common, impl=forward.name)
         return quadratic.cast(xp, o, q.dtype)
 
     def pull(q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
         xp = namespace(q)
         log_n, factor, common = factor_of(xp, q, k, options)
         of_q, of_k, of_v, of_o = wide(xp, q, k, v, do)
-        grads = softmax_attention_vjp(scaled(xp, of_q, factor), of_k, of_v, of_o, **common, impl=backward.name)
+        product = multiplied(xp, of_q, factor, options)
+        grads = softmax_attention_vjp(product, of_k, of_v, of_o, **common, impl=backward.name)
         of_product, like = grads["q"], {"q": q, "k": k, "v": v, **options}
-        grads |= _of_numbers(xp, of_product * finite(xp, of_q), log_n, SSMAX.learned(options, {}))
+        if learned := SSMAX.learned(options, {}):
+            grads |= _of_numbers(xp, of_product * finite(xp, of_q), log_n, learned)
         grads["q"] = quadratic.sum_to(xp, of_product * factor, tuple(q.shape))
         return quadratic.rounded(xp, grads, like)
 
