@@ -274,8 +274,8 @@ def overview_picture(defaults: list[Drawn], name: str = "a") -> Figure:
 
 def speed_picture(rows: list[tuple[str, dict[str, float]]]) -> Figure:
     """Times as fast as softmax, by variant and by mode of a call, the fastest call on top."""
-    figure = Figure(figsize=(PHONE, 5.0))
-    axes = figure.add_axes((0.23, 0.13, 0.73, 0.8))
+    figure = Figure(figsize=(PHONE, 5.4))
+    axes = figure.add_axes((0.35, 0.12, 0.61, 0.82))
     rows = sorted(rows, key=lambda row: row[1]["forward"])
     axes.axvline(1, color=INK, linewidth=1)
     for mode, label, filled in (("forward", "forward", True), ("forward+backward", "forward and backward", False)):

@@ -164,7 +164,7 @@ def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
     def wide(xp: Namespace, *arrays: Array) -> list[Array]:
         return [quadratic.cast(xp, x, quadratic.compute_dtype(xp, x)) for x in arrays]
 
-    def multiplied(xp: Namespace, q: Array, factor: Factor, options: Bindings) -> Array:
+    def multiply(xp: Namespace, q: Array, factor: Factor, options: Bindings) -> Array:
         return scaled(xp, q, factor) if SSMAX.learned(options, {}) else times(q, factor)
 
     def factor_of(xp: Namespace, q: Array, k: Array, options: Bindings) -> tuple[Factor, Factor, Keywords]:
@@ -178,14 +178,14 @@ def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
         xp = namespace(q)
         _, factor, common = factor_of(xp, q, k, options)
         of_q, of_k, of_v = wide(xp, q, k, v)
-        o: OfLibrary = softmax_attention(multiplied(xp, of_q, factor, options), of_k, of_v, **common, impl=forward.name)
+        o: OfLibrary = softmax_attention(multiply(xp, of_q, factor, options), of_k, of_v, **common, impl=forward.name)
         return quadratic.cast(xp, o, q.dtype)
 
     def pull(q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
         xp = namespace(q)
         log_n, factor, common = factor_of(xp, q, k, options)
         of_q, of_k, of_v, of_o = wide(xp, q, k, v, do)
-        product = multiplied(xp, of_q, factor, options)
+        product = multiply(xp, of_q, factor, options)
         grads = softmax_attention_vjp(product, of_k, of_v, of_o, **common, impl=backward.name)
         of_product, like = grads["q"], {"q": q, "k": k, "v": v, **options}
         if learned := SSMAX.learned(options, {}):

@@ -83,9 +83,9 @@ def rows_table(lines: list[Line]) -> str:
 
 
 def _cells(line: Line, key: str, digits: int, factor: float) -> str:
-    def shown(value: float | None) -> str:
+    def text_of(value: float | None) -> str:
         return "not defined" if value is None else f"{factor * value:.{digits}f}"
 
     pairs = zip(line.first["layers"], line.first["initial_layers"], strict=True)
-    both = ((shown(after[key]), shown(before[key])) for after, before in pairs)
-    return " · ".join(after if after == before == shown(None) else f"{after} ({before})" for after, before in both)
+    both = ((text_of(after[key]), text_of(before[key])) for after, before in pairs)
+    return " · ".join(after if after == before == text_of(None) else f"{after} ({before})" for after, before in both)
