@@ -7,12 +7,9 @@ in float32 and float64, where that is what the generic body does. All else the g
 
 import math
 
-import numpy as np
-
 from attnkit._core import check, quadratic
 from attnkit._core.dispatch import Kernel, always, namespace
 from attnkit._core.family import RECORDS
-from attnkit._core.library import library
 from attnkit._core.special import stop_gradient
 from attnkit._core.typing import (
     Array,
@@ -106,14 +103,6 @@ def scaled(xp: Namespace, q: Array, scale: float | Array) -> Array:
     fixed = stop_gradient(scale)
     beyond = xp.where(fixed == 0, math.nan, q * xp.where(fixed == 0, 1.0, fixed))
     return xp.where(xp.isfinite(q), finite(xp, q) * scale, beyond)
-
-
-def times(q: Array, factor: Factor) -> Array:
-    """q·factor of a factor that has no gradient: the same numbers in one pass."""
-    if library(q) != "numpy":
-        return q * factor
-    with np.errstate(invalid="ignore"):  # infinities of padding times 0
-        return q * factor
 
 
 def _pulled(xp: Namespace, q: Array, scale: Factor, like: Array, grads: dict[str, Array]) -> dict[str, Array]:

@@ -277,6 +277,16 @@ def real(xp: Namespace, size: OfLibrary, dtype: DType) -> Factor:
     return size * 1.0
 
 
+def times(q: Array, factor: Factor) -> Array:
+    """q·factor of a factor that has no gradient: the same numbers in one pass."""
+    if library(q) != "numpy":
+        return q * factor
+    import numpy
+
+    with numpy.errstate(invalid="ignore"):  # infinities of padding times 0
+        return q * factor
+
+
 def inverse_root(xp: Namespace, size: OfLibrary, dtype: DType) -> Factor:
     """1/√size, a number or the array of a symbol."""
     known = isinstance(size, int) or not is_symbol(size)

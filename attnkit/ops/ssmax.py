@@ -6,8 +6,9 @@ from typing import Unpack
 from attnkit._core import quadratic
 from attnkit._core.dispatch import Kernel, namespace
 from attnkit._core.family import Family, op, vjp_of, weights_of
-from attnkit._core.learned import finite, scaled, served, times
+from attnkit._core.learned import finite, scaled, served
 from attnkit._core.mask import Rows, log, row_length, visibility_of
+from attnkit._core.special import times
 from attnkit._core.typing import (
     A,
     AnyFunction,
