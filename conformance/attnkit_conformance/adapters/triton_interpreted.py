@@ -16,6 +16,7 @@ import torch
 
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import base_op, special_cases
+from attnkit.backends.torch.alignment import are_aligned
 from attnkit.backends.torch.triton import (
     linear,
     linear_features,
@@ -28,11 +29,13 @@ from attnkit.backends.torch.triton import (
 )
 from attnkit.backends.torch.triton import statistics as triton_statistics
 from attnkit.kernels import linear_calls
+from attnkit.kernels.plan import UNALIGNED
 from attnkit.ops.forgetting import FORGETTING
 from attnkit.ops.linear.record import Linear
 from attnkit.ops.linear.states import stepping
 from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
+from attnkit.ops.ssmax import SSMAX
 from attnkit_conformance.adapters import triton_bfloat16
 from attnkit_conformance.adapters.base import VJP, Arrays
 from attnkit_conformance.adapters.cases import base_arguments, handed_on, refuse_learned
@@ -96,6 +99,12 @@ def unserved_inverse(*, a: Any = None, landmarks: Any = None, **arguments: Any) 
     return newton.unsupported_options((a if landmarks is None else landmarks).shape[-2], **arguments)
 
 
+def unserved_factors(**arguments: Any) -> str | None:
+    """Why scalable softmax is not supported, which calls softmax by its public name."""
+    tensors = (x for x in arguments.values() if isinstance(x, torch.Tensor))
+    return None if are_aligned(tensors) else UNALIGNED
+
+
 STATISTICS = tuple(without_gradients(triton_statistics.KERNELS))
 REFUSED: dict[str, Callable[..., str | None]] = {
     **dict.fromkeys(STATISTICS, unserved_statistics),
@@ -106,6 +115,7 @@ REFUSED: dict[str, Callable[..., str | None]] = {
     **dict.fromkeys(packed.KERNELS, packed.unsupported_options),
     **dict.fromkeys(rows.KERNELS, rows.unsupported_options),
     **dict.fromkeys(newton.KERNELS, unserved_inverse),
+    SSMAX.name: unserved_factors,
 }
 
 IN_PARTS = (
