@@ -13,13 +13,13 @@ from PIL import Image
 from attnkit_experiments.commands import runner
 from attnkit_experiments.recipes import RECIPES
 
-from . import doubles  # noqa: F401 the size of model that FEW names
+from .doubles import SHALLOW
 
 # What torch says of checkpoints to nobody takes a tenth of a training of seconds.
 logging.disable(logging.DEBUG)
 
 TINY = ("image_size=8", "patch=4", "train_images=60", "test_images=30", "steps=6", "batch=12")
-FEW = ("activations=relu", "alphas=1", "model=d32")
+FEW = ("activations=relu", "alphas=1", f"model={SHALLOW}")
 
 
 def run_tiny(out: Path, *settings: str, recipe: str = "000-fig4", preset: str = "cpu", **options) -> Path:

@@ -11,7 +11,8 @@ import torch
 from attnkit_experiments.data.images import augment
 from attnkit_experiments.images.model import SIZES
 
-SIZES["d32"] = (32, 2, 64, 2)  # half of the layers of the smallest model, which no test of a whole training needs
+SHALLOW = "d32"
+SIZES[SHALLOW] = (32, 2, 64, 2)  # half of the layers of the smallest model, which no test of a whole training needs
 
 
 @contextmanager

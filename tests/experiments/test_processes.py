@@ -19,14 +19,14 @@ from attnkit_experiments.engine.optim import TrainConfig
 from attnkit_experiments.engine.world import World
 from tests.library.arrays import assert_agrees, assert_close
 
-from .doubles import in_float64
+from .doubles import SHALLOW, in_float64
 from .forks import PATIENCE, environment, forked
 from .stopping import stopped_after
 from .translation_cases import TINY, TRANSLATOR
 
 CELL, GATED = Path("cells", "relu-alpha1-seed0"), Path("cells", "relu-alpha1-gate-seed0")
 SETTINGS = (
-    *("activations=relu", "alphas=1", "model=d32", "image_size=8", "patch=4", "train_images=0", "test_images=0"),
+    *("activations=relu", "alphas=1", f"model={SHALLOW}", "image_size=8", "patch=4", "train_images=0", "test_images=0"),
     *("steps=6", "batch=6", "checkpoint_every=2", "ema=0.6", "lazy=true", "crop=inception"),
 )
 WEIGHTS, AVERAGE = "weights.safetensors", "weights_ema.safetensors"
