@@ -90,6 +90,19 @@ def plain(n: int, causal: bool, mode: str) -> Group:
     return Group(title, "SDPA", call(partial(sdpa, is_causal=causal), arrays, mode), forms)
 
 
+def behind(mode: str) -> Group:
+    """Calls between operations of torch, as in a model: its threads still spin when a call begins."""
+    arrays = draw(1, 8, LENGTHS[0], 64)
+
+    def of(attend: Attend, **options: Any) -> Call:
+        attending = call(partial(attend, **options), arrays, mode)
+        return lambda: (arrays[0] + arrays[1], attending())
+
+    forms = {op.__name__: Form(of(op, causal=True), aim) for op, aim in ((RELU, 1.5), (SOFTMAX, 1.1), (LINEAR, None))}
+    title = f"behind a sum of torch, n = {LENGTHS[0]}, causal, {mode}"
+    return Group(title, "SDPA behind it", of(sdpa, is_causal=True), forms)
+
+
 def landmarks(n: int, mode: str) -> Iterator[Group]:
     """64 landmarks, those of SOFT tokens at equal distances."""
     q, k, v, do = draw(1, 8, n, 64)
@@ -239,6 +252,7 @@ def groups() -> Iterator[Group]:
             yield from (plain(n, causal, mode) for mode in (FORWARD, BOTH))
         for mode in (FORWARD, BOTH):
             yield from landmarks(n, mode)
+    yield from (behind(mode) for mode in (FORWARD, BOTH))
     yield activations()
     yield from (images(mode) for mode in (FORWARD, BOTH))
     for n in LENGTHS:

@@ -191,10 +191,11 @@ double inner(const Numbers &a, const Numbers &b) {
   return sum;
 }
 
-using Run = int (*)(const attnkit_plan *, const int64_t *, int64_t, void *const *, int);
+using Run = int (*)(const attnkit_plan *, const int64_t *, int64_t, void *const *, int, attnkit_openmp);
 
 int serve(Run run, const Call &call) {
-  return run(&call.plan, call.places.data(), static_cast<int64_t>(call.places.size()), call.pointers.data(), 2);
+  return run(&call.plan, call.places.data(), static_cast<int64_t>(call.places.size()), call.pointers.data(), 2,
+             nullptr);
 }
 
 template <class T>

@@ -1,5 +1,6 @@
 // Says on its output what is wrong with the pool: nothing, if it is right.
 #include "pool.h"
+#include "team.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -111,6 +112,76 @@ static void with_a_host_whose_threads_are_busy() {
   for (auto &job : late) job->work();
 }
 
+// A team of OpenMP: a thread beside the caller, asleep or spinning between its regions.
+class Runtime {
+ public:
+  inline static std::atomic<int> regions{0};
+  inline static std::atomic<bool> spins{true};
+
+  static void enter(void (*body)(void *), void *data, unsigned, unsigned) {
+    static std::thread *const member = new std::thread(serve);
+    (void)member;
+    data_ = data;
+    body_ = body;
+    body(data);
+    while (body_ != nullptr) std::this_thread::yield();
+    ++regions;
+  }
+
+ private:
+  static void serve() {
+    for (;;) {
+      if (!spins) usleep(100);
+      if (auto *body = body_.load()) {
+        body(data_);
+        body_ = nullptr;
+      }
+    }
+  }
+
+  inline static std::atomic<void (*)(void *)> body_{nullptr};
+  inline static std::atomic<void *> data_{nullptr};
+};
+
+static void only_the_caller(void (*body)(void *), void *data, unsigned, unsigned) {
+  ++Runtime::regions;
+  body(data);
+}
+
+static int regions_of(attnkit::Team::Entry entry, int calls) {
+  attnkit::Team team(entry, 3);
+  const attnkit::Host host{attnkit::Team::enlist, &team};
+  const attnkit::Lent lent(host);
+  const int before = Runtime::regions;
+  for (int call = 0; call < calls; ++call) {
+    expect(each_task_once(100, 3), "with a team a task was not done once");
+    usleep(1000);
+  }
+  return Runtime::regions - before;
+}
+
+static void with_a_team() {
+  std::thread([] {  // what is known of a team is known of each caller's
+    expect(regions_of(only_the_caller, 5) == 1, "a team of one was asked again");
+  }).join();
+  expect(regions_of(Runtime::enter, 200) > 1, "a spinning team was not asked");
+  Runtime::spins = false;
+  usleep(10000);
+  expect(regions_of(Runtime::enter, 200) < 100, "a sleeping team was asked");
+  bool thrown = false;
+  try {
+    attnkit::Team team(Runtime::enter, 3);
+    const attnkit::Host host{attnkit::Team::enlist, &team};
+    const attnkit::Lent lent(host);
+    parallel(100, 3, [&](int64_t task) {
+      if (task == 50) throw std::bad_alloc();
+    });
+  } catch (const std::bad_alloc &) {
+    thrown = true;
+  }
+  expect(thrown, "what a task of a team threw was lost");
+}
+
 static int64_t threads_of_this_process() {
   int64_t threads = 0;
   for (const auto &entry : std::filesystem::directory_iterator("/proc/self/task")) threads += entry.exists();
@@ -139,6 +210,7 @@ int main(int count, char **) {
   throwing();
   with_a_host_whose_threads_are_busy();
   ends_helpers();
+  with_a_team();
   if (count == 1) forked();  // not under ThreadSanitizer, which does not follow a fork of a program with threads
   return 0;
 }

@@ -252,8 +252,9 @@ def test_another_default_device_changes_nothing(call, surrounding):
 # ---------------------------------------------------------------------------------------------- Ctrl-C
 
 
-def test_ctrl_c_ends_a_long_call():
-    x = np.random.default_rng(0).standard_normal((1, 60000, 64), np.float32)
+@pytest.mark.parametrize("of_library", [np.asarray, torch.from_numpy])  # on threads of ours, and of torch
+def test_ctrl_c_ends_a_long_call(of_library):
+    x = of_library(np.random.default_rng(0).standard_normal((1, 60000, 64), np.float32))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     press = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     began = time.perf_counter()
@@ -267,10 +268,11 @@ def test_ctrl_c_ends_a_long_call():
     assert time.perf_counter() - began < 5.0
 
 
-def test_a_call_goes_on_where_the_handler_of_the_signal_returns():
+@pytest.mark.parametrize("of_library", [np.asarray, torch.from_numpy])
+def test_a_call_goes_on_where_the_handler_of_the_signal_returns(of_library):
     pressed: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
-    x = np.random.default_rng(0).standard_normal((1, 6000, 64)).astype(np.float32)
+    x = of_library(np.random.default_rng(0).standard_normal((1, 6000, 64)).astype(np.float32))
     expected = attnkit.softmax_attention(x, x, x, impl="native")
     press = threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT))
     press.start()

@@ -11,13 +11,11 @@ PROGRAM = Path(__file__).parent / "pool.cpp"
 SANITIZERS = {"plain": (), "address": ("-fsanitize=address,undefined",), "thread": ("-fsanitize=thread",)}
 
 
-def compiled(tmp_path: Path, *flags: str, header: str | None = None) -> Path:
+def compiled(tmp_path: Path, *flags: str) -> Path:
     try:
         compiler = build.compiler()
     except LookupError as error:
         pytest.skip(str(error))
-    if header is not None:
-        (tmp_path / "pool.h").write_text(header)
     places = [f"-I{tmp_path}", f"-I{build.SOURCES}"]
     command = [*compiler, "-std=c++17", "-O1", "-pthread", *places, *flags, str(PROGRAM), "-o", str(tmp_path / "pool")]
     subprocess.run(command, check=True, capture_output=True)
@@ -39,17 +37,37 @@ def test_every_task_is_done_once(tmp_path, sanitizer):
 
 @pytest.mark.emulated  # each is a program of its own
 @pytest.mark.parametrize(
-    ("line", "planted", "complaint"),
+    ("header", "line", "planted", "complaint"),
     [
-        ("next_.fetch_add(1, std::memory_order_relaxed)", "next_++ + (next_ == 60)", "a task was not done once"),
-        ("pthread_atfork(nullptr, nullptr, [] { pool_ = new Pool; });", "", "a forked child hangs, fails or is alone"),
-        ("        --threads_;\n        return;", "", "helpers did not end when calls allowed fewer"),
-        ("if (error_) std::rethrow_exception(error_);", "", "what a task threw was lost"),
+        (
+            "pool.h",
+            "next_.fetch_add(1, std::memory_order_relaxed)",
+            "next_++ + (next_ == 60)",
+            "a task was not done once",
+        ),
+        (
+            "pool.h",
+            "pthread_atfork(nullptr, nullptr, [] { pool_ = new Pool; });",
+            "",
+            "a forked child hangs, fails or is alone",
+        ),
+        ("pool.h", "        --threads_;\n        return;", "", "helpers did not end when calls allowed fewer"),
+        ("pool.h", "if (error_) std::rethrow_exception(error_);", "", "what a task threw was lost"),
+        ("team.h", "return clock_gettime(clock_, &after) == 0 &&", "return true ||", "a sleeping team was asked"),
+        ("team.h", "return clock_gettime(clock_, &after) == 0 &&", "return false &&", "a spinning team was not asked"),
+        (
+            "team.h",
+            "region.has_clock ? kMember : kAlone",
+            "region.has_clock ? kMember : kNothing",
+            "a team of one was asked",
+        ),
     ],
 )
-def test_the_program_would_notice(tmp_path, line, planted, complaint, monkeypatch):
+def test_the_program_would_notice(tmp_path, header, line, planted, complaint, monkeypatch):
     monkeypatch.setenv("PATIENCE", "3")  # seconds until a child hangs
-    header = (build.SOURCES / "pool.h").read_text()
-    assert header.count(line) == 1
-    program = compiled(tmp_path, header=header.replace(line, planted))
-    assert complaint in complaints(program)
+    text = {name: (build.SOURCES / name).read_text() for name in ("pool.h", "team.h")}  # one includes the other
+    assert text[header].count(line) == 1
+    text[header] = text[header].replace(line, planted)
+    for name in text:
+        (tmp_path / name).write_text(text[name])
+    assert complaint in complaints(compiled(tmp_path))

@@ -15,7 +15,7 @@ from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.softpick import SOFTPICK
 from attnkit.ops.stick_breaking import STICK_BREAKING
 
-VERSION = 8
+VERSION = 9
 AXES = 6
 ROW_NUMBERS = 7
 

@@ -96,7 +96,8 @@ def load() -> tuple[Library | None, NativeStatus]:
             warn_of(str(error))
         return None, NativeStatus(None, str(error))
     handle.attnkit_message.restype = ctypes.c_char_p
-    handle.attnkit_run.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int)
+    of_run = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p)
+    handle.attnkit_run.argtypes = of_run
     handle.attnkit_check.argtypes = (ctypes.c_void_p,)
     handle.attnkit_activation.argtypes = (ctypes.c_char_p,)
     handle.attnkit_listen.argtypes = (ctypes.c_void_p,) * len(LISTENED)

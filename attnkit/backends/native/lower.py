@@ -101,7 +101,7 @@ class Prepared(NamedTuple):
     places: tuple[int, ...]  # of the operands, then of the outputs
     extents: tuple[int, ...]  # bytes of the operands
     pack: Callable[..., bytes]  # pointers as the library takes them
-    run: Callable[[bytes, int], int]  # with pointers and a number of threads
+    run: Callable[[bytes, int, int | None], int]  # with pointers, a number of threads, and whose they are
     outputs: tuple[Allocated, ...]
     reason: str | None  # why the library does not serve it
 
@@ -418,12 +418,13 @@ def prepare(
     return Prepared(c.name, plan, address, c.places, extents, c.pack, call, allocated, reason)
 
 
-def _refused(pointers: bytes, threads: int) -> int:
+def _refused(pointers: bytes, threads: int, openmp: int | None) -> int:
     return abi.UNSUPPORTED
 
 
-def run(prepared: Prepared, pointers: Sequence[int], threads: int) -> None:
-    """Serve a call: addresses of its operands and outputs in their order. That of an empty array may be 0.
+def run(prepared: Prepared, pointers: Sequence[int], threads: int, openmp: int | None = None) -> None:
+    """Serve a call: addresses of its operands and outputs in their order. That of an empty array may be 0. Threads are
+    the library's own, or those of an OpenMP runtime whose `GOMP_parallel` is at the address `openmp`.
 
     Raises:
         NotImplementedError: the library does not serve the call.
@@ -435,9 +436,9 @@ def run(prepared: Prepared, pointers: Sequence[int], threads: int) -> None:
     if POISONS:
         _poison(prepared, pointers)
     data = prepared.pack(*pointers)
-    code = prepared.run(data, threads)
+    code = prepared.run(data, threads, openmp)
     while code == abi.INTERRUPTED:  # Python's handler came first; the call begins anew where it raised nothing
-        code = prepared.run(data, threads)
+        code = prepared.run(data, threads, openmp)
     if code == abi.BAD_ALIGNMENT:
         raise NotImplementedError(refusal_text(prepared.op, UNALIGNED))
     if code:

@@ -18,7 +18,7 @@ from attnkit._core.library import freed
 from attnkit._core.typing import Bindings, Keywords, OfLibrary, Option
 from attnkit.backends.native import abi, linear, lower, native_status, packed, rows, served
 from attnkit.backends.native.load import warn_of_absence
-from attnkit.backends.torch import watchers
+from attnkit.backends.torch import openmp, watchers
 from attnkit.backends.torch.alignment import are_aligned
 from attnkit.backends.torch.custom import Arguments, Kept, Outputs, register
 from attnkit.backends.torch.softmax import sdpa_unsupported
@@ -89,7 +89,7 @@ def filled(plan: lower.Prepared, tensors: Iterable[Tensor]) -> list[Tensor]:
         output = x.new_empty_strided(shape, strides, dtype=DTYPES[dtype])
         pointers.append(output.data_ptr())
         outputs.append(output)
-    lower.run(plan, pointers, torch.get_num_threads())
+    lower.run(plan, pointers, torch.get_num_threads(), openmp.entry())
     return outputs
 
 

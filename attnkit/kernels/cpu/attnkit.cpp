@@ -9,6 +9,7 @@
 #include "door.h"
 #include "packed.h"
 #include "subnormals.h"
+#include "team.h"
 
 namespace attnkit {
 namespace {
@@ -152,7 +153,8 @@ extern "C" {
 
 int attnkit_check(const attnkit_plan *plan) { return attnkit::check(*plan); }
 
-int attnkit_run(const attnkit_plan *plan, const int64_t *places, int64_t count, void *const *pointers, int threads) {
+int attnkit_run(const attnkit_plan *plan, const int64_t *places, int64_t count, void *const *pointers, int threads,
+                attnkit_openmp openmp) {
   const int code = attnkit::check(*plan);
   if (code != ATTNKIT_OK) return code;
   const attnkit::Door door(*plan, places, count, pointers);
@@ -165,6 +167,10 @@ int attnkit_run(const attnkit_plan *plan, const int64_t *places, int64_t count, 
     attnkit::Pool::own().allow(std::max(1, threads) - 1);
     call.interrupt = &interrupt.emplace();
   }
+  attnkit::Team team(openmp, threads);
+  const attnkit::Host host{attnkit::Team::enlist, &team};
+  std::optional<attnkit::Lent> lent;
+  if (openmp != nullptr) lent.emplace(host);
   const attnkit::KeepsSubnormals here;
   try {
     attnkit::is_packed(*plan) ? attnkit::serve_each(call, attnkit::serve) : attnkit::serve(call);

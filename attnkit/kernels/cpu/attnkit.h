@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 enum {
-    ATTNKIT_VERSION = 8,      /* of this file: rises whenever a number or a field changes */
+    ATTNKIT_VERSION = 9,      /* of this file: rises whenever a number or a field changes */
     ATTNKIT_AXES = 6,         /* leading axes of a call, the two of GQA included */
     ATTNKIT_ROW_NUMBERS = 7   /* numbers per query in ATTNKIT_ROWS */
 };
@@ -227,12 +227,15 @@ typedef struct {
     attnkit_view arrays[ATTNKIT_ARRAYS];
 } attnkit_plan;
 
-/* Serve a call on up to `threads` threads. `pointers` are the first elements (index 0 on every axis, also where strides are
- * negative) of the `count` arrays in `places`, numbers of `enum attnkit_array`: of all that the plan describes, and of no
- * other, but NULL. An array without elements may be NULL. With the environment variable ATTNKIT_POISON, working memory
- * holds NaN before it is written. */
+/* GOMP_parallel of an OpenMP runtime: run body(data) on `threads` threads, the caller's among them. */
+typedef void (*attnkit_openmp)(void (*body)(void *), void *data, unsigned threads, unsigned flags);
+
+/* Serve a call on up to `threads` threads: those of `openmp` or, where it is NULL, of this library. `pointers` are the first
+ * elements (index 0 on every axis, also where strides are negative) of the `count` arrays in `places`, numbers of
+ * `enum attnkit_array`: of all that the plan describes, and of no other, but NULL. An array without elements may be NULL.
+ * With the environment variable ATTNKIT_POISON, working memory holds NaN before it is written. */
 ATTNKIT_API int attnkit_run(const attnkit_plan *plan, const int64_t *places, int64_t count, void *const *pointers,
-                            int threads);
+                            int threads, attnkit_openmp openmp);
 
 /* Functions of CPython, with which calls from its main thread end early after a SIGINT: PyGILState_Ensure,
  * PyGILState_Release, PyOS_InterruptOccurred and PyErr_SetInterrupt. */

@@ -7,7 +7,7 @@
 // `enum attnkit_array` of each argument and result; `plan`, the bytes of an attnkit_plan; `threads`, one number.
 #include "attnkit.h"
 #include "memory.h"
-#include "pool.h"
+#include "team.h"
 #include "xla/ffi/api/c_api.h"
 
 #include <cstring>
@@ -91,10 +91,9 @@ extern "C" ATTNKIT_API XLA_FFI_Error *attnkit_jax(XLA_FFI_CallFrame *frame) {
     if (attnkit::poisons && i >= inputs) poison(*static_cast<XLA_FFI_Buffer *>(buffer));
   }
   const attnkit::Host host{enlist, frame};
-  attnkit::lent_host = &host;
+  const attnkit::Lent lent(host);
   const int code = attnkit_run(&plan, static_cast<const int64_t *>(places->data), inputs + outputs, pointers.data(),
-                               static_cast<int>(*static_cast<const int64_t *>(threads->data)));
-  attnkit::lent_host = nullptr;
+                               static_cast<int>(*static_cast<const int64_t *>(threads->data)), nullptr);
   if (code == ATTNKIT_OK) return nullptr;
   const auto kind = code == ATTNKIT_NO_MEMORY ? XLA_FFI_Error_Code_RESOURCE_EXHAUSTED : XLA_FFI_Error_Code_INTERNAL;
   return failure(frame, attnkit_message(code), kind);

@@ -51,18 +51,23 @@ class Job {
     if (done == 0) return;
     std::lock_guard<std::mutex> lock(mutex_);
     if (error && !error_) error_ = error;
-    done_ += done;
-    if (done_ == tasks_) finished_.notify_one();
+    if (done_.fetch_add(done) + done == tasks_) finished_.notify_one();
   }
+
+  bool is_done() const { return done_ == tasks_; }
 
   // Until the tasks that helpers took are done as well.
   void wait() {
     std::unique_lock<std::mutex> lock(mutex_);
-    while (!finished_.wait_for(lock, Interrupt::kEvery, [this] { return done_ == tasks_; })) {
+    while (!finished_.wait_for(lock, Interrupt::kEvery, [this] { return is_done(); })) {
       lock.unlock();
       if (Interrupt::own() != nullptr) Interrupt::own()->ask();
       lock.lock();
     }
+  }
+
+  // What the first task that threw has thrown, once all are done.
+  void rethrow() const {
     if (error_) std::rethrow_exception(error_);
   }
 
@@ -73,7 +78,7 @@ class Job {
   std::atomic<int64_t> next_{0};
   std::mutex mutex_;
   std::condition_variable finished_;
-  int64_t done_ = 0;
+  std::atomic<int64_t> done_{0};
   std::exception_ptr error_;
 };
 
@@ -150,7 +155,8 @@ class Pool {
   Clock::time_point since_;
 };
 
-// Helpers of the program that called us, where it lends its own threads (XLA does, see jax.cpp).
+// Helpers of the program that called us, where it lends its own threads: XLA does (jax.cpp), and torch (team.h). `enlist`
+// returns before they come or after all tasks are done.
 struct Host {
   void (*enlist)(void *host, int helpers, const std::shared_ptr<Job> &job);
   void *host;
@@ -173,6 +179,7 @@ void parallel(int64_t tasks, int threads, const Body &body) {
   }
   job->work();
   job->wait();
+  job->rethrow();
 }
 
 }  // namespace attnkit
