@@ -75,9 +75,24 @@ def address(x: OfLibrary) -> int:
     return int(x.data.ptr)
 
 
-def inverse_unsupported(a: OfLibrary, **options: object) -> str | None:
+def room(x: OfLibrary) -> int:
+    """The most shared memory that a block may have on the device of an array."""
+    from attnkit.backends.cupy.gpu import Gpu
+
+    with x.device:
+        return Gpu().shared_bytes
+
+
+def inverse_unsupported(a: OfLibrary, **options: Option) -> str | None:
     """Why the Newton inverse is not supported."""
-    return newton.unsupported_options(a, **options)
+    refused = newton.unsupported_options(a, **options)
+    return refused or newton.too_large(room(a), a.shape[-1], a.dtype.name, **options)
+
+
+def soft_unsupported(q: OfLibrary, v: OfLibrary, landmarks: OfLibrary, **options: Option) -> str | None:
+    """Why SOFT is not supported."""
+    refused = soft.unsupported_options(q, v, landmarks, **options)
+    return refused or newton.too_large(room(q), landmarks.shape[-2], q.dtype.name, **options)
 
 
 def residuals(a: OfLibrary, iterates: list[OfLibrary]) -> OfLibrary:
@@ -161,7 +176,7 @@ SERVED: dict[Call, tuple[Call, Call, Call, int, Callable[..., bool]]] = {
         5,
         packed.keeps_mask,
     ),
-    soft_attention: (soft.forward, soft.backward, soft.unsupported_options, 3, soft.keeps),
+    soft_attention: (soft.forward, soft.backward, soft_unsupported, 3, soft.keeps),
     lowrank_newton.newton_inverse: (
         partial(newton.inverse, residuals),
         newton.backward,

@@ -28,6 +28,12 @@ def compiled(source: str, name: str, shared_bytes: int, device: int) -> AnyFunct
     return kernel
 
 
+@cache
+def shared_bytes_of(device: int) -> int:
+    """The most shared memory that a block may have there, with an attribute."""
+    return int(cupy.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
+
+
 def by_value(arguments: ctypes.Structure) -> numpy.ndarray:
     """A structure as CuPy passes one to a kernel: an array of one element."""
     return numpy.frombuffer(bytes(arguments), numpy.dtype((numpy.void, ctypes.sizeof(arguments))))
@@ -35,6 +41,10 @@ def by_value(arguments: ctypes.Structure) -> numpy.ndarray:
 
 class Gpu:
     """`Device` of `attnkit.backends.cupy.views` on the current device, in the current stream."""
+
+    @property
+    def shared_bytes(self) -> int:
+        return shared_bytes_of(cupy.cuda.Device().id)
 
     def pointer(self, x: OfLibrary) -> int:
         """Where the first element is in the memory of the device."""

@@ -1,11 +1,14 @@
 """A launch of a CUDA kernel, described independently of the device that runs it: the struct of its arguments, the name
 of its template instance, threads, blocks and shared memory.
 
-Tile sizes depend on the bits of the inputs and the head size, so that tiles fit into the registers and shared memory of
-compute capability 8.0; they have not been tuned on a GPU yet.
+Tile sizes depend on the bits of the inputs and the head size, so that tiles fit into the registers of compute
+capability 8.0, and on the shared memory that the device lends a block: 227 KiB on 9.0, 163 on 8.0, 99 on 8.6, 8.9 and
+12.0. They have not been tuned on a GPU yet.
 """
 
 import ctypes
+from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 OPEN = 1 << 30  # an unbounded window, and the maximal number of tokens
@@ -102,16 +105,31 @@ def width_of(*head_sizes: int) -> int:
     return max(32, *(1 << (size - 1).bit_length() for size in head_sizes if size))
 
 
-def tiles_of(kernel: str, dtype: str, width: int, distances: bool = False) -> Tiles:
-    """The tiles of a kernel for inputs of `dtype`, with `distances` instead of products."""
+@cache
+def tiles_of(kernel: str, dtype: str, width: int, distances: bool = False) -> tuple[Tiles, ...]:
+    """The tiles of a kernel for inputs of `dtype`, with `distances` instead of products: the best, then those that need
+    less shared memory."""
     number = NUMBERS[dtype]
     if dtype in ("float16", "bfloat16") and not distances:
         wide = width >= 128 or kernel in ("pointwise_gradient_of_keys", "pointwise_gradient_of_bias")
-        return Tiles("TensorTiles", number, 64, 32 if wide else 64, width, 2)
+        best = Tiles("TensorTiles", number, 64, 32 if wide else 64, width, 2)
+        return (best, best._replace(stages=1), best._replace(rows=32, columns=32, stages=1))
     size = 8 if dtype == "float64" else 4
     rows = 16 if width * size > 1024 else 32
-    name = "DistanceTiles" if distances else "PlainTiles"
-    return Tiles(name, number, rows, rows, width, 2 if width * size <= 512 else 1)
+    best = Tiles(
+        "DistanceTiles" if distances else "PlainTiles", number, rows, rows, width, 2 if width * size <= 512 else 1
+    )
+    smaller = [best._replace(rows=rows, columns=16, stages=1) for rows in (16, 8)]
+    return (best, best._replace(stages=1), *smaller)
+
+
+def fitting(kernel: str, tiles: tuple[Tiles, ...], shared_bytes: Callable[[Tiles], int], room: int) -> Tiles:
+    """The first of the tiles with which a block needs no more shared memory than there is room."""
+    for each in tiles:
+        if shared_bytes(each) <= room:
+            return each
+    least = shared_bytes(tiles[-1])
+    raise NotImplementedError(f"{kernel} needs {least} bytes of shared memory; the device lends a block {room}")
 
 
 class Launch(NamedTuple):

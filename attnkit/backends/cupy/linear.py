@@ -15,7 +15,7 @@ import array_api_compat
 from attnkit._core.activations import lacking
 from attnkit._core.typing import Causal, Keywords, Option
 from attnkit.backends.cupy import pointwise
-from attnkit.backends.cupy.launch import FEATURE_MAPS, NUMBERS, OPEN, Launch, Tiles, View, tiles_of, width_of
+from attnkit.backends.cupy.launch import FEATURE_MAPS, NUMBERS, OPEN, Launch, Tiles, View, fitting, tiles_of, width_of
 from attnkit.backends.cupy.pointwise import Array, Device, gradients_of, layout_of, reduced_to, zeros
 from attnkit.backends.cupy.views import Views
 from attnkit.kernels.plan import Layout, blocks_of, is_array, linear_plan, state_axes
@@ -122,8 +122,8 @@ class Call(Views):
 
     @property
     def tiles(self) -> Tiles:
-        a = self.layout
-        return tiles_of("linear", self.compute, width_of(a.d, a.e))._replace(stages=1)
+        tiles = tiles_of("linear", self.compute, width_of(self.layout.d, self.layout.e))
+        return fitting("linear", tuple(x._replace(stages=1) for x in tiles), shared_bytes, self.device.shared_bytes)
 
     def launch(self, kernel: str, blocks: int, *flags: bool) -> Launch:
         """A kernel on tiles."""

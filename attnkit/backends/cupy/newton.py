@@ -41,6 +41,20 @@ def unsupported_options(a: Array, **options: object) -> str | None:
     return generic_alone(**options)
 
 
+def shared_bytes(matrices: int, numbers: int, m: int, compute: str) -> int:
+    """What a block needs for so many matrices and further numbers."""
+    return -(-(matrices * m * (m + 1) + numbers) * (8 if compute == "float64" else 4) // 16) * 16
+
+
+def too_large(room: int, m: int, dtype: str, *, inverse_grad: str = "implicit", **options: object) -> str | None:
+    """Why a call with matrices of m rows is not supported where a block has so much shared memory."""
+    matrices, numbers = (4, m + THREADS) if inverse_grad == "unrolled" else (3, m)
+    needed = shared_bytes(matrices, numbers, m, dtype)
+    if needed <= room:
+        return None
+    return f"{m} rows in {dtype} need {needed} bytes of shared memory; the device lends a block {room}"
+
+
 class Call(Views):
     """One call of `newton_inverse` or its gradient: the data shared by all of its launches."""
 
@@ -75,8 +89,7 @@ class Call(Views):
         blocks = math.prod(self.leading)
         if not (blocks and self.m):
             return
-        size = 8 if self.compute == "float64" else 4
-        shared = -(-(matrices * self.m * (self.m + 1) + numbers) * size // 16) * 16
+        shared = shared_bytes(matrices, numbers, self.m, self.compute)
         self.device.run(Launch(kernel, (NUMBERS[self.compute],), blocks, THREADS, shared, self.arguments, SOURCE))
 
     def inverse(self) -> None:

@@ -6,6 +6,7 @@ several leading axes cannot be merged into one. A `Device` compiles and runs.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import array_api_compat
@@ -21,6 +22,7 @@ from attnkit.backends.cupy.launch import (
     Launch,
     Pointwise,
     Tiles,
+    fitting,
     tiles_of,
     width_of,
 )
@@ -114,8 +116,13 @@ class Call(Views):
     # ------------------------------------------------------------------------------------------ launches
 
     def tiles(self, kernel: str) -> Tiles:
-        width = width_of(self.layout.d, self.layout.e)
-        return tiles_of(kernel, self.dtype, width, self.activation in OF_DISTANCES)
+        tiles = tiles_of(kernel, self.dtype, width_of(self.layout.d, self.layout.e), self.activation in OF_DISTANCES)
+        return fitting(kernel, tiles, partial(self.shared_bytes, kernel), self.device.shared_bytes)
+
+    def shared_bytes(self, kernel: str, tiles: Tiles) -> int:
+        """What a block of a kernel needs with these tiles."""
+        queries = tiles.stages * tiles.columns if kernel == "pointwise_gradient_of_keys" else tiles.rows
+        return tiles.shared_bytes(OWN_TILES.get(kernel, 2), queries)
 
     def rows(self) -> list[Launch]:
         """The launch for n^-alpha and log n, if needed."""
@@ -128,11 +135,9 @@ class Call(Views):
     def launch(self, kernel: str, blocks: int, *flags: bool) -> Launch:
         """A launch of a kernel with the activation and `flags` as template arguments."""
         tiles = self.tiles(kernel)
-        queries = tiles.stages * tiles.columns if kernel == "pointwise_gradient_of_keys" else tiles.rows
         function = (ACTIVATIONS | OF_DISTANCES)[self.activation]
         template = (str(tiles), f"attnkit::{function}", *(str(flag).lower() for flag in flags), *self.packed)
-        shared = tiles.shared_bytes(OWN_TILES.get(kernel, 2), queries)
-        return Launch(kernel, template, blocks, tiles.threads, shared, self.arguments)
+        return Launch(kernel, template, blocks, tiles.threads, self.shared_bytes(kernel, tiles), self.arguments)
 
     def by_queries(self, kernel: str) -> Launch:
         """A block for each tile of queries of each head."""

@@ -5,10 +5,11 @@ stored in arrays of the compute dtype between the launches of a gradient; the fo
 """
 
 import ctypes
+from functools import partial
 
 from attnkit._core.typing import Option
 from attnkit.backends.cupy import pointwise
-from attnkit.backends.cupy.launch import WIDEST, Launch, Pointwise, Tiles, View, tiles_of, width_of
+from attnkit.backends.cupy.launch import WIDEST, Launch, Pointwise, Tiles, View, fitting, tiles_of, width_of
 from attnkit.backends.cupy.pointwise import Array, Device, layout_of
 from attnkit.kernels.plan import blocks_of, is_array
 
@@ -75,7 +76,20 @@ class RowsCall(pointwise.Call):
         return [self.by_queries("rows_threshold")]
 
     def tiles(self, kernel: str) -> Tiles:
-        return tiles_of(LIKE.get(kernel, kernel), self.dtype, width_of(self.layout.d, self.layout.e))
+        tiles = tiles_of(LIKE.get(kernel, kernel), self.dtype, width_of(self.layout.d, self.layout.e))
+        return fitting(kernel, tiles, partial(self.shared_bytes, kernel), self.device.shared_bytes)
+
+    def is_resident(self, kernel: str) -> bool:
+        """Whether a kernel keeps the scores of its rows."""
+        return kernel == "rows_threshold" and self.layout.keys <= RESIDENT
+
+    def shared_bytes(self, kernel: str, tiles: Tiles) -> int:
+        size = 8 if self.compute == "float64" else 4
+        if "gradient" in kernel:
+            queries = tiles.stages * tiles.columns if kernel == "rows_gradient_of_keys" else tiles.rows
+            return tiles.shared_bytes(2, queries) + queries * 5 * size
+        columns = blocks_of(self.layout.keys, tiles.columns) * tiles.columns
+        return tiles.shared_bytes(1, tiles.rows) + 16 + self.is_resident(kernel) * tiles.rows * columns * size
 
     def fit(self, tiles: Tiles) -> bool:
         """Arrays of pairs need further registers."""
@@ -83,19 +97,12 @@ class RowsCall(pointwise.Call):
 
     def launch(self, kernel: str, blocks: int, *flags: bool) -> Launch:
         """A kernel on tiles; its template arguments are the normaliser, except for softmax, and `flags`."""
-        tiles, own = self.tiles(kernel), 2 if "gradient" in kernel else 1
-        queries = tiles.stages * tiles.columns if kernel == "rows_gradient_of_keys" else tiles.rows
-        size = 8 if self.compute == "float64" else 4
-        if own == 1:
-            columns = blocks_of(self.layout.keys, tiles.columns) * tiles.columns
-            resident = kernel == "rows_threshold" and self.layout.keys <= RESIDENT
-            flags = (*flags, resident) if kernel == "rows_threshold" else flags
-            behind = 16 + (tiles.rows * columns * size if resident else 0)
-        else:
-            behind = queries * 5 * size
+        tiles = self.tiles(kernel)
+        if kernel == "rows_threshold":
+            flags = (*flags, self.is_resident(kernel))
         normaliser = () if kernel == "rows_softmax" else (f"attnkit::{self.normaliser}",)
         template = (str(tiles), *normaliser, *(str(flag).lower() for flag in flags), *self.packed)
-        shared = tiles.shared_bytes(own, queries) + behind
+        shared = self.shared_bytes(kernel, tiles)
         return Launch(kernel, template, blocks, tiles.threads, shared, self.arguments, "rows_gradients.cuh")
 
 

@@ -19,6 +19,11 @@ Array = numpy.ndarray
 class Device(Protocol):
     """Memory and launches. Arrays have NumPy's shape, strides (in bytes), dtype and methods."""
 
+    @property
+    def shared_bytes(self) -> int:
+        """The most shared memory that a block may have."""
+        ...
+
     def pointer(self, x: Array) -> int:
         """The address of the first element, for kernels."""
         ...

@@ -29,7 +29,7 @@ from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.adapters.base import Arrays
 from attnkit_conformance.adapters.cases import POINTWISE, base_arguments, cases, refuse_learned
 from attnkit_conformance.adapters.cuda_cpu.build import Edits, Library, missing_compiler
-from attnkit_conformance.adapters.cuda_cpu.machine import KernelFault, Machine
+from attnkit_conformance.adapters.cuda_cpu.machine import AMPLE, KernelFault, Machine
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.opdb import BY_NAME
 
@@ -157,14 +157,15 @@ SERVED: dict[str, Served] = {
 
 
 class CudaOnCpu:
-    """Gradients by the explicit kernels. `edits` are planted in the sources before they are compiled."""
+    """Gradients by the explicit kernels. `edits` are planted in the sources before they are compiled. Where the device
+    lends a block fewer `shared_bytes`, wide heads have smaller tiles."""
 
     description = "CUDA C++ executed on the CPU, explicit gradients"
     emulates = True
 
-    def __init__(self, name: str = "cuda_cpu", edits: Edits | None = None) -> None:
+    def __init__(self, name: str = "cuda_cpu", edits: Edits | None = None, shared_bytes: int = AMPLE) -> None:
         self.name, self.dtypes, self.ops = name, DTYPES, tuple(SERVED)
-        self.library = Library(edits)
+        self.library, self.shared_bytes = Library(edits), shared_bytes
 
     def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
         """NumPy arrays stay as they are."""
@@ -201,7 +202,7 @@ class CudaOnCpu:
             raise Unsupported(reason)
         results = []
         for descending in (False, True):
-            device = Machine(self.library, behind=not descending, descending=descending)
+            device = Machine(self.library, not descending, descending, self.shared_bytes)
             results.append({name: x.copy() for name, x in run(device, **arrays, **params).items()})
         for name, x in results[0].items():
             if x.tobytes() != results[1][name].tobytes():

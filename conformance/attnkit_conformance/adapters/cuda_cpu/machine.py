@@ -14,6 +14,7 @@ from attnkit_conformance.adapters.cuda_cpu.build import Library
 
 PAGE = mmap.PAGESIZE
 POISON = 0xFF  # NaN in every float type
+AMPLE = 227 * 1024  # bytes of shared memory for a block, as compute capability 9.0 has
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -62,10 +63,11 @@ def protect(size: int, behind: bool, what: str) -> Region:
 
 class Machine:
     """`Device` of attnkit.backends.cupy. With `behind`, arrays end where memory ends, otherwise they begin where it
-    begins; with `descending`, threads run from the last to the first."""
+    begins; with `descending`, threads run from the last to the first. A block may have `shared_bytes`."""
 
-    def __init__(self, library: Library, behind: bool, descending: bool) -> None:
+    def __init__(self, library: Library, behind: bool, descending: bool, shared_bytes: int = AMPLE) -> None:
         self.library, self.behind, self.descending = library, behind, descending
+        self.shared_bytes = shared_bytes
         self.regions: list[Region] = []
         self.known: dict[tuple[Any, ...], int] = {}
         self.keepalive: list[np.ndarray] = []
