@@ -22,6 +22,7 @@ from benchmarks.compare import AT_LEAST
 from benchmarks.timing import Call, ratio, repeats_for, rounds_of, summary
 
 LENGTHS = (1024, 4096)
+CACHES = (1024, 8192)
 FORWARD, BOTH = "forward", "forward+backward"
 RELU, SOFTMAX = attnkit.pointwise_attention, attnkit.softmax_attention
 SIGMOID, GAUSSIAN = attnkit.sigmoid_attention, attnkit.gaussian_attention
@@ -172,6 +173,25 @@ def decoding() -> Group:
     return Group(f"8×8×1 against {LENGTHS[-1]} keys", "sums of k and v", lambda: (k.sum(), v.sum()), forms)
 
 
+def cached(dtype: torch.dtype, heads: int, keys: int) -> Group:
+    """One query of 32 heads against a cache of keys, as a language model decodes."""
+    q, _, _, _ = draw(1, 32, 1, 128, dtype=dtype)
+    _, k, v, do = draw(1, heads, keys, 128, dtype=dtype)
+    options = {"enable_gqa": heads < 32}
+    forms = {
+        op.__name__: Form(call(partial(op, **options), [q, k, v, do])) for op in (RELU, SOFTMAX, SIGMOID, SPARSEMAX)
+    }
+    title = f"{str(dtype).removeprefix('torch.')}, 32×1×128 against {keys} keys of {heads} heads"
+    return Group(title, "SDPA", call(partial(sdpa, **options), [q, k, v, do]), forms)
+
+
+def wide(features: int, mode: str) -> Group:
+    """Heads of more features."""
+    arrays = draw(1, 8, LENGTHS[0], features)
+    forms = {op.__name__: Form(call(op, arrays, mode)) for op in (RELU, SOFTMAX, SIGMOID, GAUSSIAN, SPARSEMAX)}
+    return Group(f"heads of {features}, n = {LENGTHS[0]}, {mode}", "SDPA", call(sdpa, arrays, mode), forms)
+
+
 def small() -> Group:
     arrays = draw(2, 4, 16, 64)
     ops = (RELU, SOFTMAX, SIGMOID, GAUSSIAN, SPARSEMAX, ENTMAX)
@@ -266,6 +286,9 @@ def groups() -> Iterator[Group]:
     yield masked((1, 8, n, n), as_bias=True)
     yield dropped()
     yield decoding()
+    for dtype in (torch.float32, torch.bfloat16):
+        yield from (cached(dtype, heads, keys) for heads in (32, 8) for keys in CACHES)
+    yield from (wide(features, mode) for features in (128, 256) for mode in (FORWARD, BOTH))
     yield small()
     yield training()
     for mode in (FORWARD, BOTH):

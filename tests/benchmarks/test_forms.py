@@ -11,6 +11,7 @@ from benchmarks.__main__ import main
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(forms, "LENGTHS", (16, 32))
+    monkeypatch.setattr(forms, "CACHES", (16, 32))
     monkeypatch.setattr(forms, "VIT", (2, 2, 17, 8))
     monkeypatch.setattr(forms, "LAYERS", 2)
     monkeypatch.setattr(forms, "AT_LEAST", 1e-5)

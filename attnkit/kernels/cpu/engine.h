@@ -96,16 +96,6 @@ class Tokens {
     }
   }
 
-  // The score of one pair, from rows of `width` features.
-  ATTNKIT_INLINE T score(const T *query, const T *key, int64_t width) const {
-    Vec<T> total{};
-    for (int64_t x = 0; x < width; x += kLanes<T>) {
-      const Vec<T> a = load(query + x), b = load(key + x), difference = a - b;
-      total += kDistances ? difference * difference : a * b;
-    }
-    return kDistances ? sum<T>(total) * (T(-0.5) * scale_) : sum<T>(total);
-  }
-
   // Scores of a row from products: -(scale/2)‖q - k‖², where rounding may not change its sign.
   void finish_scores(T of_query, T *s, int64_t width) const {
     if constexpr (kDistances) {
@@ -140,44 +130,131 @@ class Tokens {
 };
 
 // Queries of a group for which packing keys does not pay: decoding.
-constexpr int64_t kFew = 4;
+constexpr int64_t kFew = 8;
+// What a pair costs there: keys and values come from memory.
+constexpr double kFewCost = 8;
+// Vectors of sums that a loop over them keeps in registers, and keys whose scores it finds together.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kSums = 16;
+#else
+constexpr int kSums = 8;
+#endif
 
-// Scores of a few queries and the keys first .. first + n, which are read once, where they are if they can be; `key` is
-// memory for one of them.
+// Scores of R queries and the first of n keys, kSums / R of them at most, rows of `width` numbers of type S.
+template <bool kDistances, int R, class T, class S>
+void score_rows(const S *keys, int64_t stride, int64_t n, const T *queries, int64_t width, T factor, T *scores,
+                int64_t to) {
+  constexpr int N = kSums / R, W = kLanes<T>;
+  const S *rows[N];
+  for (int j = 0; j < N; ++j) rows[j] = keys + std::min<int64_t>(j, n - 1) * stride;
+  Vec<T> sums[kSums] = {};
+  for (int64_t x = 0; x < width; x += W) {
+    Vec<T> query[R];
+    for (int i = 0; i < R; ++i) query[i] = load(queries + i * width + x);
+    for (int j = 0; j < N; ++j) {
+      const Vec<T> key = load_as<T>(rows[j] + x);
+      for (int i = 0; i < R; ++i) {
+        const Vec<T> difference = query[i] - key;
+        kDistances ? add_product(sums[i * N + j], difference, difference) : add_product(sums[i * N + j], query[i], key);
+      }
+    }
+  }
+  T found[kSums];
+  for (int at = 0; at < kSums; at += W) store<T>(found + at, sums_of_each<T>(sums + at) * factor);
+  for (int i = 0; i < R; ++i) std::copy(found + i * N, found + i * N + std::min<int64_t>(N, n), scores + i * to);
+}
+
+// The same for any number of queries and kSums keys at most.
+template <bool kDistances, class T, class S>
+void score_keys(const S *keys, int64_t stride, int64_t n, const T *queries, int64_t rows, int64_t width, T factor,
+                T *scores, int64_t to) {
+  const auto score = [&](auto number, int64_t i) {
+    constexpr int R = decltype(number)::value;
+    for (int64_t j = 0; j < n; j += kSums / R)
+      score_rows<kDistances, R>(keys + j * stride, stride, n - j, queries + i * width, width, factor,
+                                scores + i * to + j, to);
+  };
+  int64_t i = 0;
+  for (; i + 4 <= rows; i += 4) score(std::integral_constant<int, 4>(), i);
+  for (; i + 2 <= rows; i += 2) score(std::integral_constant<int, 2>(), i);
+  for (; i < rows; ++i) score(std::integral_constant<int, 1>(), i);
+}
+
+// Calls f with a number of the type of x, where its rows can be read as T vector by vector; whether it has.
+template <class T, class F>
+bool with_type_in_place(const Matrix &x, int64_t columns, const F &f) {
+  if (x.column != 1 || columns % kLanes<T> != 0) return false;
+  if (x.holds<T>()) return f(T{}), true;
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if (x.dtype == ATTNKIT_BFLOAT16) return f(BFloat16{}), true;
+    if (x.dtype == ATTNKIT_FLOAT16) return f(Float16{}), true;
+  }
+  return false;
+}
+
+// How many rows of `columns` numbers before their turn memory is asked for them: about what is on its way to a core.
+template <class S>
+int64_t rows_ahead(int64_t columns) {
+  constexpr int64_t kAhead = 8192;
+  return std::max<int64_t>(kSums, kAhead / (columns * static_cast<int64_t>(sizeof(S))));
+}
+
+// Scores of a few queries and the keys first .. first + n, which are read once, where they are if they can be.
 template <class T, bool kDistances>
 void score_few(const Tokens<T, kDistances> &tokens, const Matrix &k, int64_t first, int64_t n, const T *queries,
-               int64_t rows, T *key, T *scores, int64_t stride) {
-  constexpr int kAhead = 16;  // keys that are asked for before their turn
-  const int64_t keys = tokens.plan.keys, wide = padded<T>(tokens.features);
-  const bool in_place = k.holds<T>() && k.column == 1 && wide == tokens.features;
-  for (int64_t j = 0; j < n; ++j) {
-    if (!in_place) k.read<T>(first + j, 0, tokens.features, T{1}, key, wide);
-    const T *row = in_place ? k.at<const T>(first + j, 0) : key;
-    if (in_place && first + j + kAhead < keys) prefetch(row + kAhead * k.row, wide);
-    for (int64_t i = 0; i < rows; ++i) scores[i * stride + j] = tokens.score(queries + i * wide, row, wide);
+               int64_t rows, Buffer<T> &buffer, T *scores, int64_t stride) {
+  const int64_t features = tokens.features, wide = padded<T>(features);
+  const T factor = kDistances ? T(-0.5) * static_cast<T>(tokens.plan.scale) : T{1};
+  T *keys = buffer.reserve(kSums * wide);
+  for (int64_t j = 0; j < n; j += kSums) {
+    const int64_t count = std::min<int64_t>(kSums, n - j);
+    const bool in_place = with_type_in_place<T>(k, features, [&](auto like) {
+      const auto *at = k.at<const decltype(like)>(first + j, 0);
+      const int64_t ahead = rows_ahead<decltype(like)>(features), left = tokens.plan.keys - first - j;
+      for (int64_t key = ahead; key < std::min(ahead + count, left); ++key) prefetch(at + key * k.row, features);
+      score_keys<kDistances>(at, k.row, count, queries, rows, wide, factor, scores + j, stride);
+    });
+    if (in_place) continue;
+    for (int64_t at = 0; at < count; ++at) k.read<T>(first + j + at, 0, features, T{1}, keys + at * wide, wide);
+    score_keys<kDistances>(keys, wide, count, queries, rows, wide, factor, scores + j, stride);
   }
 }
 
-// sum += Σ_j weights[j] values_j in N vectors from x on, as often as they fit; returns the x behind them.
-template <class T, int N>
-int64_t add_columns(int64_t x, int64_t width, int64_t keys, const T *weights, const T *values, int64_t row, T *sum) {
+// sums_i += Σ_j weights_ij values_j for R rows, in N vectors from x on, as often as they fit; returns the x behind them.
+template <int R, int N, class T, class S>
+int64_t add_columns(int64_t x, int64_t width, int64_t keys, const T *weights, int64_t stride, const S *values,
+                    int64_t row, T *sums) {
   constexpr int W = kLanes<T>;
   for (; x + N * W <= width; x += N * W) {
-    Vec<T> sums[N];
-    for (int n = 0; n < N; ++n) sums[n] = load(sum + x + n * W);
+    Vec<T> own[R][N];
+    for (int i = 0; i < R; ++i)
+      for (int n = 0; n < N; ++n) own[i][n] = load(sums + i * width + x + n * W);
     for (int64_t j = 0; j < keys; ++j)
-      for (int n = 0; n < N; ++n) add_product(sums[n], splat(weights[j]), load(values + j * row + x + n * W));
-    for (int n = 0; n < N; ++n) store<T>(sum + x + n * W, sums[n]);
+      for (int n = 0; n < N; ++n) {
+        const Vec<T> value = load_as<T>(values + j * row + x + n * W);
+        for (int i = 0; i < R; ++i) add_product(own[i][n], splat(weights[i * stride + j]), value);
+      }
+    for (int i = 0; i < R; ++i)
+      for (int n = 0; n < N; ++n) store<T>(sums + i * width + x + n * W, own[i][n]);
   }
   return x;
 }
 
-// The same for a whole row: values are read key by key, not in panels of a few columns, and many sums hide latencies.
-template <class T>
-void add_values(int64_t width, int64_t keys, const T *weights, const T *values, int64_t row, T *sum) {
-  int64_t x = add_columns<T, 8>(0, width, keys, weights, values, row, sum);
-  x = add_columns<T, 4>(x, width, keys, weights, values, row, sum);
-  add_columns<T, 1>(x, width, keys, weights, values, row, sum);
+// The same for whole rows: values are read key by key, not in panels of a few columns, and many sums hide latencies.
+template <class T, class S>
+void add_values(int64_t rows, int64_t width, int64_t keys, const T *weights, int64_t stride, const S *values,
+                int64_t row, T *sums) {
+  const auto add = [&](auto number, int64_t i) {
+    constexpr int R = decltype(number)::value, N = std::min(8, kSums / R);
+    const T *w = weights + i * stride;
+    int64_t x = add_columns<R, N>(0, width, keys, w, stride, values, row, sums + i * width);
+    x = add_columns<R, (N + 1) / 2>(x, width, keys, w, stride, values, row, sums + i * width);
+    add_columns<R, 1>(x, width, keys, w, stride, values, row, sums + i * width);
+  };
+  int64_t i = 0;
+  for (; i + 4 <= rows; i += 4) add(std::integral_constant<int, 4>(), i);
+  for (; i + 2 <= rows; i += 2) add(std::integral_constant<int, 2>(), i);
+  for (; i < rows; ++i) add(std::integral_constant<int, 1>(), i);
 }
 
 // Tokens of bfloat16 as they are, two features at a time; scale multiplies scores instead.

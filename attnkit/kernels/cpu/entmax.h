@@ -22,7 +22,7 @@ class Entmax {
         rows_(rows_of_block(stride_)) {}
 
   void forward() const {
-    const int threads = threads_for(call_, 1);
+    const int threads = threads_for(call_, is_few() ? kFewCost : 1);
     const int64_t count = blocks(plan_.queries, rows_), all = grouping_.members * count;
     const int64_t groups = grouping_.groups * grouping_.runs;
     if (groups == 0 || all == 0) return;
@@ -91,7 +91,7 @@ class Entmax {
   struct Keys {
     const T *panels;  // NULL for a few queries and for pairs
     const Pair *pair_panels;  // for scores of bfloat16, where products of pairs are faster
-    const T *keys, *values;  // values: NULL without v
+    const T *keys, *values;  // values: NULL without v, and for a few queries, which may need a few of them
     const uint8_t *seen;
     Matrix k, v;
   };
@@ -164,7 +164,9 @@ class Entmax {
       pack_panels<T>(k, 0, plan_.keys, plan_.features, plan_.features, seen, w.rows, panels, Nothing<T>());
     }
     const T *keys = plan_.pass == ATTNKIT_BACKWARD ? operand(k, plan_.features, wide_, seen, w.keys) : nullptr;
-    return {panels, pair_panels, keys, v ? operand(v, plan_.values, width_, seen, w.values) : nullptr, seen, k, v};
+    const bool later = is_few() && !v.is_operand<T>(plan_.values, width_);
+    const T *values = v && !later ? operand(v, plan_.values, width_, seen, w.values) : nullptr;
+    return {panels, pair_panels, keys, values, seen, k, v};
   }
 
   const T *operand(const Matrix &x, int64_t columns, int64_t width, const uint8_t *seen, Buffer<T> &buffer) const {
@@ -199,8 +201,8 @@ class Entmax {
     if (keys.pair_panels != nullptr) {
       score_pairs(item, keys, first, rows, scores, b, w);
     } else if (keys.panels == nullptr && b.begin < b.end) {
-      score_few(Tokens<T, false>(plan_), keys.k, b.begin, b.end - b.begin, queries, rows, w.rows.reserve(wide_),
-                scores + b.begin, stride_);
+      score_few(Tokens<T, false>(plan_), keys.k, b.begin, b.end - b.begin, queries, rows, w.rows, scores + b.begin,
+                stride_);
     }
     for (int64_t k0 = 0; k0 < b.width && keys.panels != nullptr; k0 += kKeys<T>)
       multiply_panels<T>(rows, plan_.features, std::min<int64_t>(kKeys<T>, b.width - k0), queries, wide_,
@@ -312,6 +314,8 @@ class Entmax {
     int64_t places[kQueries];
     const int64_t dense = sort(b, rows, w.lists, places);
     std::fill(sums, sums + rows * width_, T{});
+    const T *values = keys.values;
+    if (dense > 0 && values == nullptr && keys.v) values = operand(keys.v, plan_.values, width_, keys.seen, w.values);
     const Matrix saved(call_, ATTNKIT_ROWS, item.index);
     for (int64_t i = 0; i < rows; ++i) {
       T numbers[ATTNKIT_ROW_NUMBERS] = {};
@@ -320,13 +324,14 @@ class Entmax {
       if (!listed) spread(w.lists[i], b.thresholds[i], b.ranges[i], b.width, row);
       if (statistics_) measure(item, first + i, b.ranges[i], b.width, row, extra, numbers);
       if (item.drops() && b.ranges[i].visible > 0) drop(item, first + i, b.ranges[i], !listed, row, w.lists[i], extra);
-      if (listed && keys.values != nullptr)
-        add_list(w.lists[i], b.thresholds[i], keys.values, sums + places[i] * width_);
+      if (listed && keys.v)
+        add_list(w.lists[i], b.thresholds[i], values != nullptr ? values : gather(keys.v, w.lists[i], w.values),
+                 sums + places[i] * width_);
       if (saved) save(b.thresholds[i], numbers, first + i, saved);
     }
-    if (dense > 0 && keys.values != nullptr)
-      multiply<T>(dense, b.end - b.begin, width_, scores + b.begin, stride_, keys.values + b.begin * width_, width_,
-                  sums, width_);
+    if (dense > 0 && values != nullptr)
+      multiply<T>(dense, b.end - b.begin, width_, scores + b.begin, stride_, values + b.begin * width_, width_, sums,
+                  width_);
     const Matrix o(call_, ATTNKIT_O, item.index);
     for (int64_t i = 0; o && i < rows; ++i) {
       T *sum = sums + places[i] * width_;
@@ -371,6 +376,17 @@ class Entmax {
     numbers[kThird] = at.delta;
     numbers[kTotal] = at.inverse;  // Σw itself is 1
     saved.write<T>(i, 0, ATTNKIT_ROW_NUMBERS, numbers);
+  }
+
+  // The values of a list, one after the other, which become its keys.
+  T *gather(const Matrix &v, Candidates<T> &list, Buffer<T> &buffer) const {
+    T *values = buffer.reserve(list.count * width_);
+    int32_t *keys = list.keys.data();
+    for (int64_t n = 0; n < list.count; ++n) {
+      v.read<T>(keys[n], 0, plan_.values, T{1}, values + n * width_, width_);
+      keys[n] = static_cast<int32_t>(n);
+    }
+    return values;
   }
 
   // sum += Σ p_j v_j over a list.

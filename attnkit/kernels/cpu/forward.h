@@ -5,6 +5,8 @@
 // output is to be exact); sums are floats.
 #pragma once
 
+#include <optional>
+
 #include "forgetting.h"
 
 namespace attnkit {
@@ -31,10 +33,10 @@ class Forward {
 
   // Tasks are groups of items, and chunks of their blocks where there are more threads than groups.
   void run() const {
-    const int threads = threads_for(call_, 1);
+    const int threads = threads_for(call_, is_few() ? kFewCost : 1);
     const int64_t all = grouping_.members * blocks(plan_.queries, kQueries);
     if (grouping_.groups == 0 || all == 0) return;
-    const bool whole = threads == 1 || grouping_.members * plan_.queries <= kFew;
+    const bool whole = threads == 1 || is_few();
     const int64_t tasks = whole ? 1 : std::min<int64_t>(all, blocks(4 * threads, grouping_.groups));
     const int64_t chunk = blocks(all, tasks), chunks = blocks(all, chunk);
     parallel(grouping_.groups * chunks, threads, [&](int64_t task) {
@@ -60,6 +62,8 @@ class Forward {
     int64_t row;
   };
 
+  bool is_few() const { return grouping_.members * plan_.queries <= kFew; }
+
   void serve(int64_t group, int64_t first, int64_t last) const {
     static thread_local Workspace w;
     const Index index = grouping_.index(plan_, group, 0, 0);
@@ -67,11 +71,7 @@ class Forward {
     const uint8_t *seen = w.seen.reserve(plan_.keys);
     if (!seen_keys<T>(call_, grouping_, group, 0, w.seen.data())) seen = nullptr;
     if constexpr (!kPairs) {
-      if (grouping_.members * plan_.queries <= kFew) {
-        for (int64_t member = 0; member < grouping_.members; ++member)
-          few(Item<T>(call_, grouping_.index(plan_, group, 0, member)), k, v, seen, w);
-        return;
-      }
+      if (is_few()) return few(group, k, v, seen, w);
     }
     Packed tokens(plan_);
     tokens.see(Item<T>(call_, index), k);
@@ -116,7 +116,9 @@ class Forward {
     T *tile = w.tile.reserve(kQueries * K);
     E *parts = kParts > 1 ? w.parts.reserve(kParts * kQueries * K) : reinterpret_cast<E *>(tile);
     T *sums = w.sums.reserve(kQueries * width_), *extra = w.extra.reserve(2 * K);
-    prepare(item, tokens, first, rows, queries, b, tokens.depth);
+    b.begin = plan_.keys;
+    b.end = 0;
+    prepare(item, tokens, first, rows, queries, b, 0, tokens.depth);
     std::fill(sums, sums + rows * width_, T{});
     for (int64_t k0 = b.begin / kPanel<T> * kPanel<T>; k0 < b.end; k0 += K) {
       const int64_t keys = std::min<int64_t>(K, b.end - k0), width = padded<T>(keys);
@@ -136,55 +138,71 @@ class Forward {
         multiply<E>(rows, depth - skip, width_, parts + part * kQueries * K + skip, K,
                     values.data + (k0 / kEach + skip) * values.row, values.row, sums, width_);
     }
-    finish(item, first, rows, b, sums);
+    finish(item, first, rows, b, 0, sums);
   }
 
-  // A few queries: keys and values are read once, where they are if they can be.
-  void few(const Item<T> &item, const Matrix &k, const Matrix &v, const uint8_t *seen, Workspace &w) const {
+  // A few queries, those of all members: keys and values are read once, where they are if they can be.
+  void few(int64_t group, const Matrix &k, const Matrix &v, const uint8_t *seen, Workspace &w) const {
     constexpr int K = kKeys<T>;
     Block b;
-    const int64_t rows = plan_.queries, wide = padded<T>(plan_.features);
-    T *queries = w.queries.reserve(kFew * wide), *tile = w.tile.reserve(kFew * K), *key = w.rows.reserve(wide);
-    T *sums = w.sums.reserve(kFew * width_), *extra = w.extra.reserve(2 * K), *packed = w.values.reserve(K * width_);
+    const int64_t each = plan_.queries, rows = grouping_.members * each, wide = padded<T>(plan_.features);
+    T *queries = w.queries.reserve(kFew * wide), *tile = w.tile.reserve(kFew * K), *sums = w.sums.reserve(kFew * width_);
+    T *extra = w.extra.reserve(2 * K);
     const Own tokens(plan_);
-    prepare(item, tokens, 0, rows, queries, b, wide);
+    std::optional<Item<T>> items[kFew];
+    b.begin = plan_.keys;
+    b.end = 0;
+    for (int64_t at = 0; at < rows; at += each) {
+      const Item<T> &item = items[at / each].emplace(call_, grouping_.index(plan_, group, 0, at / each));
+      prepare(item, tokens, 0, each, queries + at * wide, b, at, wide);
+    }
     std::fill(sums, sums + rows * width_, T{});
-    const bool values_in_place = seen == nullptr && v.holds<T>() && v.column == 1 && width_ == plan_.values;
     for (int64_t k0 = b.begin; k0 < b.end; k0 += K) {
       const int64_t keys = std::min<int64_t>(K, b.end - k0), width = padded<T>(keys);
-      score_few(tokens, k, k0, keys, queries, rows, key, tile, K);
+      score_few(tokens, k, k0, keys, queries, rows, w.rows, tile, K);
       for (int64_t i = 0; i < rows; ++i) {
         std::fill(tile + i * K + keys, tile + i * K + width, T{});
-        const T rescale = weigh(item, i, b, i, k0, keys, tile + i * K, extra);
+        const T rescale = weigh(*items[i / each], i % each, b, i, k0, keys, tile + i * K, extra);
         for (int64_t x = 0; rescale != 1 && x < width_; x += kLanes<T>)
           store<T>(sums + i * width_ + x, load(sums + i * width_ + x) * rescale);
       }
-      if (!v) continue;
-      if (!values_in_place) pack_rows<T>(v, k0, keys, plan_.values, width_, seen, packed, Nothing<T>());
-      const T *values = values_in_place ? v.at<const T>(k0, 0) : packed;
-      for (int64_t i = 0; i < rows; ++i)
-        add_values<T>(width_, keys, tile + i * K, values, values_in_place ? v.row : width_, sums + i * width_);
+      if (v) add_few(v, k0, keys, rows, seen, tile, w);
     }
-    finish(item, 0, rows, b, sums);
+    for (int64_t at = 0; at < rows; at += each) finish(*items[at / each], 0, each, b, at, sums + at * width_);
   }
 
-  // The rows of a block: what they see, and their queries times scale. Nothing of a null row is read (A6).
+  // Values that nobody sees are passed over: they may hold NaN.
+  void add_few(const Matrix &v, int64_t k0, int64_t keys, int64_t rows, const uint8_t *seen, const T *tile,
+               Workspace &w) const {
+    constexpr int K = kKeys<T>;
+    const bool in_place = with_type_in_place<T>(v, plan_.values, [&](auto like) {
+      for (int64_t j = 0, end; j < keys; j = end) {
+        for (; seen != nullptr && j < keys && !seen[k0 + j];) ++j;
+        for (end = seen == nullptr ? keys : j; end < keys && seen[k0 + end];) ++end;
+        add_values(rows, width_, end - j, tile + j, K, v.at<const decltype(like)>(k0 + j, 0), v.row, w.sums.data());
+      }
+    });
+    if (in_place) return;
+    T *packed = w.values.reserve(K * width_);
+    pack_rows<T>(v, k0, keys, plan_.values, width_, seen, packed, Nothing<T>());
+    add_values<T, T>(rows, width_, keys, tile, K, packed, width_, w.sums.data());
+  }
+
+  // The rows of a block from `at` on: what they see, and their queries times scale. Nothing of a null row is read (A6).
   template <class Operands, class Element>
   void prepare(const Item<T> &item, const Operands &tokens, int64_t first, int64_t rows, Element *queries, Block &b,
-               int64_t depth) const {
-    b.begin = plan_.keys;
-    b.end = 0;
+               int64_t at, int64_t depth) const {
     for (int64_t i = 0; i < rows; ++i) {
-      const Range r = b.ranges[i] = item.range(first + i);
-      b.rows[i] = Family::begin(item, first + i, r);
-      b.sums[i] = RowSums<T>();
-      b.of_query[i] = 0;
+      const Range r = b.ranges[at + i] = item.range(first + i);
+      b.rows[at + i] = Family::begin(item, first + i, r);
+      b.sums[at + i] = RowSums<T>();
+      b.of_query[at + i] = 0;
       Element *query = queries + i * depth;
       if (r.visible == 0) {
         std::fill(query, query + depth, Element{});
         continue;
       }
-      b.of_query[i] = tokens.read_query(item.q, first + i, query, depth);
+      b.of_query[at + i] = tokens.read_query(item.q, first + i, query, depth);
       b.begin = std::min(b.begin, r.begin);
       b.end = std::max(b.end, r.end);
     }
@@ -216,20 +234,20 @@ class Forward {
     b.sums[at].add(row, extra, k0, width, call_.has(ATTNKIT_ENTROPY) || call_.has(ATTNKIT_ROWS));
   }
 
-  void finish(const Item<T> &item, int64_t first, int64_t rows, const Block &b, T *sums) const {
+  void finish(const Item<T> &item, int64_t first, int64_t rows, const Block &b, int64_t at, T *sums) const {
     const Matrix o(call_, ATTNKIT_O, item.index), lse(call_, ATTNKIT_LSE, item.index);
     const Matrix saved(call_, ATTNKIT_ROWS, item.index);
     const StatisticArrays<T> statistics(call_, item.index);
     for (int64_t i = 0; i < rows; ++i) {
-      const bool null = b.ranges[i].visible == 0;
-      const T factor = Family::factor(b.rows[i]);
+      const bool null = b.ranges[at + i].visible == 0;
+      const T factor = Family::factor(b.rows[at + i]);
       T *sum = sums + i * width_, numbers[ATTNKIT_ROW_NUMBERS] = {};
       for (int64_t x = 0; x < width_; x += kLanes<T>) store<T>(sum + x, null ? Vec<T>{} : load(sum + x) * factor);
       if (o) o.write<T>(first + i, 0, plan_.values, sum);
       if constexpr (Family::kHasLogSumExp)
-        if (lse) lse.write<T>(first + i, Family::log_sum_exp(b.rows[i]));
-      if (statistics_) statistics.write(first + i, b.sums[i], null ? T{} : factor, b.ranges[i].visible, numbers);
-      Family::save(b.rows[i], numbers);
+        if (lse) lse.write<T>(first + i, Family::log_sum_exp(b.rows[at + i]));
+      if (statistics_) statistics.write(first + i, b.sums[at + i], null ? T{} : factor, b.ranges[at + i].visible, numbers);
+      Family::save(b.rows[at + i], numbers);
       if (saved) saved.write<T>(first + i, 0, ATTNKIT_ROW_NUMBERS, numbers);
     }
   }

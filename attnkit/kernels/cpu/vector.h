@@ -156,6 +156,25 @@ ATTNKIT_INLINE T sum(Vec<T> x) {
   return fold<kLanes<T>>(x, [](auto a, auto b) { return a + b; });
 }
 
+// The sums of kLanes vectors, each in its lane: in every block of so many lanes those of a come to stand before those of b.
+template <int kBlock, class V, int... I>
+ATTNKIT_INLINE V join_sums(V a, V b, std::integer_sequence<int, I...>) {
+  constexpr int n = sizeof...(I), half = kBlock / 2;
+  return __builtin_shufflevector(a, b, (I % kBlock < half ? I : n + I - half)...) +
+         __builtin_shufflevector(a, b, (I % kBlock < half ? I + half : n + I)...);
+}
+
+template <class T, int kBlock = kLanes<T>>
+ATTNKIT_INLINE Vec<T> sums_of_each(Vec<T> *x) {
+  if constexpr (kBlock == 1) {
+    return x[0];
+  } else {
+    constexpr auto lanes = std::make_integer_sequence<int, kLanes<T>>();
+    for (int i = 0; i < kBlock / 2; ++i) x[i] = join_sums<kBlock>(x[i], x[i + kBlock / 2], lanes);
+    return sums_of_each<T, kBlock / 2>(x);
+  }
+}
+
 template <class T>
 ATTNKIT_INLINE T maximum(Vec<T> x) {
   return fold<kLanes<T>>(x, [](auto a, auto b) { return b > a ? b : a; });
