@@ -189,7 +189,7 @@ def wide(features: int, mode: str) -> Group:
     """Heads of more features."""
     arrays = draw(1, 8, LENGTHS[0], features)
     forms = {op.__name__: Form(call(op, arrays, mode)) for op in (RELU, SOFTMAX, SIGMOID, GAUSSIAN, SPARSEMAX)}
-    return Group(f"heads of {features}, n = {LENGTHS[0]}, {mode}", "SDPA", call(sdpa, arrays, mode), forms)
+    return Group(f"{features} features, n = {LENGTHS[0]}, {mode}", "SDPA", call(sdpa, arrays, mode), forms)
 
 
 def small() -> Group:
