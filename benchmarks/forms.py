@@ -177,12 +177,11 @@ def cached(dtype: torch.dtype, heads: int, keys: int) -> Group:
     """One query of 32 heads against a cache of keys, as a language model decodes."""
     q, _, _, _ = draw(1, 32, 1, 128, dtype=dtype)
     _, k, v, do = draw(1, heads, keys, 128, dtype=dtype)
-    options = {"enable_gqa": heads < 32}
-    forms = {
-        op.__name__: Form(call(partial(op, **options), [q, k, v, do])) for op in (RELU, SOFTMAX, SIGMOID, SPARSEMAX)
-    }
+    grouped = heads < 32
+    ops = (RELU, SOFTMAX, SIGMOID, SPARSEMAX)
+    forms = {op.__name__: Form(call(partial(op, enable_gqa=grouped), [q, k, v, do])) for op in ops}
     title = f"{str(dtype).removeprefix('torch.')}, 32×1×128 against {keys} keys of {heads} heads"
-    return Group(title, "SDPA", call(partial(sdpa, **options), [q, k, v, do]), forms)
+    return Group(title, "SDPA", call(partial(sdpa, enable_gqa=grouped), [q, k, v, do]), forms)
 
 
 def wide(features: int, mode: str) -> Group:

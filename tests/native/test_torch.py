@@ -118,6 +118,16 @@ def test_small_calls_of_softmax_are_torchs():
         assert is_faster(q, k, k) == ours
 
 
+@pytest.mark.parametrize(("heads", "weight"), [(8, 4), (2, 8)])
+def test_smaller_calls_are_ours_in_decoding(heads, weight):
+    from attnkit.backends.torch.native import SDPA_UNTIL, is_faster
+
+    keys = SDPA_UNTIL // (8 * weight)
+    for count, ours in ((keys - 1, False), (keys, True)):
+        q, k = tokens(1, 8, 1, 8), tokens(1, heads, count, 8)
+        assert is_faster(q, k, k, enable_gqa=heads < 8) == ours
+
+
 def test_strides_of_any_kind():
     q = tokens(2, 5, 4, 8).transpose(1, 2)
     k = tokens(7, 8, 2, 2).permute(2, 3, 0, 1)
