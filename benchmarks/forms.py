@@ -173,7 +173,7 @@ def decoding() -> Group:
     return Group(f"8×8×1 against {LENGTHS[-1]} keys", "sums of k and v", lambda: (k.sum(), v.sum()), forms)
 
 
-def cached(dtype: torch.dtype, heads: int, keys: int) -> Group:
+def against_cache(dtype: torch.dtype, heads: int, keys: int) -> Group:
     """One query of 32 heads against a cache of keys, as a language model decodes."""
     q, _, _, _ = draw(1, 32, 1, 128, dtype=dtype)
     _, k, v, do = draw(1, heads, keys, 128, dtype=dtype)
@@ -286,7 +286,7 @@ def groups() -> Iterator[Group]:
     yield dropped()
     yield decoding()
     for dtype in (torch.float32, torch.bfloat16):
-        yield from (cached(dtype, heads, keys) for heads in (32, 8) for keys in CACHES)
+        yield from (against_cache(dtype, heads, keys) for heads in (32, 8) for keys in CACHES)
     yield from (wide(features, mode) for features in (128, 256) for mode in (FORWARD, BOTH))
     yield small()
     yield training()

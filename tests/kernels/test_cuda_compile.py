@@ -130,7 +130,6 @@ SMALL = [  # whose best tiles need more than 99 KiB of shared memory, or on 8.0 
     (of_statistics, ("float32", 256, "softmax"), {}, 120, OF_STATISTICS["softmax"][1]),
 ]
 FIRST = [
-    SMALL[0],
     (of_pointwise, ("float16", 64), GAUSSIAN, 80, OF_DISTANCES),
     (of_rows, ("bfloat16", 128, 256), {"alpha": 1.5, "causal": True}, 90, ["rows_threshold", *OF_ROWS[:2]]),
     (of_newton, ("float32",), {}, 80, OF_NEWTON),
@@ -158,7 +157,7 @@ LATER = [
     (of_packed, (pointwise, "float32", 64), SIGMOID, 80, [ROWS, *OF_DISTANCES]),
     (of_packed, (rows, "float16", 64), {"alpha": 1.0}, 80, ["rows_softmax", *OF_ROWS[:2]]),
     (of_packed, (rows, "bfloat16", 128), {"alpha": 1.0}, 90, ["rows_softmax", *OF_ROWS[:2]]),
-    *SMALL[1:],
+    *SMALL,
 ]
 
 
