@@ -56,6 +56,7 @@ EXPERIMENTS = {
 }
 # Room of the kit -> the rooms that it imports.
 KIT = {
+    "pages": "",
     "model": "",
     "scenes": "model",
     "families": "model scenes",
@@ -67,7 +68,7 @@ KIT = {
     "peers": "model opdb adapter adapters",
     "judge": "model scenes opdb golden adapter core adapters peers",
     "search": "model scenes opdb golden adapter core adapters peers judge",
-    "report": "model scenes opdb golden adapter core adapters peers judge search",
+    "report": "pages model scenes opdb golden adapter core adapters peers judge search",
     "studies": "model scenes families opdb golden adapter core adapters judge report",
     "pytest.py": "model opdb adapter core peers judge search",
     "__main__.py": "model opdb adapter core adapters peers judge search report studies",
@@ -77,6 +78,7 @@ ROOMS = {"experiments/attnkit_experiments": EXPERIMENTS, "conformance/attnkit_co
 RULES = {
     "reference/attnkit_reference": "numpy scipy attnkit_reference",
     "conformance/attnkit_conformance": "numpy scipy ml_dtypes rich safetensors attnkit_reference attnkit_conformance",
+    "conformance/attnkit_conformance/pages": "jinja2 markupsafe matplotlib attnkit_conformance.pages",
     "conformance/attnkit_conformance/peers": (
         "numpy scipy torch jax entmax keras transformers einops attnkit_reference attnkit_conformance"
         " equinox flash_attention_jax flax linear_attention_transformer local_attention"
@@ -85,14 +87,17 @@ RULES = {
     ),
     "conformance/attnkit_conformance/pytest.py": "pytest attnkit_conformance",
     "benchmarks": (
-        "torch triton jax cupy numpy PIL attnkit attnkit_conformance attnkit_experiments benchmarks rich entmax"
+        "torch triton jax cupy numpy PIL matplotlib attnkit attnkit_conformance attnkit_experiments benchmarks rich"
+        " entmax"
     ),
     "experiments": (
         "torch numpy scipy attnkit attnkit_experiments tyro rich PIL matplotlib sacrebleu sacremoses safetensors"
-        " sklearn tokenizers webdataset nvidia"
+        " sklearn tokenizers webdataset nvidia attnkit_conformance.pages"
     ),
 }
-EXEMPT = [ROOT / "conformance/attnkit_conformance" / room for room in ("adapters", "peers", "pytest.py", "studies")]
+EXEMPT = [
+    ROOT / "conformance/attnkit_conformance" / room for room in ("adapters", "peers", "pytest.py", "studies", "pages")
+]
 PACKAGES = {
     "attnkit": ".",
     "attnkit_reference": "reference",
