@@ -19,7 +19,7 @@ from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.sampler import generator
 from attnkit_experiments.images.model import SIZES
 from attnkit_experiments.language import exact
-from attnkit_experiments.language.domain import LanguageStudy, load, source
+from attnkit_experiments.language.domain import DOMAIN, LanguageStudy
 from attnkit_experiments.language.model import LanguageConfig, LanguageModel, forward_flops
 from attnkit_experiments.language.targets import Draw, copied, masked
 from attnkit_experiments.language.task import LanguageTask, windows
@@ -171,8 +171,8 @@ def test_a_copy_is_determined_by_what_is_copied():
 def test_the_task_says_what_data_it_needs(tmp_path):
     for task, place, need in (("copying", "pydoc", "generated"), ("masked", "generated", "text")):
         with pytest.raises(UserError, match=f"--data {place}: the task {task} needs {need}"):
-            load(Source(place, LanguageStudy(task=task), tmp_path))
-    assert load(Source(source(), LanguageStudy(task="copying", length=8), tmp_path)).name == "copying"
+            DOMAIN.load(Source(place, LanguageStudy(task=task), tmp_path))
+    assert DOMAIN.load(Source(DOMAIN.source(), LanguageStudy(task="copying", length=8), tmp_path)).name == "copying"
 
 
 def test_linear_attention_learns_to_copy(monkeypatch):
@@ -201,7 +201,7 @@ def test_text_is_read_in_order_and_its_end_held_out(data, tmp_path, monkeypatch)
     with pytest.raises(UserError, match=r"torn.gz: cannot be read"):
         load_text(str(tmp_path), "*.gz")
     monkeypatch.delenv("ATTNKIT_DATA", raising=False)
-    assert len(load(Source(source(), LanguageStudy(), tmp_path)).train) > 100_000
+    assert len(DOMAIN.load(Source(DOMAIN.source(), LanguageStudy(), tmp_path)).train) > 100_000
 
 
 @pytest.mark.parametrize("activation", exact.ACTIVATIONS)

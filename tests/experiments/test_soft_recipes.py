@@ -18,7 +18,7 @@ from attnkit_experiments.engine.memory import peak_bytes
 from attnkit_experiments.images.task import AugmentConfig
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.recipes.soft.table3 import stages
-from attnkit_experiments.soft.domain import DOMAIN, SoftStudy, task
+from attnkit_experiments.soft.domain import DOMAIN, SoftStudy
 from attnkit_experiments.soft.inspection import heat_maps, inspect, residuals
 from attnkit_experiments.soft.model import SIZES, SoftConfig, SoftVisionTransformer
 from attnkit_experiments.study.recipe import Source, expand
@@ -110,7 +110,7 @@ def test_what_is_dropped_depends_on_the_step_alone(data):
     (cell,) = expand(
         dataclasses.replace(RECIPES["002-fig4"], variants=lambda s: RECIPES["002-fig4"].variants(s)[:1]), study, data
     )
-    trained = task(cell, data, CPU)
+    trained = DOMAIN.task(cell, data, CPU)
     ids = np.arange(6)
     with torch.no_grad():
         first, again, later = (trained.loss(ids, step, slice(0, 6)) for step in (3, 3, 4))
@@ -121,7 +121,7 @@ def test_linformer_has_no_heat_maps(data, tmp_path):
     recipe = RECIPES["002-table1"]
     study = dataclasses.replace(recipe.presets["cpu"].study, image_size=16, stem_stride=1, full_scale=False)
     cell = next(cell for cell in expand(recipe, study, data) if cell.variant.op == "linformer")
-    trained = task(cell, data, CPU)
+    trained = DOMAIN.task(cell, data, CPU)
     assert inspect(trained, trained, cell, tmp_path) == {}
     assert not list(tmp_path.iterdir())
 

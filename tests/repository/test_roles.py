@@ -11,7 +11,7 @@ DOMAINS = ("images", "soft", "language", "sequences", "translation")
 # Files whose name is in several rooms, as a pattern -> patterns of names that each of them defines or imports.
 ROLES = {
     "__init__": "",
-    "domain": r"DOMAIN \w+Study cell task inspect facts shape sections",
+    "domain": r"DOMAIN \w+Study \w+Domain Result",
     "model": r"\w+Config Tensor nn",
     "task": r"\w+Task",
     "methods": "METHODS",

@@ -93,66 +93,6 @@ def judged_classes(judged: str, data: ImageData | LazyImages) -> tuple[int, ...]
     return numbers
 
 
-def cell(settings: ImageStudy, variant: Variant, seed: int, sets: ImageSets, checksum: str) -> Cell:
-    data = sets.main
-    model = from_study(
-        ViTConfig, settings, size=settings.model, image=data.size, channels=data.channels, classes=len(data.classes),
-        op=variant.op, options=dict(variant.options), gate=variant.gate,
-    )  # fmt: skip
-    if settings.loss == "sigmoid" and settings.smoothing:
-        raise ValueError(f"the sigmoid loss has no label smoothing: smoothing must be 0, got {settings.smoothing:g}")
-    augmented = augmentation(settings)
-    require_fit(data, augmented, settings.batch)
-    parts = {"batch": settings.batch, "model": model, "augmentation": augmented, "loss": settings.loss}
-    parts["judged"] = judged_classes(settings.judged, data)
-    parts["shots"] = settings.shots if settings.fewshot else ()
-    return Cell(variant, seed, from_study(TrainConfig, settings), parts, checksum)
-
-
-def task(cell: Cell, sets: ImageSets, device: torch.device) -> ImageTask:
-    of = cell.settings
-    return ImageTask(
-        sets.main, of["model"], of["augmentation"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed,
-        device=device, loss=LOSSES[of["loss"]], judged=of["judged"], probes=sets.probes,
-        shots=of["shots"],
-    )  # fmt: skip
-
-
-def facts(cell: Cell) -> dict[str, Any]:
-    flops = forward_flops(cell.settings["model"])
-    return {
-        "tokens": cell.settings["model"].tokens,
-        "flops_per_sample": flops,
-        "training_flops": 3 * flops * cell.train.steps * cell.settings["batch"],
-    }
-
-
-def shape(cell: Cell) -> tuple[Any, ...]:
-    model = cell.settings["model"]
-    return model.size, model.patch, model.qk_norm, model.gate, model.learned_scale
-
-
-def sections(study: Any, show_images: bool) -> list[Section]:
-    from attnkit_experiments.images import page  # imports plotting
-
-    return page.sections(study, show_images)
-
-
-def load(source: Source) -> ImageSets:
-    """The images, and the probe sets in their size; UserError if those cannot be read or do not fit."""
-    main = read_images(source)
-    decoders = main.decoders if isinstance(main, LazyImages) else Decoders(source.workers)
-    probes = tuple(probe_set(place, main.size, decoders, source) for place in source.study.fewshot)
-    for data in probes:
-        if data.channels != main.channels:
-            raise UserError(
-                f"--set fewshot: {data.name} has images of {data.channels} channels, the study's have {main.channels}"
-            )
-    if len({data.name for data in probes}) < len(probes):
-        raise UserError("--set fewshot: two sets have one name")
-    return ImageSets(main, probes)
-
-
 def probe_set(place: str, size: int, decoders: Decoders, source: Source) -> ImageData | LazyImages:
     """A set to probe on, at `place` or there in ATTNKIT_DATA, decoded when it is needed; digits are held in memory."""
     if place == "digits":
@@ -170,19 +110,6 @@ def probe_set(place: str, size: int, decoders: Decoders, source: Source) -> Imag
     return dataclasses.replace(lazily, decoders=decoders)
 
 
-def about(sets: ImageSets) -> dict[str, Any]:
-    probed = [
-        {"name": data.name, "classes": len(data.classes)} | ({"census": data.census.record()} if data.census else {})
-        for data in sets.probes
-    ]
-    return about_images(sets.main) | ({"probed": probed} if probed else {})
-
-
-def inspect(task: ImageTask, initial: ImageTask, cell: Cell, folder: Path) -> dict[str, Any]:
-    numbers = inspection.inspect(task, folder, signed=cell.variant.signed, initial=initial)
-    return numbers | {"learned": learned_values(task.model)}
-
-
 class Result(TypedDict):
     """The numbers of a cell that was trained to its end."""
 
@@ -193,19 +120,77 @@ class Result(TypedDict):
     test_loss: float
 
 
-DOMAIN = Domain(
-    name="images",
-    source=image_source,
-    load=load,
-    about=about,
-    cell=cell,
-    task=task,
-    inspect=inspect,
-    facts=facts,
-    shape=shape,
-    result=Result,
-    inspected=inspection.Inspected,
-    measure=Measure("accuracy", "accuracy", factor=100, unit="%"),
-    sections=sections,
-    unit="images",
-)
+class ImageDomain(Domain):
+    name = "images"
+    unit = "images"
+    result = Result
+    inspected = inspection.Inspected
+    measure = Measure("accuracy", "accuracy", factor=100, unit="%")
+
+    source = staticmethod(image_source)
+
+    def load(self, source: Source) -> ImageSets:
+        """The images, and the probe sets in their size; UserError if those cannot be read or do not fit."""
+        main = read_images(source)
+        decoders = main.decoders if isinstance(main, LazyImages) else Decoders(source.workers)
+        probes = tuple(probe_set(place, main.size, decoders, source) for place in source.study.fewshot)
+        for data in probes:
+            if data.channels != main.channels:
+                count = f"{data.channels} channels, the study's have {main.channels}"
+                raise UserError(f"--set fewshot: {data.name} has images of {count}")
+        if len({data.name for data in probes}) < len(probes):
+            raise UserError("--set fewshot: two sets have one name")
+        return ImageSets(main, probes)
+
+    def about(self, sets: ImageSets) -> dict[str, Any]:
+        probed = [
+            {"name": data.name, "classes": len(data.classes)}
+            | ({"census": data.census.record()} if data.census else {})
+            for data in sets.probes
+        ]
+        return about_images(sets.main) | ({"probed": probed} if probed else {})
+
+    def cell(self, settings: ImageStudy, variant: Variant, seed: int, sets: ImageSets, checksum: str) -> Cell:
+        data = sets.main
+        model = from_study(
+            ViTConfig, settings, size=settings.model, image=data.size, channels=data.channels,
+            classes=len(data.classes), op=variant.op, options=dict(variant.options), gate=variant.gate,
+        )  # fmt: skip
+        if settings.loss == "sigmoid" and settings.smoothing:
+            raise ValueError(
+                f"the sigmoid loss has no label smoothing: smoothing must be 0, got {settings.smoothing:g}"
+            )
+        augmented = augmentation(settings)
+        require_fit(data, augmented, settings.batch)
+        parts = {"batch": settings.batch, "model": model, "augmentation": augmented, "loss": settings.loss}
+        parts["judged"] = judged_classes(settings.judged, data)
+        parts["shots"] = settings.shots if settings.fewshot else ()
+        return Cell(variant, seed, from_study(TrainConfig, settings), parts, checksum)
+
+    def task(self, cell: Cell, sets: ImageSets, device: torch.device) -> ImageTask:
+        of = cell.settings
+        return ImageTask(
+            sets.main, of["model"], of["augmentation"], batch=of["batch"], precision=cell.train.precision,
+            seed=cell.seed, device=device, loss=LOSSES[of["loss"]], judged=of["judged"], probes=sets.probes,
+            shots=of["shots"],
+        )  # fmt: skip
+
+    def inspect(self, task: ImageTask, initial: ImageTask, cell: Cell, folder: Path) -> dict[str, Any]:
+        numbers = inspection.inspect(task, folder, signed=cell.variant.signed, initial=initial)
+        return numbers | {"learned": learned_values(task.model)}
+
+    def facts(self, cell: Cell) -> dict[str, Any]:
+        model = cell.settings["model"]
+        return self.flops_of(cell, model.tokens, forward_flops(model))
+
+    def shape(self, cell: Cell) -> tuple[Any, ...]:
+        model = cell.settings["model"]
+        return model.size, model.patch, model.qk_norm, model.gate, model.learned_scale
+
+    def sections(self, study: Any, show_images: bool) -> list[Section]:
+        from attnkit_experiments.images import page  # imports plotting
+
+        return page.sections(study, show_images)
+
+
+DOMAIN = ImageDomain()

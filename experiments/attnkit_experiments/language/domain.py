@@ -68,53 +68,6 @@ class LanguageStudy(Training):
             raise ValueError(f"length must be even and at least 4 for copying, got {self.length}")
 
 
-def source() -> str:
-    """The default source, resolved by `load`."""
-    return BY_TASK
-
-
-def load(source: Source) -> TextData:
-    """Generated for copying; without --data and ATTNKIT_DATA the help texts of Python for the other tasks."""
-    task, place = source.study.task, source.place
-    if place != BY_TASK and (place == GENERATED) != (task == "copying"):
-        raise UserError(f"--data {place}: the task {task} needs {GENERATED if task == 'copying' else 'text'}")
-    if task == "copying":
-        return generate(source.study.length)
-    place = data_place("documents", otherwise=PYDOC) if place == BY_TASK else place
-    if holds_tokens(place):
-        return load_tokens(place)
-    return load_text(place, source.study.files, source.terms)
-
-
-def about(data: TextData) -> dict[str, Any]:
-    origin = f"from {data.files} files" if data.files else GENERATED
-    unit = "tokens" if data.tokenizer or data.answers else "bytes"
-    text = f"{len(data.train):,} {unit} to train on and {len(data.test):,} to test on, {origin}"
-    facts = {"name": data.name, "text": text, "train": len(data.train), "test": len(data.test)}
-    if data.tokenizer:
-        by = data.tokenizer if data.tokenizer == OF_BYTES else f"tokenizer {data.tokenizer[:12]}"
-        facts["text"] = f"{text}, {data.vocabulary:,} different ones, {by}"
-        facts |= {name: getattr(data, name) for name in ("vocabulary", "tokenizer", "test_bytes")}
-    return facts | ({"census": data.census.record()} if data.census else {})
-
-
-def cell(settings: LanguageStudy, variant: Variant, seed: int, data: TextData, checksum: str) -> Cell:
-    options = dict(variant.options)
-    model = from_study(
-        LanguageConfig, settings, size=settings.model, op=variant.op, options=options, gate=variant.gate,
-        causal=settings.task != "masked", vocabulary=data.vocabulary,
-    )  # fmt: skip
-    require_parts(model, settings.context, compiled=settings.compile)
-    batch = settings.tokens // settings.length
-    if batch < 1:
-        unit = "tokens" if data.tokenizer else "bytes"
-        raise ValueError(f"tokens must hold a window of {settings.length} {unit}, got {settings.tokens}")
-    require_fit(data, model, batch)
-    parts = {name: getattr(settings, name) for name in ("task", "tested", "exact_at")}
-    parts |= {"batch": batch, "model": model}
-    return Cell(variant, seed, from_study(TrainConfig, settings), parts, checksum)
-
-
 def require_parts(model: LanguageConfig, context: int, *, compiled: bool = False) -> None:
     """ValueError where windows, or an op, cannot be cut over processes, or where blocks that exchange are compiled."""
     if context == 1:
@@ -131,33 +84,6 @@ def require_parts(model: LanguageConfig, context: int, *, compiled: bool = False
         raise ValueError(f"context={context}: a block in which processes exchange is no one graph; --set compile=false")
 
 
-def task(cell: Cell, data: TextData, device: torch.device) -> LanguageTask:
-    of = cell.settings
-    return LanguageTask(
-        data, of["model"], kind=of["task"], batch=of["batch"], tested=of["tested"], precision=cell.train.precision,
-        seed=cell.seed, device=device,
-    )  # fmt: skip
-
-
-def facts(cell: Cell) -> dict[str, Any]:
-    model = cell.settings["model"]
-    flops = forward_flops(model)
-    training = 3 * flops * cell.train.steps * cell.settings["batch"]
-    return {"tokens": model.length, "flops_per_sample": flops, "training_flops": training}
-
-
-def shape(cell: Cell) -> tuple[Any, ...]:
-    model = cell.settings["model"]
-    own = (model.op, *sorted(model.options.items())) if learns_more(model.op, model.options) else ()
-    return model.size, model.length, model.qk_norm, model.gate, own
-
-
-def sections(study: Any, show_samples: bool) -> list[Section]:
-    from attnkit_experiments.language import page  # imports plotting
-
-    return page.sections(study, show_samples)
-
-
 class Result(TypedDict):
     """The numbers of a cell that was trained to its end."""
 
@@ -171,19 +97,78 @@ class Result(TypedDict):
     last_quarter: NotRequired[float]
 
 
-DOMAIN = Domain(
-    name="language",
-    source=source,
-    load=load,
-    about=about,
-    cell=cell,
-    task=task,
-    inspect=inspect,
-    facts=facts,
-    shape=shape,
-    result=Result,
-    inspected=Inspected,
-    measure=Measure("bits_per_byte", "bits per byte", digits=3),
-    sections=sections,
-    unit="tokens",
-)
+class LanguageDomain(Domain):
+    name = "language"
+    unit = "tokens"
+    result = Result
+    inspected = Inspected
+    measure = Measure("bits_per_byte", "bits per byte", digits=3)
+
+    def source(self) -> str:
+        """The default source, resolved by `load`."""
+        return BY_TASK
+
+    def load(self, source: Source) -> TextData:
+        """Generated for copying; without --data and ATTNKIT_DATA the help texts of Python for the other tasks."""
+        task, place = source.study.task, source.place
+        if place != BY_TASK and (place == GENERATED) != (task == "copying"):
+            raise UserError(f"--data {place}: the task {task} needs {GENERATED if task == 'copying' else 'text'}")
+        if task == "copying":
+            return generate(source.study.length)
+        place = data_place("documents", otherwise=PYDOC) if place == BY_TASK else place
+        if holds_tokens(place):
+            return load_tokens(place)
+        return load_text(place, source.study.files, source.terms)
+
+    def about(self, data: TextData) -> dict[str, Any]:
+        origin = f"from {data.files} files" if data.files else GENERATED
+        unit = "tokens" if data.tokenizer or data.answers else "bytes"
+        text = f"{len(data.train):,} {unit} to train on and {len(data.test):,} to test on, {origin}"
+        facts = {"name": data.name, "text": text, "train": len(data.train), "test": len(data.test)}
+        if data.tokenizer:
+            by = data.tokenizer if data.tokenizer == OF_BYTES else f"tokenizer {data.tokenizer[:12]}"
+            facts["text"] = f"{text}, {data.vocabulary:,} different ones, {by}"
+            facts |= {name: getattr(data, name) for name in ("vocabulary", "tokenizer", "test_bytes")}
+        return facts | ({"census": data.census.record()} if data.census else {})
+
+    def cell(self, settings: LanguageStudy, variant: Variant, seed: int, data: TextData, checksum: str) -> Cell:
+        options = dict(variant.options)
+        model = from_study(
+            LanguageConfig, settings, size=settings.model, op=variant.op, options=options, gate=variant.gate,
+            causal=settings.task != "masked", vocabulary=data.vocabulary,
+        )  # fmt: skip
+        require_parts(model, settings.context, compiled=settings.compile)
+        batch = settings.tokens // settings.length
+        if batch < 1:
+            unit = "tokens" if data.tokenizer else "bytes"
+            raise ValueError(f"tokens must hold a window of {settings.length} {unit}, got {settings.tokens}")
+        require_fit(data, model, batch)
+        parts = {name: getattr(settings, name) for name in ("task", "tested", "exact_at")}
+        parts |= {"batch": batch, "model": model}
+        return Cell(variant, seed, from_study(TrainConfig, settings), parts, checksum)
+
+    def task(self, cell: Cell, data: TextData, device: torch.device) -> LanguageTask:
+        of = cell.settings
+        return LanguageTask(
+            data, of["model"], kind=of["task"], batch=of["batch"], tested=of["tested"], precision=cell.train.precision,
+            seed=cell.seed, device=device,
+        )  # fmt: skip
+
+    inspect = staticmethod(inspect)
+
+    def facts(self, cell: Cell) -> dict[str, Any]:
+        model = cell.settings["model"]
+        return self.flops_of(cell, model.length, forward_flops(model))
+
+    def shape(self, cell: Cell) -> tuple[Any, ...]:
+        model = cell.settings["model"]
+        own = (model.op, *sorted(model.options.items())) if learns_more(model.op, model.options) else ()
+        return model.size, model.length, model.qk_norm, model.gate, own
+
+    def sections(self, study: Any, show_samples: bool) -> list[Section]:
+        from attnkit_experiments.language import page  # imports plotting
+
+        return page.sections(study, show_samples)
+
+
+DOMAIN = LanguageDomain()

@@ -9,7 +9,7 @@ from typing import Literal
 from attnkit_experiments.data.text.bytes import TextData
 from attnkit_experiments.data.text.keys_values import RecallRules, generate
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.language import domain
+from attnkit_experiments.language.domain import GENERATED, LanguageDomain
 from attnkit_experiments.language.methods import MethodStudy
 from attnkit_experiments.language.methods import variants as plain_variants
 from attnkit_experiments.study.recipe import Measure, Source, Variant, from_study
@@ -45,18 +45,19 @@ def variants(study: RecallStudy) -> tuple[Variant, ...]:
     return tuple(dataclasses.replace(each, options={**each.options, "shift": True}) for each in found)
 
 
-def load(source: Source) -> TextData:
-    if source.place != domain.GENERATED:
-        raise UserError(f"--data {source.place}: the task recall needs {domain.GENERATED}")
-    try:
-        return generate(rules(source.study))
-    except ValueError as error:
-        raise UserError(f"recall: {error}") from None
+class RecallDomain(LanguageDomain):
+    measure = Measure("accuracy", "accuracy at queries", factor=100, unit="%")
+
+    def source(self) -> str:
+        return GENERATED
+
+    def load(self, source: Source) -> TextData:
+        if source.place != GENERATED:
+            raise UserError(f"--data {source.place}: the task recall needs {GENERATED}")
+        try:
+            return generate(rules(source.study))
+        except ValueError as error:
+            raise UserError(f"recall: {error}") from None
 
 
-DOMAIN = dataclasses.replace(
-    domain.DOMAIN,
-    source=lambda: domain.GENERATED,
-    load=load,
-    measure=Measure("accuracy", "accuracy at queries", factor=100, unit="%"),
-)
+DOMAIN = RecallDomain()

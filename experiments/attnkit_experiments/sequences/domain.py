@@ -92,11 +92,6 @@ class SequenceStudy(Training):
             raise ValueError(f"hold_out must be 0 or at least 2, got {self.hold_out}")
 
 
-def source() -> str:
-    """The default source, resolved by `load`."""
-    return BY_TASK
-
-
 def place_of(task: str) -> str:
     """ "generated" for listops, else what ATTNKIT_DATA names, or the archive in it that the task reads."""
     if task == "listops":
@@ -107,78 +102,9 @@ def place_of(task: str) -> str:
     return place
 
 
-def load(source: Source) -> SequenceData:
-    study = source.study
-    place = place_of(study.task) if source.place == BY_TASK else source.place
-    try:
-        request = from_study(
-            SequenceRequest, study, train=study.train_samples, valid=study.valid_samples, test=study.test_samples,
-            valid_share=1 / study.hold_out if study.hold_out else 0.0, terms=source.terms,
-            listops=from_study(ListOpsRules, study, depth=study.tree_depth),
-        )  # fmt: skip
-    except ValueError as error:
-        raise UserError(f"{study.task}: {error}") from None
-    return load_sequences(place, request, cache=source.cache)
-
-
-def about(data: SequenceData) -> dict[str, Any]:
-    counts = {name: len(getattr(data, name)) for name in ("train", "valid", "test")}
-    samples = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    pairs = "pairs of sequences" if data.towers == 2 else "sequences"
-    shortest, longest = int(data.lengths.min()), int(data.lengths.max())
-    span = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
-    text = (
-        f"{samples} {pairs} of {span} tokens, {len(data.classes)} classes; "
-        f"always answering the commonest one is right for {100 * data.majority():.1f} % of test"
-    )
-    if data.truncated:
-        text += f" ({data.truncated:,} of the {len(data.lengths):,} sequences were cut to their longest length)"
-    if data.skipped:
-        text += f" ({data.skipped:,} unreadable files left out)"
-    facts = {"name": data.name, "text": text, "classes": list(data.classes), "majority": data.majority()}
-    counted = {"census": data.census.record()} if data.census else {}
-    return facts | counts | {"truncated": data.truncated, "skipped": data.skipped} | counted
-
-
 def method_variant(method: str, baseline: str) -> Variant:
     """A row of the table; its op is a key of METHODS."""
     return Variant(name=method, series=method, op=method, baseline=baseline if method != baseline else "")
-
-
-def cell(settings: SequenceStudy, variant: Variant, seed: int, data: SequenceData, checksum: str) -> Cell:
-    longest = int(data.lengths.max())
-    model = from_study(
-        ClassifierConfig, settings, vocabulary=data.vocabulary, classes=len(data.classes), towers=data.towers,
-        length=settings.length or -(-longest // ROUND_TO) * ROUND_TO, method=variant.op,
-    )  # fmt: skip
-    require_fit(data, model, settings.batch, settings.pad_to_multiple)
-    parts = {"batch": settings.batch, "pad_to_multiple": settings.pad_to_multiple, "model": model}
-    train = from_study(TrainConfig, settings, clip=settings.clip or UNCLIPPED)
-    return Cell(variant, seed, train, parts, checksum)
-
-
-def task(cell: Cell, data: SequenceData, device: torch.device) -> SequenceTask:
-    of = cell.settings
-    return SequenceTask(
-        data, of["model"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed, device=device,
-        pad_to_multiple=of["pad_to_multiple"],
-    )  # fmt: skip
-
-
-def facts(cell: Cell) -> dict[str, Any]:
-    return {"tokens": cell.settings["model"].length * cell.settings["model"].towers}
-
-
-def shape(cell: Cell) -> ClassifierConfig:
-    """All of the model: methods differ in their parameters."""
-    model: ClassifierConfig = cell.settings["model"]
-    return model
-
-
-def sections(study: Any, show_samples: bool) -> list[Section]:
-    from attnkit_experiments.sequences import page  # imports plotting
-
-    return page.sections(study, show_samples)
 
 
 class Result(TypedDict):
@@ -190,19 +116,80 @@ class Result(TypedDict):
     majority: Share
 
 
-DOMAIN = Domain(
-    name="sequences",
-    source=source,
-    load=load,
-    about=about,
-    cell=cell,
-    task=task,
-    inspect=inspect,
-    facts=facts,
-    shape=shape,
-    result=Result,
-    inspected=Layers,
-    measure=Measure("accuracy", "accuracy", factor=100, unit="%"),
-    sections=sections,
-    unit="sequences",
-)
+class SequenceDomain(Domain):
+    name = "sequences"
+    unit = "sequences"
+    result = Result
+    inspected = Layers
+    measure = Measure("accuracy", "accuracy", factor=100, unit="%")
+
+    def source(self) -> str:
+        """The default source, resolved by `load`."""
+        return BY_TASK
+
+    def load(self, source: Source) -> SequenceData:
+        study = source.study
+        place = place_of(study.task) if source.place == BY_TASK else source.place
+        try:
+            request = from_study(
+                SequenceRequest, study, train=study.train_samples, valid=study.valid_samples, test=study.test_samples,
+                valid_share=1 / study.hold_out if study.hold_out else 0.0, terms=source.terms,
+                listops=from_study(ListOpsRules, study, depth=study.tree_depth),
+            )  # fmt: skip
+        except ValueError as error:
+            raise UserError(f"{study.task}: {error}") from None
+        return load_sequences(place, request, cache=source.cache)
+
+    def about(self, data: SequenceData) -> dict[str, Any]:
+        counts = {name: len(getattr(data, name)) for name in ("train", "valid", "test")}
+        samples = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+        pairs = "pairs of sequences" if data.towers == 2 else "sequences"
+        shortest, longest = int(data.lengths.min()), int(data.lengths.max())
+        span = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
+        text = (
+            f"{samples} {pairs} of {span} tokens, {len(data.classes)} classes; "
+            f"always answering the commonest one is right for {100 * data.majority():.1f} % of test"
+        )
+        if data.truncated:
+            text += f" ({data.truncated:,} of the {len(data.lengths):,} sequences were cut to their longest length)"
+        if data.skipped:
+            text += f" ({data.skipped:,} unreadable files left out)"
+        facts = {"name": data.name, "text": text, "classes": list(data.classes), "majority": data.majority()}
+        counted = {"census": data.census.record()} if data.census else {}
+        return facts | counts | {"truncated": data.truncated, "skipped": data.skipped} | counted
+
+    def cell(self, settings: SequenceStudy, variant: Variant, seed: int, data: SequenceData, checksum: str) -> Cell:
+        longest = int(data.lengths.max())
+        model = from_study(
+            ClassifierConfig, settings, vocabulary=data.vocabulary, classes=len(data.classes), towers=data.towers,
+            length=settings.length or -(-longest // ROUND_TO) * ROUND_TO, method=variant.op,
+        )  # fmt: skip
+        require_fit(data, model, settings.batch, settings.pad_to_multiple)
+        parts = {"batch": settings.batch, "pad_to_multiple": settings.pad_to_multiple, "model": model}
+        train = from_study(TrainConfig, settings, clip=settings.clip or UNCLIPPED)
+        return Cell(variant, seed, train, parts, checksum)
+
+    def task(self, cell: Cell, data: SequenceData, device: torch.device) -> SequenceTask:
+        of = cell.settings
+        return SequenceTask(
+            data, of["model"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed, device=device,
+            pad_to_multiple=of["pad_to_multiple"],
+        )  # fmt: skip
+
+    inspect = staticmethod(inspect)
+
+    def facts(self, cell: Cell) -> dict[str, Any]:
+        return {"tokens": cell.settings["model"].length * cell.settings["model"].towers}
+
+    def shape(self, cell: Cell) -> ClassifierConfig:
+        """All of the model: methods differ in their parameters."""
+        model: ClassifierConfig = cell.settings["model"]
+        return model
+
+    def sections(self, study: Any, show_samples: bool) -> list[Section]:
+        from attnkit_experiments.sequences import page  # imports plotting
+
+        return page.sections(study, show_samples)
+
+
+DOMAIN = SequenceDomain()

@@ -48,61 +48,6 @@ class SoftStudy(ImageSettings):
     measured_batch: int = 0
 
 
-def cell(settings: SoftStudy, variant: Variant, seed: int, data: ImageData | LazyImages, checksum: str) -> Cell:
-    options = OPTIONS[settings.options]
-    if settings.sampling:
-        options = dataclasses.replace(options, sampling=settings.sampling)
-    own: dict[str, Any] = {"method": variant.op, "options": options}
-    model = from_study(SoftConfig, settings, image=data.size, channels=data.channels, classes=len(data.classes), **own)
-    own["channels_last"] = settings.channels_last
-    full = {"size": "tiny", "image": 224, "channels": 3, "classes": 1000, **own}
-    augmented = augmentation(settings)
-    require_fit(data, augmented, settings.batch)
-    parts = {
-        "batch": settings.batch,
-        "model": model,
-        "augmentation": augmented,
-        "full": SoftConfig(**(full | dict(variant.options))) if settings.full_scale else None,
-        "measured_batch": settings.measured_batch,
-    }
-    return Cell(variant, seed, from_study(TrainConfig, settings), parts, checksum)
-
-
-def task(cell: Cell, data: ImageData | LazyImages, device: torch.device) -> SoftImageTask:
-    of = cell.settings
-    return SoftImageTask(
-        data, of["model"], of["augmentation"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed,
-        device=device, build=SoftVisionTransformer,
-    )  # fmt: skip
-
-
-def facts(cell: Cell) -> dict[str, Any]:
-    model, full = cell.settings["model"], cell.settings["full"]
-    flops = 2 * cost(model)[1]
-    numbers: dict[str, Any] = {
-        "tokens": model.grids[0] ** 2,
-        "flops_per_sample": flops,
-        "training_flops": 3 * flops * cell.train.steps * cell.settings["batch"],
-    }
-    if full:
-        numbers["full_parameters"], products = cost(full)
-        numbers["full_multiply_adds"] = products
-        numbers["full_multiply_adds_without_inverse"] = products - full.newton_multiply_adds
-    return numbers
-
-
-def shape(cell: Cell) -> SoftConfig:
-    """All of the model: methods differ in their parameters."""
-    model: SoftConfig = cell.settings["model"]
-    return model
-
-
-def sections(study: Any, show_images: bool) -> list[Section]:
-    from attnkit_experiments.soft import page  # imports plotting
-
-    return page.sections(study, show_images)
-
-
 def row(name: str, *, baseline: str = "", full: Mapping[str, Any] | None = None, **changes: Any) -> Variant:
     """A row of SOFT itself, with what it changes in the study and in the published model."""
     return Variant(name=name, series=name, op="soft", baseline=baseline, changes=changes, options=full or {})
@@ -121,19 +66,69 @@ class Result(TypedDict):
     test_loss: float
 
 
-DOMAIN = Domain(
-    name="soft images",
-    source=image_source,
-    load=read_images,
-    about=about_images,
-    cell=cell,
-    task=task,
-    inspect=inspect,
-    facts=facts,
-    shape=shape,
-    result=Result,
-    inspected=Inspected,
-    measure=Measure("accuracy", "accuracy", factor=100, unit="%"),
-    sections=sections,
-    unit="images",
-)
+class SoftDomain(Domain):
+    name = "soft images"
+    unit = "images"
+    result = Result
+    inspected = Inspected
+    measure = Measure("accuracy", "accuracy", factor=100, unit="%")
+
+    source = staticmethod(image_source)
+
+    load = staticmethod(read_images)
+
+    about = staticmethod(about_images)
+
+    def cell(
+        self, settings: SoftStudy, variant: Variant, seed: int, data: ImageData | LazyImages, checksum: str
+    ) -> Cell:
+        options = OPTIONS[settings.options]
+        if settings.sampling:
+            options = dataclasses.replace(options, sampling=settings.sampling)
+        own: dict[str, Any] = {"method": variant.op, "options": options}
+        model = from_study(
+            SoftConfig, settings, image=data.size, channels=data.channels, classes=len(data.classes), **own
+        )
+        own["channels_last"] = settings.channels_last
+        full = {"size": "tiny", "image": 224, "channels": 3, "classes": 1000, **own}
+        augmented = augmentation(settings)
+        require_fit(data, augmented, settings.batch)
+        parts = {
+            "batch": settings.batch,
+            "model": model,
+            "augmentation": augmented,
+            "full": SoftConfig(**(full | dict(variant.options))) if settings.full_scale else None,
+            "measured_batch": settings.measured_batch,
+        }
+        return Cell(variant, seed, from_study(TrainConfig, settings), parts, checksum)
+
+    def task(self, cell: Cell, data: ImageData | LazyImages, device: torch.device) -> SoftImageTask:
+        of = cell.settings
+        return SoftImageTask(
+            data, of["model"], of["augmentation"], batch=of["batch"], precision=cell.train.precision, seed=cell.seed,
+            device=device, build=SoftVisionTransformer,
+        )  # fmt: skip
+
+    inspect = staticmethod(inspect)
+
+    def facts(self, cell: Cell) -> dict[str, Any]:
+        model, full = cell.settings["model"], cell.settings["full"]
+        numbers = self.flops_of(cell, model.grids[0] ** 2, 2 * cost(model)[1])
+        if full:
+            numbers["full_parameters"], products = cost(full)
+            numbers["full_multiply_adds"] = products
+            numbers["full_multiply_adds_without_inverse"] = products - full.newton_multiply_adds
+        return numbers
+
+    def shape(self, cell: Cell) -> SoftConfig:
+        """All of the model: methods differ in their parameters."""
+        model: SoftConfig = cell.settings["model"]
+        return model
+
+    def sections(self, study: Any, show_images: bool) -> list[Section]:
+        from attnkit_experiments.soft import page  # imports plotting
+
+        return page.sections(study, show_images)
+
+
+DOMAIN = SoftDomain()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 
@@ -171,36 +172,59 @@ class Section:
     body: str
 
 
-@dataclass(frozen=True)
-class Domain:
+class Domain(ABC):
     """The common parts of recipes for one kind of data."""
 
-    name: str
-    source: Callable[[], str]
-    """The default of --data."""
-    load: Callable[[Source], Any]
-    """The data; UserError if it is missing or unusable."""
-    about: Callable[[Any], dict[str, Any]]
-    """Facts about the data for study.json: at least `name`, and `text`, a readable line."""
-    cell: Callable[[Any, Variant, int, Any, str], Cell]
-    """The cell of settings (a study's with the variant's changes), a variant, a seed, the data and its checksum."""
-    task: Callable[[Cell, Any, torch.device], Any]
-    """The `Task` to train."""
-    inspect: Callable[[Any, Any, Cell, Path], Mapping[str, Any]]
-    """Further measurements of the trained and the untrained task beside `Task.evaluate`, and a folder to write to."""
-    facts: Callable[[Cell], dict[str, Any]]
-    """Facts that depend on the shape of a cell: FLOPs, tokens."""
-    shape: Callable[[Cell], Any]
-    """Cells of equal shape must have equally many parameters."""
-    result: type
-    """A TypedDict: what `facts` and `Task.evaluate` leave in result.json; further keys are numbers."""
-    inspected: type
-    """The same of `inspect`."""
-    measure: Measure
-    sections: Callable[[Any, bool], list[Section]]
-    """The figures of a report (`StudyResults`, whether samples may be shown)."""
-    unit: str
+    name: ClassVar[str]
+    unit: ClassVar[str]
     """What a sample is in lines of progress: images; or tokens, of which a sample has as many as `facts` says."""
+    result: ClassVar[type]
+    """A TypedDict: what `facts` and `Task.evaluate` leave in result.json; further keys are numbers."""
+    inspected: ClassVar[type]
+    """The same of `inspect`."""
+    measure: ClassVar[Measure]
+
+    @abstractmethod
+    def source(self) -> str:
+        """The default of --data."""
+
+    @abstractmethod
+    def load(self, source: Source) -> Any:
+        """The data; UserError if it is missing or unusable."""
+
+    @abstractmethod
+    def about(self, data: Any) -> dict[str, Any]:
+        """Facts about the data for study.json: at least `name`, and `text`, a readable line."""
+
+    @abstractmethod
+    def cell(self, settings: Any, variant: Variant, seed: int, data: Any, checksum: str) -> Cell:
+        """The cell of settings (a study's with the variant's changes), a variant, a seed, the data and its checksum."""
+
+    @abstractmethod
+    def task(self, cell: Cell, data: Any, device: torch.device) -> Any:
+        """The `Task` to train."""
+
+    @abstractmethod
+    def inspect(self, task: Any, initial: Any, cell: Cell, folder: Path) -> Mapping[str, Any]:
+        """Further measurements of the trained and the untrained task beside `Task.evaluate`, and files in a folder."""
+
+    @abstractmethod
+    def facts(self, cell: Cell) -> dict[str, Any]:
+        """Facts that depend on the shape of a cell: FLOPs, tokens."""
+
+    @staticmethod
+    def flops_of(cell: Cell, tokens: int, forward: float) -> dict[str, Any]:
+        """Facts of a cell from the FLOPs of a forward pass, of which training takes three times as many."""
+        training = 3 * forward * cell.train.steps * cell.settings["batch"]
+        return {"tokens": tokens, "flops_per_sample": forward, "training_flops": training}
+
+    @abstractmethod
+    def shape(self, cell: Cell) -> Any:
+        """Cells of equal shape must have equally many parameters."""
+
+    @abstractmethod
+    def sections(self, study: Any, show_samples: bool) -> list[Section]:
+        """The figures of a report (`StudyResults`, whether samples may be shown)."""
 
 
 @dataclass(frozen=True)

@@ -119,90 +119,11 @@ class Corpora:
         return self.of(self.base).checksum()
 
 
-def source() -> str:
-    return data_place("multi30k", otherwise="")
-
-
-def load(source: Source) -> Corpora:
-    if not source.place:
-        raise UserError(
-            "translation needs sentence pairs: give --data FOLDER, such as multi30k or documents/europarl7, or set "
-            "ATTNKIT_DATA"
-        )
-    choice = from_study(FileChoice, source.study)
-    corpora = Corpora(source.place, source.cache, request(source.study), choice, source.terms)
-    corpora.of(corpora.base)
-    return corpora
-
-
-def about(data: Corpora) -> dict[str, Any]:
-    pairs = data.of(data.base)
-    train, valid, test = (len(split.source) for split in (pairs.train, pairs.valid, pairs.test))
-    languages = f"{pairs.source_language}-{pairs.target_language}"
-    text = f"{languages}, {train:,} train, {valid:,} valid and {test:,} test pairs, {pairs.vocabulary:,} subwords"
-    return {
-        "name": pairs.name,
-        "text": text,
-        "train": train,
-        "valid": valid,
-        "test": test,
-        "languages": languages,
-        "vocabulary": pairs.vocabulary,
-        "counts": pairs.about,
-    } | ({"census": pairs.census.record()} if pairs.census else {})
-
-
-def cell(settings: TranslationStudy, variant: Variant, seed: int, data: Corpora, checksum: str) -> Cell:
-    pair_request = request(settings)
-    pairs = data.of(pair_request)
-    methods: dict[str, Any] = {place: tuned(m, settings) for place, m in everywhere(settings.method).items()}
-    model = from_study(
-        TranslationConfig, settings, vocabulary=pairs.vocabulary, encoder_layers=settings.layers,
-        decoder_layers=settings.layers, max_length=settings.positions, **methods,
-    )  # fmt: skip
-    train = from_study(TrainConfig, settings, betas=(0.9, settings.beta2))
-    parts = {
-        "pairs": pair_request,
-        "budget": settings.tokens,
-        "analysed": settings.analysed,
-        "map_tokens": settings.map_tokens,
-        "model": model,
-        "objective": from_study(ObjectiveConfig, settings),
-        "decoding": from_study(DecodeConfig, settings),
-    }
-    return Cell(variant, seed, train, parts, hashlib.sha256(f"{checksum}{pairs.checksum()}".encode()).hexdigest())
-
-
 def tuned(method: Method, settings: TranslationStudy) -> Method:
     """A method with the study's gamma and weight of the regulariser, if it has them."""
     if "gamma" in method.options:
         method = dataclasses.replace(method, options=method.options | {"gamma": settings.gamma})
     return dataclasses.replace(method, regulariser=settings.regulariser) if method.regulariser else method
-
-
-def task(cell: Cell, data: Corpora, device: torch.device) -> TranslationTask:
-    of = cell.settings
-    pairs = data.of(of["pairs"])
-    return TranslationTask(
-        pairs, of["model"], of["objective"], of["decoding"], budget=of["budget"], precision=cell.train.precision,
-        seed=cell.seed, device=device, tokenised=moses(pairs.target_language),
-    )  # fmt: skip
-
-
-def facts(cell: Cell) -> dict[str, Any]:
-    return {"tokens": cell.settings["budget"]}
-
-
-def shape(cell: Cell) -> Any:
-    """ReLA alone has weights of its own, and so has a memory with a LayerNorm."""
-    model = cell.settings["model"]
-    return model.encoder_layers, model.dim, model.slots, model.memory, model.encoder.weighted, model.encoder.norm
-
-
-def sections(study: Any, show_samples: bool) -> list[Section]:
-    from attnkit_experiments.translation import page  # imports plotting
-
-    return page.sections(study, show_samples)
 
 
 class Result(TypedDict):
@@ -218,19 +139,85 @@ class Result(TypedDict):
     decode_seconds: Annotated[float, In("(0, inf)")]
 
 
-DOMAIN = Domain(
-    name="translation",
-    source=source,
-    load=load,
-    about=about,
-    cell=cell,
-    task=task,
-    inspect=inspect,
-    facts=facts,
-    shape=shape,
-    result=Result,
-    inspected=Inspected,
-    measure=Measure("bleu", "BLEU", digits=2),
-    sections=sections,
-    unit="pairs",
-)
+class TranslationDomain(Domain):
+    name = "translation"
+    unit = "pairs"
+    result = Result
+    inspected = Inspected
+    measure = Measure("bleu", "BLEU", digits=2)
+
+    def source(self) -> str:
+        return data_place("multi30k", otherwise="")
+
+    def load(self, source: Source) -> Corpora:
+        if not source.place:
+            raise UserError(
+                "translation needs sentence pairs: give --data FOLDER, such as multi30k or documents/europarl7, or set "
+                "ATTNKIT_DATA"
+            )
+        choice = from_study(FileChoice, source.study)
+        corpora = Corpora(source.place, source.cache, request(source.study), choice, source.terms)
+        corpora.of(corpora.base)
+        return corpora
+
+    def about(self, data: Corpora) -> dict[str, Any]:
+        pairs = data.of(data.base)
+        train, valid, test = (len(split.source) for split in (pairs.train, pairs.valid, pairs.test))
+        languages = f"{pairs.source_language}-{pairs.target_language}"
+        text = f"{languages}, {train:,} train, {valid:,} valid and {test:,} test pairs, {pairs.vocabulary:,} subwords"
+        return {
+            "name": pairs.name,
+            "text": text,
+            "train": train,
+            "valid": valid,
+            "test": test,
+            "languages": languages,
+            "vocabulary": pairs.vocabulary,
+            "counts": pairs.about,
+        } | ({"census": pairs.census.record()} if pairs.census else {})
+
+    def cell(self, settings: TranslationStudy, variant: Variant, seed: int, data: Corpora, checksum: str) -> Cell:
+        pair_request = request(settings)
+        pairs = data.of(pair_request)
+        methods: dict[str, Any] = {place: tuned(m, settings) for place, m in everywhere(settings.method).items()}
+        model = from_study(
+            TranslationConfig, settings, vocabulary=pairs.vocabulary, encoder_layers=settings.layers,
+            decoder_layers=settings.layers, max_length=settings.positions, **methods,
+        )  # fmt: skip
+        train = from_study(TrainConfig, settings, betas=(0.9, settings.beta2))
+        parts = {
+            "pairs": pair_request,
+            "budget": settings.tokens,
+            "analysed": settings.analysed,
+            "map_tokens": settings.map_tokens,
+            "model": model,
+            "objective": from_study(ObjectiveConfig, settings),
+            "decoding": from_study(DecodeConfig, settings),
+        }
+        return Cell(variant, seed, train, parts, hashlib.sha256(f"{checksum}{pairs.checksum()}".encode()).hexdigest())
+
+    def task(self, cell: Cell, data: Corpora, device: torch.device) -> TranslationTask:
+        of = cell.settings
+        pairs = data.of(of["pairs"])
+        return TranslationTask(
+            pairs, of["model"], of["objective"], of["decoding"], budget=of["budget"], precision=cell.train.precision,
+            seed=cell.seed, device=device, tokenised=moses(pairs.target_language),
+        )  # fmt: skip
+
+    inspect = staticmethod(inspect)
+
+    def facts(self, cell: Cell) -> dict[str, Any]:
+        return {"tokens": cell.settings["budget"]}
+
+    def shape(self, cell: Cell) -> Any:
+        """ReLA alone has weights of its own, and so has a memory with a LayerNorm."""
+        model = cell.settings["model"]
+        return model.encoder_layers, model.dim, model.slots, model.memory, model.encoder.weighted, model.encoder.norm
+
+    def sections(self, study: Any, show_samples: bool) -> list[Section]:
+        from attnkit_experiments.translation import page  # imports plotting
+
+        return page.sections(study, show_samples)
+
+
+DOMAIN = TranslationDomain()
