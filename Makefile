@@ -247,7 +247,7 @@ gradients: install
 wheel: install
 	$(BIN)/python -m tests.repository.wheel_extras
 
-# The quick kit and the tests of the library on the oldest and the newest torch, JAX and NumPy, and the small kit on every
+# The small kit and the tests of the library on the oldest and the newest torch, JAX and NumPy, and the kit on every
 # Python that is there (`python -m tests.repository.matrix light@3.14t`): three environments of torch, one after
 # the other, of about 6 GB each; ten minutes of a core each where goldens and what JAX compiled are kept, else an hour (estimated).
 matrix: library

@@ -1,4 +1,4 @@
-"""The quick kit, the tests of the library, and whether Triton kernels lower, on the oldest and the newest versions of
+"""The small kit, the tests of the library, and whether Triton kernels lower, on the oldest and the newest versions of
 what attnkit works with, and the kit on every Python.
 
     python -m tests.repository.matrix [SIDE[@PYTHON] ...]     e.g. oldest newest@3.12 light@3.14t
@@ -29,7 +29,10 @@ EXTRAS = PROJECT["optional-dependencies"]
 OF_KIT = [*KIT_ALONE["dependencies"], *KIT_ALONE["optional-dependencies"]["full"]]
 PATHS = os.pathsep.join(str(ROOT / name) for name in ("", "reference", "conformance"))
 Step = tuple[str, ...]
-KIT: Step = ("-m", "attnkit_conformance", "run", "numpy", "torch", "jax", "-k", "not (jax and (property or /pair.))")
+KIT: Step = (
+    "-m", "attnkit_conformance", "run", "numpy", "torch", "jax", "--profile", "small",
+    "-k", "not (jax and (property or /pair.))",
+)  # fmt: skip
 PYTEST: Step = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 LIBRARY: Step = (*PYTEST, "tests/library", "-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning")
 OLD_GLOO = "--ignore=tests/library/test_context_parallel.py"  # torch 2.6 may wait forever where a process group ends
