@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.pages import render
 from attnkit_conformance.report import saved
 from attnkit_conformance.report.shares import Count, count, percent
 
 TEMPLATE = Path(__file__).parent / "scoreboard.html"
 EXAMPLES = 3  # of failures
 LONGEST = 220  # characters of a message
-COLUMNS = ("right", "wrong", "refused", "served")
 
 Results = Sequence[Mapping[str, Any]]
 
@@ -28,9 +28,19 @@ class Entry:
     about: str
     results: Results
 
-    def of(self, op: str) -> Results:
-        """The verdicts on an op."""
-        return [result for result in self.results if result["op"] == op]
+    def of(self, op: str) -> Entry:
+        """The same with the verdicts on an op alone."""
+        return Entry(self.name, "", [result for result in self.results if result["op"] == op])
+
+    @cached_property
+    def count(self) -> Count:
+        """What is right, wrong and refused."""
+        return count(self.results)
+
+    @property
+    def failures(self) -> Results:
+        """The verdicts that failed, expected or not."""
+        return [result for result in self.results if result["status"] in ("fail", "xfail")]
 
 
 def page(paths: Sequence[Path]) -> str:
@@ -44,19 +54,17 @@ def page(paths: Sequence[Path]) -> str:
     entries = list(entries_of(files))
     if not entries:
         raise ValueError("the files hold no verdicts")
-    ops = [name for name in BY_NAME if any(entry.of(name) for entry in entries)]
-    counted = {entry.name: count(entry.results) for entry in entries}
-    parts = {
-        "lead": html.escape(conclusion(counted, ops)),
-        "implementations": board((entry.name, entry.about, entry.results) for entry in entries),
-        "links": "".join(f'<a href="#{op}">{html.escape(op)}</a>' for op in ops),
-        "ops": "".join(section(op, entries) for op in ops),
-        "footer": "".join(f"<p>{html.escape(line)}</p>" for line in origins(files)),
-    }
-    text = TEMPLATE.read_text()
-    for name, part in parts.items():
-        text = text.replace(f"{{{{{name}}}}}", part)
-    return text
+    ops = [op for name, op in BY_NAME.items() if any(entry.of(name).results for entry in entries)]
+    return render(
+        TEMPLATE,
+        lead=conclusion({entry.name: entry.count for entry in entries}, [op.name for op in ops]),
+        entries=entries,
+        ops=[(op, entries_on(op.name, entries)) for op in ops],
+        origins=origins(files),
+        percent=percent,
+        message=message,
+        examples=EXAMPLES,
+    )
 
 
 def entries_of(files: Mapping[Path, saved.Data]) -> Iterable[Entry]:
@@ -99,55 +107,13 @@ def conclusion(counted: Mapping[str, Count], ops: Sequence[str]) -> str:
     return text
 
 
-def section(op: str, entries: Sequence[Entry]) -> str:
+def entries_on(op: str, entries: Iterable[Entry]) -> list[Entry]:
     """The implementations of an op, those that serve most first."""
-    served = [(entry.name, "", entry.of(op)) for entry in entries if entry.of(op)]
-    served.sort(key=lambda row: (-count(row[2]).share, count(row[2]).wrong))
-    return (
-        f'<h2 id="{op}">{html.escape(op)}</h2><p class="hint">{html.escape(BY_NAME[op].formula)}</p>'
-        f'<div class="board">{board(served)}</div>'
-    )
+    own = [entry.of(op) for entry in entries]
+    return sorted((x for x in own if x.results), key=lambda x: (-x.count.share, x.count.wrong))
 
 
-def board(rows: Iterable[tuple[str, str, Results]]) -> str:
-    """Rows with a bar and numbers."""
-    head = "".join(f"<span>{name}</span>" for name in COLUMNS)
-    return f'<div class="row head"><b></b><i></i>{head}</div>' + "".join(row(*parts) for parts in rows)
-
-
-def row(name: str, about: str, results: Results) -> str:
-    """One implementation: its name, the bar, the numbers, and its first failures."""
-    counted = count(results)
-    total = max(counted.judged + counted.refused, 1)
-    widths = {"right": counted.right, "mild": counted.mild, "wrong": counted.severe, "refused": counted.refused}
-    bar = "".join(f'<i class="{kind}" style="width:{100 * n / total:.2f}%"></i>' for kind, n in widths.items() if n)
-    tone = "is-wrong" if counted.severe else "is-mild" if counted.mild else ""
-    numbers = (
-        (f"{counted.right:,}", ""),
-        (f"{counted.wrong:,}", tone),
-        (f"{counted.refused:,}", ""),
-        (percent(counted.share), "" if counted.enough else "is-none"),
-    )
-    cells = "".join(
-        f'<span class="{tone}" data-of="{of}">{text}</span>' for of, (text, tone) in zip(COLUMNS, numbers, strict=True)
-    )
-    small = f"<small>{html.escape(about)}</small>" if about else ""
-    details = "" if about else failures(results)
-    return f'<div class="row"><b>{html.escape(name)}{small}</b><div class="bar">{bar}</div>{cells}{details}</div>'
-
-
-def failures(results: Results) -> str:
-    """The first failures, folded: their cases, and what was said of each."""
-    failed = [result for result in results if result["status"] in ("fail", "xfail")]
-    if not failed:
-        return ""
-    lines = "".join(f"<p><code>{html.escape(result['id'])}</code><br>{html.escape(said(result))}</p>"
-                    for result in failed[:EXAMPLES])  # fmt: skip
-    more = f"<p>and {len(failed) - EXAMPLES:,} more</p>" if len(failed) > EXAMPLES else ""
-    return f"<details><summary>what is wrong</summary>{lines}{more}</details>"
-
-
-def said(result: Mapping[str, Any]) -> str:
+def message(result: Mapping[str, Any]) -> str:
     """Why a verdict is a failure: its reason if it was expected, else its first message."""
     text = str(result["reason"] or result["failures"][0]["message"])
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
