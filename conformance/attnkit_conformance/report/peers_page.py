@@ -6,7 +6,6 @@ needs no script.
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import subprocess
@@ -23,9 +22,10 @@ from attnkit_conformance.core import CaseResult
 from attnkit_conformance.golden import golden
 from attnkit_conformance.model.case import compute_dtype
 from attnkit_conformance.opdb import OPDB
+from attnkit_conformance.pages import render
 from attnkit_conformance.peers import REQUIRES
 from attnkit_conformance.peers.further import of as further_of
-from attnkit_conformance.peers.gpu_only import GPU_ONLY, OnGpu
+from attnkit_conformance.peers.gpu_only import GPU_ONLY
 from attnkit_conformance.report import files
 from attnkit_conformance.report.disagreements import Disagreement, Example, collect, library
 from attnkit_conformance.report.files import Header
@@ -33,22 +33,7 @@ from attnkit_conformance.search.shrink import size
 
 TEMPLATE = Path(__file__).parent / "peers.html"
 WEIGHTS = "_weights"
-COLUMNS = (
-    "definition",
-    "function",
-    "verdict",
-    "disagreements",
-    "agree",
-    "worst, of its bound",
-    "differ",
-    "by",
-    "not served",
-)
 VISIBLE = 0.01  # what a disagreement beyond the cases is off by at least
-BEYOND = """<h2>Beyond the cases</h2>
-<p class="hint">What needs more tokens than a case has, or options that no definition has. Each program computes
-both sides.</p>
-"""
 STOPPED = "does not run: "  # what stands for the output of a program that raised an error
 LONGEST = 6000  # characters of a program on the page
 ROUNDINGS = 16
@@ -106,32 +91,9 @@ def gather(
 
 def page(held: Record) -> str:
     """The whole page."""
-    entries = held["disagreements"]
-    contents = (f'<li><a href="#d{n}">{escape(one["reason"])}</a></li>' for n, one in enumerate(entries, 1))
-    parts = {
-        "facts": "".join(
-            f'<div class="fact"><b>{n:,}</b><span>{escape(text)}</span></div>' for n, text in held["facts"]
-        ),
-        "meta": meta(held["head"]),
-        "matrix": matrix(held["definitions"]),
-        "disagreements": "".join(card(n, one) for n, one in enumerate(entries, 1)),
-        "further": "".join([BEYOND if held["further"] else "", *map(further_card, held["further"])]),
-        "contents": "".join(contents),
-        "gpu": gpu_rows(GPU_ONLY),
-        "unsupported": "".join(
-            f"<tr><td><code>{escape(name)}</code></td><td>"
-            f"{'; '.join(f'{escape(reason)} ({count})' for reason, count in reasons)}</td></tr>"
-            for name, reasons in held["unsupported"]
-        ),
-    }
-    text = TEMPLATE.read_text()
-    for name, part in parts.items():
-        text = text.replace("{{" + name + "}}", part)
-    return text
-
-
-def escape(text: object) -> str:
-    return html.escape(str(text))
+    head, large = held["head"], {name: f"{n:,}" for n, name in held["facts"]}
+    machine = {"profile": head["profile"], "": head["device"], "python": head["python"], **head["versions"]}
+    return render(TEMPLATE, **held | {"facts": large}, machine=machine, gpu_only=GPU_ONLY, visible=VISIBLE)
 
 
 def facts(
@@ -147,17 +109,6 @@ def facts(
         (sum(r.status in ("xfail", "fail") for r in results), "differ"),
         (sum(r.status == "unsupported" for r in results), "not served"),
     ]  # fmt: skip
-
-
-def meta(head: Header) -> str:
-    """Profile, machine, versions."""
-    versions = [f"{name} <b>{escape(version)}</b>" for name, version in head["versions"].items()]
-    parts = [
-        f"profile <b>{escape(head['profile'])}</b>",
-        escape(head["device"]),
-        f"python <b>{escape(head['python'])}</b>",
-    ]
-    return " · ".join([*parts, *versions])
 
 
 def definitions(
@@ -177,16 +128,6 @@ def definitions(
     return held
 
 
-def matrix(held: Sequence[Record]) -> str:
-    """A block of rows per definition."""
-    blocks = []
-    for one in held:
-        head = f"<th rowspan={len(one['functions'])}>{escape(one['op'])}<small>{escape(one['formula'])}</small></th>"
-        lines = "".join(f"<tr>{head if n == 0 else ''}{row(each)}</tr>" for n, each in enumerate(one["functions"]))
-        blocks.append(f"<tbody>{lines}</tbody>")
-    return f"<thead><tr>{''.join(f'<th>{title}</th>' for title in COLUMNS)}</tr></thead>{''.join(blocks)}"
-
-
 def verdict(own: Sequence[CaseResult], entries: Sequence[Disagreement]) -> Record:
     """Of one function and one definition: its disagreements by number, and counts."""
     counts = Counter(result.status for result in own)
@@ -202,25 +143,6 @@ def verdict(own: Sequence[CaseResult], entries: Sequence[Disagreement]) -> Recor
         "by": most(differing) if differing else "",
         "not_served": counts["unsupported"],
     }
-
-
-def row(one: Record) -> str:
-    word = "differs" if one["differ"] else "agrees"
-    cells = (
-        f'<b class="{word}">{word}</b>',
-        " ".join(f'<a href="#d{n}">{n}</a>' for n in one["disagreements"]),
-        number(one["agree"]),
-        f"{100 * one['worst']:.0f} %" if one["agree"] else "",
-        number(one["differ"]),
-        escape(one["by"]),
-        number(one["not_served"]),
-    )
-    name = f"<td><code>{escape(one['name'])}</code><small>{escape(one['description'])}</small></td>"
-    return name + "".join(f"<td>{text}</td>" for text in cells)
-
-
-def number(count: int) -> str:
-    return f"{count:,}" if count else ""
 
 
 def most(results: Iterable[CaseResult]) -> str:
@@ -266,35 +188,6 @@ def program(example: Example, printed: Mapping[str, str]) -> Record:
     return {"adapter": example.adapter} | said
 
 
-def card(number: int, one: Record) -> str:
-    """One disagreement."""
-    rows = []
-    for adapter, op, dtypes, count, off in one["who"]:
-        cells = (f"<code>{escape(adapter)}</code>", f"<code>{escape(op)}</code>", dtypes, str(count), escape(off))
-        rows.append("".join(f"<td>{text}</td>" for text in cells))
-    table = "".join(f"<tr>{row}</tr>" for row in rows)
-    head = "<tr><th>function</th><th>op</th><th>dtypes</th><th>verdicts</th><th>off by</th></tr>"
-    programs = "".join(details(example, opened=n == 0) for n, example in enumerate(one["programs"]))
-    sentence = f'<h3 id="d{number}"><i>{number}</i>{escape(one["reason"])}</h3>'
-    who = f'<div class="wide"><table class="who">{head}{table}</table></div>'
-    return f'<section class="card">{sentence}{who}{programs}</section>'
-
-
-def details(example: Record, opened: bool) -> str:
-    name = f"<code>{escape(example['adapter'])}</code>"
-    if "program" not in example:
-        found = f"the smallest input found for {name} is {example['size']:,} numbers"
-        return f'<p class="hint">No short program: {found}.</p>'
-    label = f"<summary>smallest input for {name}</summary>"
-    return f"<details{' open' if opened else ''}>{label}{snippet(example, example['tolerance'])}</details>"
-
-
-def snippet(held: Record, tolerance: float) -> str:
-    """A program and what it printed."""
-    text = f'<pre class="snippet" data-tolerance="{tolerance:.3g}">{escape(held["program"])}</pre>'
-    return f'{text}<pre class="printed">{escape(held["printed"])}</pre>'
-
-
 def tolerance_of(example: Example) -> float:
     """Half the error that was found; a snippet that reproduces exceeds it. Of a few roundings, which another build of a
     library makes otherwise, any difference tells."""
@@ -303,13 +196,6 @@ def tolerance_of(example: Example) -> float:
         return 0.0
     limit = truth.outputs[sight.output] if sight.output in truth.outputs else truth.gradients[sight.output[1:]]
     return sight.relative * limit.largest / 2
-
-
-def further_card(one: Record) -> str:
-    """A disagreement beyond the cases."""
-    sentence = f"<h3><code>{escape(one['family'])}</code>: {escape(one['reason'])}</h3>"
-    details = f"<details><summary>program</summary>{snippet(one, VISIBLE)}</details>"
-    return f'<section class="card">{sentence}{details}</section>'
 
 
 def failures(held: Record) -> list[tuple[str, str]]:
@@ -333,16 +219,6 @@ def run(programs: Sequence[tuple[str, tuple[tuple[str, str], ...]]]) -> dict[str
             raise RuntimeError(f"the process of the programs ended:\n{done.stderr}")
         printed |= zip(own, json.loads(done.stdout.splitlines()[-1]), strict=True)
     return printed
-
-
-def gpu_rows(items: Sequence[OnGpu]) -> str:
-    """The implementations that are not judged without a GPU."""
-    return "".join(
-        f"<tr><td><code>{escape(item.name)}</code></td><td>{escape(item.distribution)} ({escape(item.version)})</td>"
-        f"<td><code>{escape(item.functions)}</code></td><td><code>{escape(item.op)}</code></td>"
-        f"<td>{escape(item.reason)}</td></tr>"
-        for item in items
-    )
 
 
 def unsupported(results: Sequence[CaseResult]) -> list[tuple[str, list[tuple[str, int]]]]:
