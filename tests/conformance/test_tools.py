@@ -430,8 +430,8 @@ def test_the_page_says_its_conclusion_and_shows_its_errors_without_a_script() ->
     page = files.as_html(results, files.header([], "small"))
     assert "1 ops on numpy, torch agree with the float64 reference: 3 verdicts, none failed." in page
     static = page.partition("<noscript>")[2].partition("</noscript>")[0]
-    assert "<td>numpy</td><td>torch</td>" in static, "a column for each library"
-    assert "<th>softmax_attention</th><td>25%</td><td>25%</td>" in static
+    assert "<th>numpy</th><th>torch</th>" in static, "a column for each library"
+    assert "<td>softmax_attention</td><td>25%</td><td>25%</td>" in static
     failing = [*results, core.CaseResult("x/float32/y", "torch-sdpa", "softmax_attention", "float32", "fail")]
     page = files.as_html(failing, files.header([], "small"))
     assert "1 of 4 verdicts on 1 ops failed, on torch-sdpa: 1 wrong." in page

@@ -6,13 +6,13 @@ verdicts where some have another level than the plain one.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge.verdicts import counts
 from attnkit_conformance.model.layout import DENSE, MAKERS
+from attnkit_conformance.pages import Markup, table
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,14 @@ def conclusion(results: Sequence[CaseResult], axis: Axis) -> str:
     return f"{judged:,} verdicts {axis.subject}, none failed{refused}."
 
 
-def axis_table(results: Sequence[CaseResult], axis: Axis, columns: Mapping[str, Sequence[str]]) -> str:
+def axis_table(results: Sequence[CaseResult], axis: Axis, columns: Mapping[str, Sequence[str]]) -> Markup:
     """Passed, failed and refused calls of each level that was met, without a script; columns are names of adapters."""
-    rows = [f"<tr><th></th>{''.join(f'<th>{html.escape(name)}</th>' for name in columns)}</tr>"]
+    rows = []
     for level, text in axis.levels.items():
-        verdicts = with_level(results, axis, level)
-        if verdicts:
-            cells = (cell(r for r in verdicts if r.adapter in adapters) for adapters in columns.values())
-            head = f"<th>{html.escape(level.replace('_', ' '))}<small>{html.escape(text)}</small></th>"
-            rows.append(f"<tr>{head}{''.join(f'<td>{text}</td>' for text in cells)}</tr>")
-    return f'<div class="scroll"><table>{"".join(rows)}</table></div>'
+        if verdicts := with_level(results, axis, level):
+            head = Markup("{}<small>{}</small>").format(level.replace("_", " "), text)
+            rows.append([head, *(cell(r for r in verdicts if r.adapter in adapters) for adapters in columns.values())])
+    return table(["", *columns], rows)
 
 
 def cell(verdicts: Iterable[CaseResult]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 import json
 import math
 import platform
@@ -35,6 +34,7 @@ from attnkit_conformance.judge.verdicts import (
     worst,
 )
 from attnkit_conformance.opdb import BY_NAME
+from attnkit_conformance.pages import Markup, render, section, table
 from attnkit_conformance.report import axes
 
 FORMAT = "attnkit_conformance/1"  # of --json; raised when older readers cannot read it
@@ -207,16 +207,40 @@ def as_html(results: list[CaseResult], head: Header) -> str:
     """The page: the template filled with the data."""
     every = axes.all_axes(head["surroundings"])
     data = json.dumps({"head": head, **compact(results, every)}, separators=(",", ":"), ensure_ascii=False)
-    failed = sum(result.status == "fail" for result in results)
-    title = f"attnkit conformance: {'all passed' if not failed else f'{failed} failed'}"
     left = f" {head['left']:,} cases are not judged: the run was stopped." if head.get("left") else ""
-    lead = html.escape(conclusion(results) + left)
-    parts = {"title": html.escape(title), "lead": lead, "static": static_table(results)}
-    parts["axes"] = static_axes(results, every)
-    page = TEMPLATE.read_text()
-    for name, text in parts.items():
-        page = page.replace(f"{{{{{name}}}}}", text)
-    return page.replace("{{data}}", data.replace("</", "<\\/"))
+    return render(
+        TEMPLATE,
+        failed=counts(results)["fail"],
+        lead=conclusion(results) + left,
+        facts=facts(results),
+        machine=machine(head),
+        errors=table_of_errors(results),
+        axes=tables_of_axes(results, every),
+        data=Markup(data.replace("</", "<\\/")),
+    )
+
+
+def facts(results: list[CaseResult]) -> dict[str, str]:
+    """Large numbers."""
+    total = counts(results)
+    numbers = {
+        "verdicts": len(results), "passed": total["pass"], "failed": total["fail"],
+        "unsupported": total["unsupported"], "expected failures": total["xfail"],
+        "ops": len({r.op for r in results}), "implementations": len({r.adapter for r in results}),
+    }  # fmt: skip
+    return {name: f"{n:,}" for name, n in numbers.items()}
+
+
+def machine(head: Header) -> dict[str, str]:
+    """What adapters decline, profile, machine and versions."""
+    declines = {name: one["declines"] for name, one in head["adapters"].items() if one["declines"]}
+    return {
+        **{f"{name} does not promise": ", ".join(several) for name, several in declines.items()},
+        "profile": head["profile"],
+        "": head["device"],
+        f"{head['machine']}, python": head["python"],
+        **head["versions"],
+    }
 
 
 def library_of(adapter: str) -> str:
@@ -237,32 +261,27 @@ def conclusion(results: list[CaseResult]) -> str:
     return f"{ops} ops on {names} agree with the float64 reference: {len(judged):,} verdicts, none failed.{few}"
 
 
-def static_table(results: list[CaseResult]) -> str:
+def table_of_errors(results: list[CaseResult]) -> Markup:
     """The worst error of every op on every library, without a script."""
     libraries = list(dict.fromkeys(library_of(r.adapter) for r in results))
     groups: dict[tuple[str, str], list[CaseResult]] = {}
     for result in results:
         groups.setdefault((result.op, library_of(result.adapter)), []).append(result)
-    rows = [("", [html.escape(name) for name in libraries])]
-    for op in dict.fromkeys(result.op for result in results):
-        rows.append((op, [_static_cell(groups.get((op, name), [])) for name in libraries]))
-    lines = (f"<tr><th>{html.escape(op)}</th>{''.join(f'<td>{x}</td>' for x in cells)}</tr>" for op, cells in rows)
-    return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
+    ops = dict.fromkeys(result.op for result in results)
+    return table(["", *libraries], ([op, *(worst_error(groups.get((op, x), [])) for x in libraries)] for op in ops))
 
 
-def static_axes(results: list[CaseResult], every: Iterable[axes.Axis]) -> str:
+def tables_of_axes(results: list[CaseResult], every: Iterable[axes.Axis]) -> Markup:
     """The tables of axes by library, without a script."""
     libraries: dict[str, list[str]] = {}
     for adapter in dict.fromkeys(r.adapter for r in results):
         libraries.setdefault(library_of(adapter), []).append(adapter)
-    parts = []
-    for axis in every:
-        if lead := axes.conclusion(results, axis):
-            table = axes.axis_table(results, axis, libraries)
-            parts.append(f'<h2>{html.escape(axis.title)}</h2><p class="hint">{html.escape(lead)}</p>{table}')
-    return "".join(parts)
+    leads = ((axis, axes.conclusion(results, axis)) for axis in every)
+    parts = (section(axis.title, x, axes.axis_table(results, axis, libraries)) for axis, x in leads if x)
+    return Markup("").join(parts)
 
 
-def _static_cell(verdicts: list[CaseResult]) -> str:
+def worst_error(verdicts: list[CaseResult]) -> str:
+    """Of some verdicts on an op, behind the number of its failures."""
     failed = counts(verdicts)["fail"]
     return (f"{failed} failed, " if failed else "") + percent(worst(verdicts))
