@@ -77,17 +77,18 @@ PICTURES = {
 }
 TEMPLATES = {
     "benchmarks/page.html",
+    *(f"conformance/attnkit_conformance/pages/{name}.html" for name in ("document", "parts")),
     *(f"conformance/attnkit_conformance/report/{name}.html" for name in ("peers", "report", "scoreboard")),
+    "conformance/attnkit_conformance/report/badge.svg",
 }
 
 
 def unwanted(names: list[str], sizes: dict[str, int]) -> dict[str, str]:
     """Files that the repository does not keep, with the reason: what is made of others, and what is large."""
     drawn = {".svg", ".png", ".jpg", ".jpeg", ".gif", ".pdf", ".webp"}
-    why = {
-        name: "is a page: `make site` makes it" for name in names if name.endswith(".html") and name not in TEMPLATES
-    }
-    why |= {n: "is a picture, not one of PICTURES" for n in names if Path(n).suffix in drawn and n not in PICTURES}
+    others = [name for name in names if name not in PICTURES | TEMPLATES]
+    why = {name: "is a page: `make site` makes it" for name in others if name.endswith(".html")}
+    why |= {name: "is a picture, not one of PICTURES" for name in others if Path(name).suffix in drawn}
     return why | {name: f"has {size:,} bytes" for name, size in sizes.items() if size > LARGE and name not in LARGER}
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from attnkit_conformance.pages import render
 from attnkit_conformance.report.shares import Count, count, percent
 
 GREEN, AMBER, RED, GREY = "#1a7f4b", "#b36b00", "#c8322f", "#6b7280"
-LEFT = "attnkit"
-HEIGHT, MARGIN = 20, 6
+TEMPLATE = Path(__file__).parent / "badge.svg"
 NARROW, WIDE = set("iljtfrI.,:;!'|() "), set("mwMW%")
 
 
@@ -19,9 +19,10 @@ def badge(data: Mapping[str, Any]) -> str:
 
     Green "softmax 1,234 pass" if nothing is wrong; amber if only tails or policies are; red "softmax 3 of 1,234 wrong";
     grey "softmax 12 % served" if less than a third of the profile was met and nothing of it is wrong.
+    Each word has its length prescribed, so that no font goes beyond its half.
     """
     text, colour = message(data)
-    return draw(LEFT, text, colour)
+    return render(TEMPLATE, name="attnkit", text=text, colour=colour, length=length)
 
 
 def message(data: Mapping[str, Any]) -> tuple[str, str]:
@@ -41,25 +42,6 @@ def words_of(subject: str, counted: Count) -> tuple[str, str]:
     if counted.mild:
         return f"{subject} {counted.right:,} pass, {counted.mild:,} mild", AMBER
     return f"{subject} {counted.right:,} pass", GREEN
-
-
-def draw(left: str, right: str, colour: str) -> str:
-    """Two words side by side. Each has its length prescribed, so that no font goes beyond its half."""
-    a, b = (length(text) + 2 * MARGIN for text in (left, right))
-    title = html.escape(f"{left}: {right}")
-    words = "".join(
-        f'<text x="{start + MARGIN}" y="14" textLength="{width - 2 * MARGIN}" lengthAdjust="spacingAndGlyphs">'
-        f"{html.escape(text)}</text>"
-        for text, start, width in ((left, 0, a), (right, a, b))
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{a + b}" height="{HEIGHT}" role="img" aria-label="{title}">'
-        f"<title>{title}</title>"
-        f'<clipPath id="r"><rect width="{a + b}" height="{HEIGHT}" rx="4"/></clipPath>'
-        f'<g clip-path="url(#r)"><rect width="{a}" height="{HEIGHT}" fill="#30343c"/>'
-        f'<rect x="{a}" width="{b}" height="{HEIGHT}" fill="{colour}"/></g>'
-        f'<g fill="#fff" font-family="system-ui,sans-serif" font-size="12">{words}</g></svg>\n'
-    )
 
 
 def length(text: str) -> int:
