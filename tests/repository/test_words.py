@@ -12,7 +12,7 @@ LEFT = {
     "attnkit/nn": (10, 0),
     "attnkit/ops": (47, 2),
     "reference": (19, 1),
-    "conformance": (53, 4),
+    "conformance": (52, 4),
     "experiments": (112, 2),
     "benchmarks": (55, 5),
     "docs": (18, 17),
