@@ -1,89 +1,86 @@
-"""A plot of ratios against n with error bars, as SVG in the page's colours."""
+"""Ratios against n with their quartiles, in the colours of the page: a figure of an op, with a panel for each mode."""
 
-import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-WIDTH, HEIGHT = 430, 250
-LEFT, RIGHT, TOP, BOTTOM = 48, 20, 26, 28
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from attnkit_conformance.pages import figures
+from attnkit_conformance.pages.figures import INK, SERIES
 
-class Point(NamedTuple):
-    """A ratio and its quartiles at one n."""
-
-    n: int
-    median: float
-    lower: float
-    upper: float
+Record = dict[str, Any]
+CHOICE = "attnkit, its own choice"
+CHOSEN, OURS, SOFTMAX = SERIES[0], SERIES[5], INK
+COLOURS = {
+    "naive": SERIES[8],
+    "flex": SERIES[1],
+    "entmax": SERIES[3],
+    "fla": SERIES[2],
+    "sdpa": SOFTMAX,
+    "jax.nn": SOFTMAX,
+}
+"""{prefix of a contender's name: its colour}; lines of one colour differ in their dashes."""
+DASHES = ("solid", *figures.DASHES)
 
 
 class Series(NamedTuple):
-    """A line: `kind` is its class in the style sheet, `dash` the number of its pattern."""
+    """A line: the ratios of a contender with their quartiles, by n."""
 
     name: str
-    kind: str
-    dash: int
-    points: tuple[Point, ...]
+    colour: str
+    dashes: Any
+    ratios: dict[int, dict[str, float]]
 
 
-class Axis(NamedTuple):
-    """A logarithmic axis from `low` to `high`, drawn from `start` to `end`."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def at(self, value: float) -> float:
-        share = math.log(value / self.low) / math.log(self.high / self.low)
-        return self.start + share * (self.end - self.start)
-
-
-def powers_of_two(low: float, high: float, most: int) -> list[float]:
-    """Ticks between low and high, 1 among them, at most so many."""
-    first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
-    step = max(1, math.ceil((last - first + 1) / most))
-    return [2.0**i for i in range(first, last + 1) if i % step == 0]
+def draw(title: str, modes: Mapping[str, Sequence[Record]]) -> str:
+    """The panels of some modes side by side, as an <svg>."""
+    with mpl.rc_context(figures.STYLE):
+        figure = Figure(figsize=(10.4, 3.2), layout="constrained")
+        panels = figure.subplots(1, len(modes), sharey=True, squeeze=False)[0]
+        for axes, (mode, records) in zip(panels, modes.items(), strict=True):
+            draw_panel(axes, [*series(records)])
+            axes.set_title(mode, fontweight="bold")
+        low, high = panels[0].get_ylim()
+        panels[0].set_ylim(min(low, 0.6), max(high, 1.6))
+        lines = {name: line for axes in panels for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+        figure.legend(lines.values(), lines.keys(), loc="outside upper left", ncols=6)
+        return figures.in_page(figures.svg(figure, title))
 
 
-def limits(series: Sequence[Series]) -> tuple[float, float]:
-    """A range of ratios that contains all points and 1."""
-    values = [x for one in series for p in one.points for x in (p.lower, p.upper, p.median)]
-    return min([*values, 0.7]) / 1.15, max([*values, 1.4]) * 1.15
+def draw_panel(axes: Axes, lines: Sequence[Series]) -> None:
+    """Lines with bars, which lie side by side; a ratio of 1 is the baseline."""
+    axes.set_xscale("log")
+    axes.set_yscale("log", base=2)
+    axes.axhline(1, color=INK, linewidth=1)
+    for i, (name, colour, dashes, ratios) in enumerate(lines):
+        places = [n * 1.01 ** (2 * i - len(lines) + 1) for n in ratios]
+        median, lower, upper = zip(*((x["median"], x["lower"], x["upper"]) for x in ratios.values()), strict=True)
+        width = 3 if name == CHOICE else 1.6
+        style: dict[str, Any] = {"color": colour, "zorder": 20 - i}
+        axes.vlines(places, lower, upper, linewidth=width / 2, **style)
+        axes.plot(places, median, "o", linestyle=dashes, label=name, linewidth=width, markersize=4, **style)
+    ns = sorted({n for line in lines for n in line.ratios})
+    axes.set_xticks(ns, [str(n) for n in ns])
+    axes.set_xlabel("n")
+    axes.yaxis.set_major_formatter("{x:g}×")
+    axes.minorticks_off()
+    axes.grid(visible=False, axis="x")
 
 
-def ticks(x: Axis, y: Axis, ns: Sequence[int]) -> list[str]:
-    """Grid and labels."""
-    parts = []
-    for value in powers_of_two(y.low, y.high, 6):
-        kind, at = "one" if value == 1 else "grid", y.at(value)
-        parts.append(f'<line class="{kind}" x1="{x.start - 6}" x2="{x.end + 6}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="tick" x="{x.start - 11}" y="{at + 3.5:.1f}" text-anchor="end">{value:g}×</text>')
-    for n in ns:
-        at = x.at(n)
-        parts.append(f'<text class="tick" x="{at:.1f}" y="{HEIGHT - 8}" text-anchor="middle">n = {n}</text>')
-    return parts
-
-
-def path_of(one: Series, x: Axis, y: Axis, shift: float) -> str:
-    """Line, error bars and dots, moved by `shift` pixels so that bars of different lines lie side by side."""
-    places = [(x.at(p.n) + shift, y.at(p.median), y.at(p.lower), y.at(p.upper)) for p in one.points]
-    path = " ".join(f"{a:.1f},{b:.1f}" for a, b, _, _ in places)
-    parts = [f'<polyline class="dash{one.dash}" points="{path}"/>']
-    for p, (a, b, low, high) in zip(one.points, places, strict=True):
-        parts.append(f'<line x1="{a:.1f}" x2="{a:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>')
-        title = f"{one.name}, n = {p.n}: {p.median:.2f}× [{p.lower:.2f}, {p.upper:.2f}]"
-        parts.append(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3"><title>{title}</title></circle>')
-    return f'<g class="{one.kind}">{"".join(parts)}</g>'
-
-
-def panel(title: str, series: Sequence[Series], bounds: tuple[float, float]) -> str:
-    """One picture; a ratio of 1 is the baseline."""
-    ns = sorted({p.n for one in series for p in one.points})
-    x = Axis(ns[0], max(ns[-1], ns[0] + 1), LEFT + 14, WIDTH - RIGHT - 14)
-    y = Axis(*bounds, HEIGHT - BOTTOM, TOP)
-    middle = (len(series) - 1) / 2
-    lines = [path_of(one, x, y, 3.0 * (i - middle)) for i, one in enumerate(series)]
-    heading = f'<text class="heading" x="{x.start - 6}" y="14">{title}</text>'
-    body = "".join([heading, *ticks(x, y, ns), *reversed(lines)])
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">{body}</svg>'
+def series(records: Sequence[Record]) -> Iterator[Series]:
+    """attnkit's own choice first, then every contender; SDPA's backends only where the op is theirs."""
+    ordered = sorted(records, key=lambda record: record["cell"]["n"])
+    used = Counter[str]()
+    if chosen := {r["cell"]["n"]: r["contenders"][r["auto"]]["ratio"] for r in ordered if r["auto"] in r["contenders"]}:
+        yield Series(CHOICE, CHOSEN, DASHES[0], chosen)
+    for name in dict.fromkeys(name for record in ordered for name in record["contenders"]):
+        serving = [record for record in ordered if name in record["contenders"]]
+        colour = next((colour for start, colour in COLOURS.items() if name.startswith(start)), OURS)
+        if all(r["auto"] == name for r in serving) or (colour == SOFTMAX and ordered[0]["cell"]["op"] != "softmax"):
+            continue
+        ratios = {record["cell"]["n"]: record["contenders"][name]["ratio"] for record in serving}
+        yield Series(name, colour, DASHES[used[colour] % len(DASHES)], ratios)
+        used[colour] += 1

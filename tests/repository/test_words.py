@@ -14,7 +14,7 @@ LEFT = {
     "reference": (19, 1),
     "conformance": (52, 4),
     "experiments": (112, 2),
-    "benchmarks": (55, 5),
+    "benchmarks": (54, 5),
     "docs": (18, 17),
 }
 
