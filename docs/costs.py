@@ -7,7 +7,6 @@ python docs/facts.py                                                       # wri
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import sys
@@ -18,10 +17,15 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments"), str(ROOT / "conformance")]  # this checkout, installed or not
 
+import matplotlib as mpl  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+
+from attnkit_conformance.pages import figures  # noqa: E402
 from attnkit_experiments.commands.estimate import Cost, of_row  # noqa: E402
 from benchmarks import training_time  # noqa: E402
 from benchmarks.gpu.studies import EVIDENCE  # noqa: E402
 from docs import choosing  # noqa: E402
+from docs.drawing import FILE  # noqa: E402
 
 COUNTED = ROOT / "benchmarks" / "results" / "cost-of-paper.json"
 PICTURE = ROOT / "docs" / "cost-of-paper.svg"
@@ -136,31 +140,24 @@ def evidence() -> str:
 
 def draw(path: Path = PICTURE) -> None:
     """Bars of predicted hours by recipe, in the order of the table, on a scale of powers of ten."""
-    import matplotlib as mpl
-
-    from docs.drawing import STYLE  # chooses a backend without a window
-
     found = training_time.content()
     listed = [bill for bill in bills() if bill.preset == "paper"]
     hours = [bill.hours(found) for bill in listed]
-    colours = {"0": "#4c72b0", "1": "#55a868", "2": "#c44e52", "3": "#8172b2"}
-    with mpl.rc_context(STYLE):
-        from matplotlib.figure import Figure
-
+    with mpl.rc_context(FILE):
         figure = Figure(figsize=(7.2, 0.22 * len(listed) + 0.9), layout="constrained")
         axes = figure.subplots()
-        bars = axes.barh(range(len(listed)), hours, color=[colours.get(bill.recipe[2], "#777777") for bill in listed])
-        axes.bar_label(bars, [amount(x) for x in hours], padding=3, fontsize=7.5)
-        axes.set_yticks(range(len(listed)), [f"{bill.recipe}, {bill.cells} cells" for bill in listed], fontsize=7.5)
+        colours = [figures.SERIES[int(bill.recipe[2])] for bill in listed]
+        bars = axes.barh(range(len(listed)), hours, color=colours)
+        axes.bar_label(bars, [amount(x) for x in hours], padding=3, fontsize=8)
+        axes.set_yticks(range(len(listed)), [f"{bill.recipe}, {bill.cells} cells" for bill in listed], fontsize=8)
         axes.invert_yaxis()
         axes.margins(y=0.01)
         axes.set_xscale("log")
         axes.set_xlim(right=max(hours) * 4)
         axes.set_xlabel("hours of one H100, predicted, for all cells of preset paper")
-        axes.spines[["top", "right"]].set_visible(False)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    path.write_text(re.sub(r"\n\s*", "\n", re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)))
+        axes.grid(visible=False, axis="y")
+        text = figures.svg(figure, "Predicted hours of one H100 by recipe")
+    path.write_text(re.sub(r"\n\s*", "\n", text))
 
 
 TABLES = {"cost": table, "cost_speeds": speeds, "cost_assumed": assumed, "evidence": evidence}

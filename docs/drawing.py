@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
-
-mpl.use("agg")
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
@@ -18,6 +15,8 @@ from matplotlib.patches import Rectangle
 
 import attnkit
 from attnkit_conformance.model.op import Op
+from attnkit_conformance.pages import figures
+from attnkit_conformance.pages.figures import INK, PAPER, SERIES
 
 Array = Any
 Params = Mapping[str, Any]
@@ -97,29 +96,23 @@ def number(x: Any) -> str:
 
 # ------------------------------------------------------------------------------------------------- colours and panels
 
-INK, FAINT, MARK = "#22262b", "#8a9099", "#c2378a"
-LINE = "#d5dae1"
+FAINT, MARK = "#8a9099", "#c2378a"
 STROKE = "#2b3036"  # over weights, which are on white where the site has INK on black
-LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#22262b")  # Okabe and Ito 2008
 HIDDEN = "#e4e6e9"  # pairs that are not visible
 STEPS = 33  # colours of a scale: enough for the eye, and a third of the bytes
 SEQUENTIAL = LinearSegmentedColormap.from_list("white left out", mpl.colormaps["YlGnBu"](np.linspace(0.1, 1)), STEPS)
 DIVERGING = mpl.colormaps["PuOr_r"].resampled(STEPS)
-STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "attnkit",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # for the layout; a viewer without it takes its own, which is narrower
+FILE = figures.STYLE | {"figure.facecolor": PAPER}
+"""Of pictures that are files: what shows them may be dark."""
+STYLE = FILE | {
     "font.size": 8,
-    "text.color": INK,
-    "axes.labelcolor": INK,
     "axes.edgecolor": FAINT,
+    "axes.grid": False,
     "axes.linewidth": 0.6,
+    "axes.spines.right": True,
+    "axes.spines.top": True,
+    "axes.titlelocation": "center",
     "axes.titlesize": 8,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
     "xtick.major.width": 0.6,
@@ -128,6 +121,7 @@ STYLE: dict[Any, Any] = {
     "ytick.major.size": 2.5,
     "contour.linewidth": 1.1,
 }
+"""Of pictures of weights."""
 
 
 class Scale(NamedTuple):
@@ -274,28 +268,21 @@ def overview_picture(defaults: list[Drawn], name: str = "a") -> Figure:
 
 def speed_picture(rows: list[tuple[str, dict[str, float]]]) -> Figure:
     """Times as fast as softmax, by variant and by mode of a call, the fastest call on top."""
-    figure = Figure(figsize=(PHONE, 5.4))
-    axes = figure.add_axes((0.35, 0.12, 0.61, 0.82))
+    figure = Figure(figsize=(PHONE, 5.4), layout="constrained")
+    axes = figure.subplots()
     rows = sorted(rows, key=lambda row: row[1]["forward"])
     axes.axvline(1, color=INK, linewidth=1)
-    for mode, label, filled in (("forward", "forward", True), ("forward+backward", "forward and backward", False)):
-        style: dict[str, Any] = {
-            "color": LINES[0],
-            "markerfacecolor": LINES[0] if filled else "#ffffff",
-            "markersize": 5.5,
-        }
+    for mode, label, fill in (("forward", "forward", SERIES[0]), ("forward+backward", "forward and backward", PAPER)):
+        style: dict[str, Any] = {"color": SERIES[0], "markerfacecolor": fill, "markersize": 5.5}
         axes.plot([row[1][mode] for row in rows], range(len(rows)), "o", label=label, **style)
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=9.5)
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.set(xscale="log", xlim=(0.5, 40), ylim=(-0.6, len(rows) - 0.4), xlabel="times as fast as torch's softmax")
     ticks = [0.5, 1, 2, 5, 10, 20]
-    axes.set(xscale="log", xlim=(0.5, 40), ylim=(-0.6, len(rows) - 0.4))
-    axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks], fontsize=9.5)
-    axes.set_xlabel("times as fast as torch's softmax", fontsize=9.5)
+    axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
     axes.minorticks_off()
-    axes.grid(axis="both", color=LINE, linewidth=0.6)
-    axes.set_axisbelow(True)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    figure.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.2, 1.0), ncols=2, fontsize=9.5, handletextpad=0.2)
+    figure.legend(loc="outside upper center", ncols=2, handletextpad=0.2)
     return figure
 
 
@@ -315,22 +302,21 @@ def entropy_picture(defaults: list[Drawn]) -> Figure:
 
 def concentration_picture(defaults: list[Drawn]) -> Figure:
     """Share of the row sum against share of the keys, of ops without negative weights."""
-    figure = Figure(figsize=(8.6, 3.1))
-    axes = figure.add_axes((0.07, 0.15, 0.55, 0.8))
+    figure = Figure(figsize=(8.6, 3.4), layout="constrained")
+    axes = figure.subplots()
     percents = [0.5 * n for n in range(1, 201)]
     items = [x for x in defaults if x.weights is x.pixels and not (x.weights < 0).any()]
     curves: dict[tuple[float, ...], list[str]] = {}
     for x in items:
         shares = attnkit.analysis.concentration_curve(x.weights, percents, fractional=True)
         curves.setdefault(tuple(np.round(100 * shares, 3)), []).append(short(x.op))
+    dashes = ("-", *figures.DASHES)
     for n, curve in enumerate(sorted(curves, key=lambda curve: -curve[19])):
-        dashes = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))[n // len(LINES) % 3]
-        style: dict[str, Any] = {"color": LINES[n % len(LINES)], "linestyle": dashes, "linewidth": 1.6}
+        style: dict[str, Any] = {"color": SERIES[n % len(SERIES)], "linestyle": dashes[n // len(SERIES)]}
         axes.plot([0, *percents], [0, *curve], label=", ".join(curves[curve]), **style)
-    axes.plot([0, 100], [0, 100], color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)), label="equal weights")
+    axes.plot([0, 100], [0, 100], color=FAINT, linewidth=0.8, linestyle=figures.DASHES[0], label="equal weights")
     axes.set(
         xlabel="largest weights of a row, % of the keys", ylabel="share of the row sum, %", xlim=(0, 100), ylim=(0, 101)
     )
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.03, 0.5), fontsize=8)
+    figure.legend(loc="outside right center", fontsize=8, handlelength=3)
     return figure

@@ -33,6 +33,7 @@ from sklearn.datasets import load_digits  # noqa: E402
 import attnkit  # noqa: E402
 from attnkit_conformance.model.op import Op, weights_of  # noqa: E402
 from attnkit_conformance.opdb import BY_NAME, PUBLIC  # noqa: E402
+from attnkit_conformance.pages import figures  # noqa: E402
 from docs import drawing  # noqa: E402
 from docs.drawing import SIDE, Drawn, Params, Scene  # noqa: E402
 
@@ -174,10 +175,8 @@ def with_palette(match: re.Match[str]) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """SVG without dates, versions and indentation."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    text = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
+    """SVG without dates, versions and indentation; a page that shows it describes it better than the name of its file."""
+    text = figures.svg(figure, path.stem, crop=False)
     text = re.sub(r"data:image/png;base64,([A-Za-z0-9+/=\s]+)", with_palette, text)
     path.write_text(re.sub(r"\n\s*", "\n", text))
     print(path.name, f"{path.stat().st_size / 1024:.0f} KB")
@@ -207,12 +206,14 @@ def draw(folder: Path, only: list[str]) -> None:
                 x = weigh(op, params, inputs)
                 first += [] if label else [x]
                 save(drawing.picture(x), folder / f"{op.name}{'-' if label else ''}{label}.svg")
-        if not only:
-            save(drawing.input_picture(inputs, BY_NAME["softmax_attention"]), folder / "input.svg")
-            save(drawing.overview_picture(first), folder / "overview.svg")
-            save(drawing.speed_picture(speeds()), folder / "speed.svg")
-            save(drawing.entropy_picture(first), folder / "entropy.svg")
-            save(drawing.concentration_picture(first), folder / "concentration.svg")
+        if only:
+            return
+        save(drawing.input_picture(inputs, BY_NAME["softmax_attention"]), folder / "input.svg")
+        save(drawing.overview_picture(first), folder / "overview.svg")
+        save(drawing.entropy_picture(first), folder / "entropy.svg")
+    with mpl.rc_context(drawing.FILE):
+        save(drawing.speed_picture(speeds()), folder / "speed.svg")
+        save(drawing.concentration_picture(first), folder / "concentration.svg")
 
 
 def main() -> None:

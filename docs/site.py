@@ -8,7 +8,6 @@ where they have one, else the text. Only notebooks are downloaded.
 
 from __future__ import annotations
 
-import html
 import json
 import posixpath
 import re
@@ -22,8 +21,10 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
+from attnkit_conformance.pages import figures
 from attnkit_conformance.report import peers_page
-from attnkit_experiments.evidence import figures, site
+from attnkit_experiments.evidence import figures as reports
+from attnkit_experiments.evidence import site
 from benchmarks import page as benchmarks_page
 from docs import pictures
 
@@ -38,8 +39,6 @@ KEPT = (
 PICTURE = re.compile(r"^<!-- (\S+\.svg): (.+?) -->.*$", re.MULTILINE)
 IMAGE = re.compile(r"^!\[([^]]*)\]\((\S+\.svg)\)$", re.MULTILINE)
 QUESTION = re.compile(r"^- \[(.+?)\]\(([\w-]+)/summary\.md\)", re.MULTILINE)
-COLOURS = {"ink": ("#22262b", "#1d2430"), "line": ("#d5dae1",), "paper": ("#ffffff",)}
-"""Names that the page gives its colours, and what pictures have in their place."""
 WIDE = 400
 """Points: a wider picture is moved sideways on a phone."""
 LANGUAGES = {".py": "python", ".json": "json", ".yml": "yaml", ".c": "c", ".h": "c", ".mjs": "javascript"}
@@ -67,7 +66,7 @@ def read(app: Sphinx, docname: str, source: list[str]) -> None:
     text = source[0]
     if re.fullmatch("reports/.*/summary", docname):
         app.env.note_dependency(DOCS / "reports" / "index.md")
-        text = titled(figures.with_figures(path), path.parent.name)
+        text = titled(reports.with_figures(path), path.parent.name)
         text = re.sub("(?s)<svg.*?</svg>", lambda figure: in_block(figure[0]), text)
     text = PICTURE.sub(r"![\2](\1)", text)
     source[0] = IMAGE.sub(lambda image: in_page((path.parent / image[2]).read_text(), image[1]), text)
@@ -87,11 +86,8 @@ def titled(text: str, folder: str) -> str:
 
 def in_page(picture: str, title: str) -> str:
     """A picture of a file in the colours of the page, light or dark."""
-    picture = re.sub(r"(?s)^.*?<svg(?: role=\S+ aria-label=\".*?\")?", "<svg", picture, count=1)
-    for name, colours in COLOURS.items():
-        for colour in colours:
-            picture = picture.replace(colour, f"var(--{name})")
-    return in_block(picture.replace("<svg", f'<svg role="img" aria-label="{html.escape(title)}"', 1))
+    picture = picture.replace("#1d2430", figures.INK)  # of pictures of results
+    return in_block(figures.in_page(figures.with_description(picture, title)))
 
 
 def in_block(picture: str) -> str:

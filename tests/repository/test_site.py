@@ -204,7 +204,7 @@ def test_a_picture_takes_the_colours_of_the_page(docs):
     text = docs.site.in_page(picture.format("374.4"), 'A "name"')
     path = '<path style="fill: var(--paper); stroke: var(--ink)"/>'
     named = 'role="img" aria-label="A &quot;name&quot;"'
-    assert text == f'<div class="drawn"><svg {named} width="374.4pt" height="9pt">{path}\n</svg></div>'
+    assert text == f'<div class="drawn"><svg {named} width="374.4pt">{path}\n</svg></div>'
     assert '<div class="drawn wide">' in docs.site.in_page(picture.format("619.2"), "")
 
 
@@ -214,7 +214,7 @@ def test_the_picture_of_speed_is_current(docs, tmp_path):
     speeds = dict(pictures.speeds())
     assert speeds["Softmax"] == {"forward": 1.0, "forward+backward": 1.0}
     assert len(speeds) > 15
-    with pictures.mpl.rc_context(pictures.drawing.STYLE):
+    with pictures.mpl.rc_context(pictures.drawing.FILE):
         pictures.save(pictures.drawing.speed_picture(pictures.speeds()), tmp_path / "speed.svg")
     kept = DOCS / "families" / "pictures" / "speed.svg"
     assert (tmp_path / "speed.svg").read_text() == kept.read_text(), "run `make docs`"

@@ -47,10 +47,12 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def svg(figure: Figure, description: str) -> str:
-    """The figure as an <svg> element with a description for screen readers, in fixed colours."""
+def svg(figure: Figure, description: str, *, crop: bool = True) -> str:
+    """The figure as an <svg> element with a description for screen readers, in fixed colours, without its margins."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
+    figure.savefig(
+        buffer, format="svg", bbox_inches="tight" if crop else None, metadata={"Date": None, "Creator": None}
+    )
     text = buffer.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     return with_description(text, description)
