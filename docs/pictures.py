@@ -175,7 +175,7 @@ def with_palette(match: re.Match[str]) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """SVG without dates, versions and indentation; a page that shows it describes it better than the name of its file."""
+    """SVG without dates, versions and indentation; what shows it has a better description than the name of its file."""
     text = figures.svg(figure, path.stem, crop=False)
     text = re.sub(r"data:image/png;base64,([A-Za-z0-9+/=\s]+)", with_palette, text)
     path.write_text(re.sub(r"\n\s*", "\n", text))
