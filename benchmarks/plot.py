@@ -46,9 +46,7 @@ def draw(title: str, modes: Mapping[str, Sequence[Record]]) -> str:
         low, high = panels[0].get_ylim()
         panels[0].set_ylim(min(low, 0.6), max(high, 1.6))
         lines = {name: line for axes in panels for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-        figure.legend(
-            lines.values(), lines.keys(), loc="outside upper left", ncols=6, handlelength=3, columnspacing=1.3
-        )
+        figure.legend(lines.values(), lines.keys(), loc="outside upper left", ncols=5, handlelength=3)
         return figures.in_page(figures.svg(figure, title))
 
 
