@@ -14,6 +14,7 @@ import matplotlib as mpl
 
 mpl.use("agg")
 
+import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 INK, LINE, PAPER = "#22262b", "#d5dae1", "#ffffff"
@@ -48,11 +49,13 @@ STYLE: dict[Any, Any] = {
 
 
 def svg(figure: Figure, description: str, *, crop: bool = True) -> str:
-    """The figure as an <svg> element with a description for screen readers, in fixed colours, without its margins."""
+    """The figure, which it closes, as an <svg> element in fixed colours with a description for screen readers; `crop`:
+    without its margins.
+    """
     buffer = io.StringIO()
-    figure.savefig(
-        buffer, format="svg", bbox_inches="tight" if crop else None, metadata={"Date": None, "Creator": None}
-    )
+    box = "tight" if crop else None
+    figure.savefig(buffer, format="svg", bbox_inches=box, metadata={"Date": None, "Creator": None})
+    plt.close(figure)
     text = buffer.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     return with_description(text, description)
