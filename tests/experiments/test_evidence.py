@@ -616,7 +616,7 @@ def test_pages_of_every_report(everything, files):
 
 
 def test_pages_of_any_report_alone(everything, tmp_path, monkeypatch):
-    monkeypatch.setattr(draw, "saved", lambda figure, description: plt.close(figure) or "<svg/>")  # drawn above
+    monkeypatch.setattr(draw, "svg", lambda figure, description: plt.close(figure) or "<svg/>")  # drawn above
     for folder in sorted(everything.iterdir()):
         link = tmp_path / folder.name / folder.name
         link.parent.mkdir()
@@ -674,17 +674,17 @@ def test_a_forest_plot_colours_what_is_decided():
     off = dataclasses.replace(row, name="far", estimate=Difference(0.9, 0.01, 3))
     grey = dataclasses.replace(row, name="open", decided=False, too_small=True)
     text = draw.forest([row, off, grey], "x")
-    assert all(each in text for each in (draw.BETTER, draw.WORSE, draw.OPEN, "−0.200 ± 0.025", "far"))
+    assert all(each in text for each in (draw.BETTER, draw.WORSE, draw.UNDECIDED, "−0.200 ± 0.025", "far"))
     assert draw.BETTER not in draw.forest([off, grey], "x")
     assert draw.forest([], "x") is None
 
 
 def test_the_committed_pages_are_those_of_the_committed_reports(monkeypatch):
     """With the one figure that is committed: others are made, but not drawn."""
-    save, committed = draw.saved, "comparisons of variants and softmax"
+    save, committed = draw.svg, "comparisons of variants and softmax"
     monkeypatch.setattr(
         draw,
-        "saved",
+        "svg",
         lambda figure, about: save(figure, about) if committed in about else plt.close(figure) or "<svg/>",
     )
     made_now = site.render(DOCS / "reports")

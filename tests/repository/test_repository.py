@@ -80,6 +80,7 @@ TEMPLATES = {
     *(f"conformance/attnkit_conformance/pages/{name}.html" for name in ("document", "parts")),
     *(f"conformance/attnkit_conformance/report/{name}.html" for name in ("peers", "report", "scoreboard")),
     "conformance/attnkit_conformance/report/badge.svg",
+    *(f"experiments/attnkit_experiments/report/{name}.html" for name in ("claims", "experiment", "measurement", "study")),
 }
 
 

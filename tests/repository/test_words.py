@@ -13,7 +13,7 @@ LEFT = {
     "attnkit/ops": (47, 2),
     "reference": (19, 1),
     "conformance": (52, 4),
-    "experiments": (112, 2),
+    "experiments": (111, 2),
     "benchmarks": (54, 5),
     "docs": (18, 17),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,23 +10,19 @@ from statistics import fmean
 from typing import Any
 
 import matplotlib as mpl
-
-mpl.use("agg")
-
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from attnkit_conformance.pages import figures
+from attnkit_conformance.pages.figures import BETTER, DASHES, INK, PAPER, SERIES, UNDECIDED, WORSE, svg
 from attnkit_experiments.evidence.measures import headline, measure_of
 from attnkit_experiments.evidence.runs import Run
-from attnkit_experiments.report import plots
 from attnkit_experiments.report.statistics import Difference
 from attnkit_experiments.study.recipe import Published
 
 WIDTH = 5.2  # inches; on a phone a figure is shown at two thirds of its size
-INKS = {"var(--ink)": "#1d2430", "var(--line)": "#d5dae1", "var(--paper)": "#ffffff"}
-STYLE = plots.STYLE | {"font.size": 11, "axes.titlesize": 11.5, "figure.facecolor": "#ffffff", "legend.fontsize": 10}
+STYLE = figures.STYLE | {"font.size": 11, "axes.titlesize": 11.5, "figure.facecolor": PAPER, "legend.fontsize": 10}
 SOFTMAX = ("softmax", "transformer", "vanilla")
 """Series and variants that are softmax attention."""
 
@@ -36,18 +31,10 @@ def is_softmax(run: Run, variant: str) -> bool:
     return variant in SOFTMAX or run.first(variant)["series"] in SOFTMAX
 
 
-def saved(figure: Figure, description: str) -> str:
-    """The figure as a file of its own."""
-    text = plots.svg(figure, html.escape(description))
-    for colour, ink in INKS.items():
-        text = text.replace(colour, ink)
-    return text if text.endswith("\n") else text + "\n"
-
-
 def colours(names: Sequence[str]) -> dict[str, str]:
     """A colour for each series; softmax has that of the ink."""
     others = [name for name in dict.fromkeys(names) if name not in SOFTMAX]
-    return dict(zip(others, itertools.cycle(plots.COLOURS), strict=False)) | dict.fromkeys(SOFTMAX, plots.INK)
+    return dict(zip(others, itertools.cycle(SERIES), strict=False)) | dict.fromkeys(SOFTMAX, INK)
 
 
 @dataclass(frozen=True)
@@ -63,7 +50,6 @@ class Comparison:
     too_small: bool = False
 
 
-BETTER, WORSE, OPEN = plots.COLOURS[0], plots.COLOURS[6], plots.COLOURS[8]
 REACH = 0.4  # nats; what lies beyond is an arrow, and its number is in the row's name
 
 
@@ -78,24 +64,24 @@ def forest(rows: Sequence[Comparison], title: str) -> str | None:
         across = axes.get_yaxis_transform()
         for name, place, row in zip(names, places, rows, strict=True):
             mean, width = (row.factor * x for x in (row.estimate.mean, row.estimate.half_width or 0.0))
-            colour = OPEN if not row.decided else BETTER if mean < 0 else WORSE
+            colour = UNDECIDED if not row.decided else BETTER if mean < 0 else WORSE
             low, high = (min(max(x, -REACH), REACH) for x in (mean - width, mean + width))
             axes.plot([low, high], [-place, -place], color=colour, linewidth=2.2 if row.decided else 1.4)
             for end, marker in ((-REACH, "<"), (REACH, ">")):
                 if end in (low, high):
                     axes.plot(end, -place, marker, color=colour, markersize=5, clip_on=False)
             if abs(mean) < REACH:
-                inside = "#ffffff" if row.too_small else colour
+                inside = PAPER if row.too_small else colour
                 axes.plot(mean, -place, "o", color=colour, markerfacecolor=inside, markersize=5.5)
-            ink = colour if row.decided else plots.INK
+            ink = colour if row.decided else INK
             look: dict[str, Any] = {"transform": across, "fontsize": 9, "va": "bottom", "color": ink}
             axes.text(0.0, -place + 0.18, name, **look)
             axes.text(1.0, -place + 0.18, f"{mean:+.3f} ± {width:.3f}".replace("-", "−"), ha="right", **look)
-        axes.axvline(0, color=plots.INK, linewidth=1, zorder=0)
+        axes.axvline(0, color=INK, linewidth=1, zorder=0)
         axes.set(xlim=(-REACH * 1.04, REACH * 1.04), ylim=(-places[-1] - 0.5, 0.0), yticks=[])
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("difference in loss, nats: better left, worse right")
-        return saved(figure, f"comparisons of {title}, with intervals")
+        return svg(figure, f"comparisons of {title}, with intervals")
 
 
 def differences(run: Run) -> str | None:
@@ -110,18 +96,18 @@ def differences(run: Run) -> str | None:
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(WIDTH - 1.6, 0.6 + 0.34 * len(rows)))
         for place, (_, found) in enumerate(rows):
-            colour = plots.COLOURS[0] if found.decided else plots.COLOURS[8]
+            colour = BETTER if found.decided else UNDECIDED
             width = measure.factor * (found.half_width or 0)
             axes.errorbar(
                 measure.factor * found.mean, -place, xerr=width, fmt="o", color=colour, capsize=3, markersize=5
             )
-        axes.axvline(0, color=plots.INK, linewidth=1)
+        axes.axvline(0, color=INK, linewidth=1)
         axes.set_yticks([-place for place in range(len(rows))], [name for name, _ in rows])
         axes.grid(axis="y", visible=False)
         axes.margins(y=0.3 / len(rows) + 0.05)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_xlabel(f"difference in {measure.head}")
-        return saved(figure, f"differences in {measure.name} of {run.recipe}, with intervals")
+        return svg(figure, f"differences in {measure.name} of {run.recipe}, with intervals")
 
 
 def difference(run: Run, variant: str, key: str) -> Difference | None:
@@ -172,8 +158,8 @@ def _against(run: Run, place: Callable[[str], str], name: str, key: str, *, xsca
             means = [measure.factor * spread.mean for spread in spreads if spread]
             errors = [measure.factor * (spread.sd or 0) for spread in spreads if spread]
             if each[0][0] != each[0][0]:  # softmax has no α
-                axes.axhline(means[0], color=plots.INK, linestyle=plots.DASHES[0], label=label)
-                axes.axhspan(means[0] - errors[0], means[0] + errors[0], color=plots.INK, alpha=0.1, linewidth=0)
+                axes.axhline(means[0], color=INK, linestyle=DASHES[0], label=label)
+                axes.axhspan(means[0] - errors[0], means[0] + errors[0], color=INK, alpha=0.1, linewidth=0)
             else:
                 x = [_moved(at, aside, places, xscale) for at, _ in each]
                 axes.errorbar(x, means, yerr=errors, color=colour[label], marker="o", capsize=3, label=label)
@@ -181,7 +167,7 @@ def _against(run: Run, place: Callable[[str], str], name: str, key: str, *, xsca
         axes.set_xticks(places, [f"{x:g}" for x in places])
         axes.minorticks_off()
         below(axes)
-        return saved(figure, f"{measure.name} against {name} of {run.recipe}")
+        return svg(figure, f"{measure.name} against {name} of {run.recipe}")
 
 
 def _beside_each_other(count: int) -> list[float]:
@@ -212,7 +198,7 @@ def beside(run: Run, columns: Sequence[Published]) -> str | None:
             pairs = _pairs(run, column)
             left.set_zorder(1)  # its title runs over the other axes
             for place, (variant, ours, theirs) in enumerate(pairs):
-                colour = plots.INK if is_softmax(run, variant) else plots.COLOURS[0]
+                colour = INK if is_softmax(run, variant) else SERIES[0]
                 if ours:
                     left.errorbar(ours.mean, -place, xerr=ours.half_width or 0, fmt="o", color=colour, capsize=3)
                 if theirs is not None:
@@ -230,7 +216,7 @@ def beside(run: Run, columns: Sequence[Published]) -> str | None:
             left.set_yticks([-place for place in range(len(pairs))], [run.label(variant) for variant, *_ in pairs])
             right.set_yticks([-place for place in range(len(pairs))], [""] * len(pairs))
         names = " and ".join(column.name for column in columns)
-        return saved(figure, f"{names} of {run.recipe}, ours beside the paper's")
+        return svg(figure, f"{names} of {run.recipe}, ours beside the paper's")
 
 
 def _pairs(run: Run, column: Published) -> list[tuple[str, Difference | None, float | None]]:
@@ -267,7 +253,7 @@ def against_tokens(key: str, name: str, factor: float, where: Mapping[str, str])
             axes.set_xticks(doubled, [f"{size:,}" for size in doubled])
             axes.minorticks_off()
             below(axes)
-            return saved(figure, f"{name} against the number of tokens")
+            return svg(figure, f"{name} against the number of tokens")
 
     return figure_of
 
@@ -286,7 +272,7 @@ def curves(run: Run) -> str | None:
                 if row["variant"] == variant and row["loss"]:
                     seeds.setdefault(row["seed"], {})[int(row["step"])] = float(row["loss"])
             lost, _ = run.diverged(variant)
-            style: Any = plots.DASHES[1] if lost else "-"
+            style: Any = DASHES[1] if lost else "-"
             label = run.label(variant) + (" (diverged)" if lost else "")
             look = {"linestyle": style, "color": colour[variant]}
             for losses in seeds.values():
@@ -298,4 +284,4 @@ def curves(run: Run) -> str | None:
         axes.set(xlabel="step", ylabel="training loss")
         axes.set_ylim(top=min(axes.get_ylim()[1], 1.5 * max(starts)))
         below(axes)
-        return saved(figure, f"training loss of {run.recipe} against the step")
+        return svg(figure, f"training loss of {run.recipe} against the step")

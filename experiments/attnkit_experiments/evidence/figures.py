@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from attnkit_conformance.pages.figures import in_page
 from attnkit_experiments.images import plots as image_plots
 from attnkit_experiments.language.page import BITS
 from attnkit_experiments.recipes import MEASUREMENTS
@@ -75,7 +76,7 @@ def of_study(folder: Path) -> Callable[[str], Iterator[str]]:
     def draw(description: str) -> Iterator[str]:
         if description not in started:
             kinds = [kind for name, kind in FIGURES.items() if description.startswith(name)]
-            started[description] = iter([figure for kind in kinds for figure in kind(study)])
+            started[description] = iter([in_page(figure) for kind in kinds for figure in kind(study)])
         return started[description]
 
     return draw

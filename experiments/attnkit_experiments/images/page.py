@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 
+from attnkit_conformance.pages import Markup, table
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.images import fewshot
 from attnkit_experiments.images import plots as image_plots
 from attnkit_experiments.report import plots
-from attnkit_experiments.report.html import card, safe, table
+from attnkit_experiments.report.html import column_head
 from attnkit_experiments.report.results import StudyResults
 from attnkit_experiments.study.recipe import Section
 
@@ -19,21 +20,21 @@ def sections(study: StudyResults, show_images: bool) -> list[Section]:
     parts = []
     alphas = [figure for point in plots.points(study) if (figure := plots.against_alpha(study, point))]
     if alphas:
-        parts.append(Section("Accuracy against α", alpha_text(study), "".join(card(figure) for figure in alphas)))
-    compute = card(plots.against_compute(study)) + compute_table(study)
+        parts.append(Section("Accuracy against α", alpha_text(study), Markup().join(map(plots.in_card, alphas))))
+    compute = plots.in_card(plots.against_compute(study)) + compute_table(study)
     parts.append(Section("Accuracy against compute", compute_text(study), compute))
     if all(line.has("fewshot_accuracy") for line in plots.trained(study)):
-        probes = card(plots.against_compute(study, "fewshot_accuracy", "few-shot accuracy")) + probe_table(study)
-        parts.append(Section("Few-shot probes", probe_text(study), probes))
+        probes = plots.in_card(plots.against_compute(study, "fewshot_accuracy", "few-shot accuracy"))
+        parts.append(Section("Few-shot probes", probe_text(study), probes + probe_table(study)))
     if any(line.first.get("learned") for line in plots.trained(study)):
         parts.append(Section("Learned scales", LEARNED, learned_table(study)))
-    parts.append(Section("Learning curves", curves_text(study), card(plots.learning_curves(study))))
+    parts.append(Section("Learning curves", curves_text(study), plots.in_card(plots.learning_curves(study))))
     if show_images:
-        parts.append(Section("Attention maps", MAPS, card(image_plots.attention_maps(study))))
-        parts.append(Section("", LAYERS, card(image_plots.layer_maps(study))))
+        parts.append(Section("Attention maps", MAPS, plots.in_card(image_plots.attention_maps(study))))
+        parts.append(Section("", LAYERS, plots.in_card(image_plots.layer_maps(study))))
     entropy = image_plots.entropy_bars(study)
     if entropy:
-        parts.append(Section("Entropy per layer", entropy_text(study), card(entropy)))
+        parts.append(Section("Entropy per layer", entropy_text(study), plots.in_card(entropy)))
     parts.append(Section("Rows of the attention matrix after training", ROWS, rows_table(study)))
     return parts
 
@@ -74,10 +75,10 @@ def compute_text(study: StudyResults) -> str:
     )
 
 
-def compute_table(study: StudyResults) -> str:
+def compute_table(study: StudyResults) -> Markup:
     rows = [
         (
-            safe(line.label),
+            line.label,
             f"{line.first['tokens']:,}",
             f"{line.first['training_flops']:.3g}",
             f"{line.core_hours():.3g}",
@@ -85,7 +86,7 @@ def compute_table(study: StudyResults) -> str:
         )
         for line in plots.trained(study)
     ]
-    return table(("variant", "tokens", "training FLOPs", "core hours", f"accuracy, %<br>{study.preset}"), rows)
+    return table(("variant", "tokens", "training FLOPs", "core hours", column_head("accuracy, %", study.preset)), rows)
 
 
 def probe_text(study: StudyResults) -> str:
@@ -97,15 +98,15 @@ def probe_text(study: StudyResults) -> str:
     )
 
 
-def probe_table(study: StudyResults) -> str:
+def probe_table(study: StudyResults) -> Markup:
     shots = fewshot.headline_shots(study.about["study"]["shots"])
     names = [data["name"] for data in study.about["data"]["probed"]]
     rows = []
     for line in plots.trained(study):
-        cells = [safe(line.label)]
+        cells = [line.label]
         cells += [line.over_seeds(fewshot.key(name, shots)).text(1, 100) for name in names]
         rows.append((*cells, line.over_seeds("fewshot_accuracy").text(1, 100)))
-    return table(("variant", *(safe(name) for name in names), f"mean, %<br>{study.preset}"), rows)
+    return table(("variant", *names, column_head("mean, %", study.preset)), rows)
 
 
 def curves_text(study: StudyResults) -> str:
@@ -124,11 +125,11 @@ def entropy_text(study: StudyResults) -> str:
         "training."
     )
     if signed:
-        text += f" Not defined where weights can be negative: {safe(', '.join(signed))}."
+        text += f" Not defined where weights can be negative: {', '.join(signed)}."
     return text
 
 
-def learned_table(study: StudyResults) -> str:
+def learned_table(study: StudyResults) -> Markup:
     rows = []
     for line in plots.trained(study):
         if not line.first.get("learned"):
@@ -142,14 +143,14 @@ def learned_table(study: StudyResults) -> str:
             if "gain" in line.variant["changes"]["learned_scale"]:
                 values = [math.exp(value) for value in values]
             cells.append(f"{statistics.fmean(values):.3f} ({min(values):.3f} … {max(values):.3f})")
-        rows.append((safe(line.label), " · ".join(cells)))
+        rows.append((line.label, " · ".join(cells)))
     return table(("variant", "layer by layer"), rows)
 
 
-def rows_table(study: StudyResults) -> str:
+def rows_table(study: StudyResults) -> Markup:
     rows = []
     for line in plots.trained(study):
-        cells = [safe(line.label)]
+        cells = [line.label]
         for key, digits, factor in (("total", 3, 1.0), ("nonzero", 1, 100.0), ("dead", 1, 100.0)):
             layers = line.layers(key) or []
             cells.append(" · ".join(f"{factor * spread.mean:.{digits}f}" for spread in layers))

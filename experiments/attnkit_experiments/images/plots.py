@@ -10,9 +10,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
+from attnkit_conformance.pages.figures import INK, STYLE, svg
 from attnkit_experiments.engine.arrays import Arrays
 from attnkit_experiments.engine.errors import UserError
-from attnkit_experiments.report.plots import INK, STYLE, image, picture, pictures, shades, svg, trained
+from attnkit_experiments.report.plots import image, picture, pictures, shades, trained
 from attnkit_experiments.report.results import Line, StudyResults, read_maps
 from attnkit_experiments.study.stored import MAPS_FILE
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from attnkit_conformance.pages import Markup, table
 from attnkit_experiments.images.page import rows_table
 from attnkit_experiments.language import exact
 from attnkit_experiments.report import plots
-from attnkit_experiments.report.html import card, safe, table
 from attnkit_experiments.report.results import StudyResults
 from attnkit_experiments.study.recipe import Section
 
@@ -18,16 +18,16 @@ def sections(study: StudyResults, show_samples: bool) -> list[Section]:
     names = plots.points(study)
     figures = [figure for name in names if (figure := plots.against_alpha(study, name, BITS))]
     if figures:
-        parts.append(Section("Bits per byte against α", ALPHA, "".join(card(figure) for figure in figures)))
+        parts.append(Section("Bits per byte against α", ALPHA, Markup().join(map(plots.in_card, figures))))
     task = study.about["study"]["task"]
     counted = recall_text(study) if task == "recall" else COUNTED[task]
     bits = f"Bits per {unit_of(study)}"
     parts.append(Section(f"{bits} and compute", f"{counted} {HOURS}", quality_table(study)))
     if figure := plots.against_seconds(study, BITS):
-        parts.append(Section(f"{bits} against time", seconds_text(study), card(figure)))
+        parts.append(Section(f"{bits} against time", seconds_text(study), plots.in_card(figure)))
     if any(line.first["exact"] for line in plots.trained(study)):
         parts.append(Section("Before training: measured and exact", exact_text(study), exact_table(study)))
-    parts.append(Section("Learning curves", CURVES, card(plots.learning_curves(study))))
+    parts.append(Section("Learning curves", CURVES, plots.in_card(plots.learning_curves(study))))
     rows = ROWS if task == "masked" else f"{ROWS} Row i sees the {unit_of(study)}s up to i."
     parts.append(Section("Rows of the attention matrix after training", rows, rows_table(study)))
     return parts
@@ -64,10 +64,10 @@ def seconds_text(study: StudyResults) -> str:
     return f"Less is better. Every evaluation, means over seeds; a pause does not count. {study.load_text()}"
 
 
-def quality_table(study: StudyResults) -> str:
+def quality_table(study: StudyResults) -> Markup:
     rows = [
         (
-            safe(line.label),
+            line.label,
             f"{line.first['tokens']:,}",
             line.over_seeds("bits_per_byte").text(3),
             line.over_seeds("accuracy").text(1, 100),
@@ -84,17 +84,17 @@ def quality_table(study: StudyResults) -> str:
     return table(head, rows)
 
 
-def exact_text(study: StudyResults) -> str:
+def exact_text(study: StudyResults) -> Markup:
     rows = [row for line in plots.trained(study) for row in line.first["exact"]]
     good = sum(exact.holds(row) for row in rows)
-    return (
+    return Markup(
         f"Normal q and k of {exact.HEAD_DIM} features through qk-layernorm, every query sees all L keys. Row sum: "
         "L<sup>1-α</sup> E h; variance of the output for values of variance 1: L<sup>1-2α</sup> E h². Both moments are "
         f"integrals. {good} of {len(rows)} rows lie within {exact.ERRORS:g} standard errors."
     )
 
 
-def exact_table(study: StudyResults) -> str:
+def exact_table(study: StudyResults) -> Markup:
     rows, keys = [], set()
     for line in plots.trained(study):
         series = line.variant["series"], line.variant["alpha"]
@@ -104,7 +104,7 @@ def exact_table(study: StudyResults) -> str:
             keys.add((*series, row["length"]))
             rows.append(
                 (
-                    f"{safe(series[0])}, α = {series[1]:g}",
+                    f"{series[0]}, α = {series[1]:g}",
                     f"{row['length']:,}",
                     f"{row['row_sum']:.4g}",
                     f"{row['row_sum_exact']:.4g}",

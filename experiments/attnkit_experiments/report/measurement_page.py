@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from attnkit_conformance.pages import table
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import write_text
 from attnkit_experiments.engine.progress import many
 from attnkit_experiments.report import words
-from attnkit_experiments.report.html import badge, bullets, changes_text, document, origin_section, safe, section, table
+from attnkit_experiments.report.html import changes_text, column_head, render_page
 from attnkit_experiments.report.results import as_csv, command, label
 from attnkit_experiments.study.measurement import Measurement, read_rows
 from attnkit_experiments.study.stored import read_asked
@@ -23,7 +24,7 @@ def write_report(folder: Path, measurement: Measurement) -> Path:
         raise UserError(f"{folder}: is not finished; python -m experiments run ... --resume continues it")
     rows = read_rows(folder / "rows.json")
     write_text(folder / "results.csv", as_csv([provenance(about) | row for row in rows]))
-    page = render(measurement, rows, about)
+    page = page_of(measurement, rows, about)
     write_text(folder / "summary.md", f"{as_markdown(measurement, rows, about)}\n{words.as_markdown(page)}")
     write_text(folder / "report.html", page)
     return folder / "report.html"
@@ -68,20 +69,16 @@ def _device(about: Mapping[str, Any]) -> str:
     return f"{environment['device']} ({about['device']}), {many(environment['threads'], 'thread')}"
 
 
-def render(measurement: Measurement, rows: list[dict[str, Any]], about: Mapping[str, Any]) -> str:
-    mark = badge(label(about), about["preset"] == "smoke")
-    parts = [
-        f"<h1>{safe(measurement.title)}</h1><p>{mark} &nbsp; <code>{measurement.id}</code> "
-        f'<span class="soft">· after {safe(measurement.source)}</span></p>'
-        f"<p>{safe(_scale(about))}. {safe(measurement.about)}</p>"
-    ]
-    if changed := changes_text(about["environment"]):
-        parts.append(f'<div class="alarm">{safe(changed)}</div>')
-    parts += [section(part) for part in measurement.sections(rows, about)]
-    cells = [[safe(column.text(row)) for column in measurement.columns] for row in rows]
-    heads = [safe(column.head).replace(", ", "<br>") for column in measurement.columns]
-    parts.append(f"<h2>All numbers {mark}</h2>{table(heads, cells)}")
-    parts.append(bullets("Where it departs from the paper", measurement.deviations))
-    settings = {"settings": ", ".join(f"{key}={value}" for key, value in about["study"].items())}
-    parts.append(origin_section(about, f"{_device(about)} of {about['environment']['cores']} cores", settings))
-    return document(f"{measurement.id} ({about['preset']})", parts)
+def page_of(measurement: Measurement, rows: list[dict[str, Any]], about: Mapping[str, Any]) -> str:
+    cells = [[column.text(row) for column in measurement.columns] for row in rows]
+    return render_page(
+        "measurement.html",
+        measurement,
+        about,
+        f"{_device(about)} of {about['environment']['cores']} cores",
+        {"settings": ", ".join(f"{key}={value}" for key, value in about["study"].items())},
+        scale=_scale(about),
+        sections=measurement.sections(rows, about),
+        numbers=table([column_head(*column.head.split(", ")) for column in measurement.columns], cells),
+        deviations=measurement.deviations,
+    )

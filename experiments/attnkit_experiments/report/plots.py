@@ -1,20 +1,15 @@
-"""The figures of the report as inline SVG in the page's colours, light or dark."""
+"""The figures of reports, as SVG."""
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
-import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
-
-mpl.use("agg")
-
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
@@ -28,66 +23,32 @@ from matplotlib.ticker import (
     ScalarFormatter,
 )
 
+from attnkit_conformance.pages import Markup, card
+from attnkit_conformance.pages.figures import DASHES, INK, SERIES, STYLE, WORSE, in_page, svg
 from attnkit_experiments.report.claims import Claims
 from attnkit_experiments.report.results import Line, StudyResults
 from attnkit_experiments.report.statistics import Spread
 from attnkit_experiments.study.measurement import Row
 
-INK, FAINT, PAPER = "#010203", "#040506", "#070809"  # stand-ins, replaced by the page's own colours
-_PAGE_COLOURS = {INK: "var(--ink)", FAINT: "var(--line)", PAPER: "var(--paper)"}
-COLOURS = ("#3a7fd5", "#e0762f", "#35a06b", "#c2539b", "#8b6cd8", "#b8952b", "#d2493f", "#2aa3b5", "#7d8794")
-DASHES = ((0, (5, 3)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (1, 1.5)))  # softmax is always ink, so several need these
 STAMP = 44  # characters per line of the label inside a figure, as two figures are side by side
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "attnkit",
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": FAINT,
-    "axes.titlesize": 10.5,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.6,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "legend.frameon": False,
-    "lines.linewidth": 1.8,
-}
 
 
-def svg(figure: Figure, description: str) -> str:
-    """The figure as an <svg> element with a description for screen readers."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
-    plt.close(figure)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    for stand_in, colour in _PAGE_COLOURS.items():
-        text = text.replace(stand_in, colour)
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"(<svg[^>]*?) height=\"[^\"]*\"", r"\1", text, count=1)
-    return text.replace("<svg", f'<svg role="img" aria-label="{description}"', 1)
+def in_card(figure: str) -> Markup:
+    """An <svg> in a frame of the page and in its colours."""
+    return card(Markup(in_page(figure)))
 
 
 def colours(study: StudyResults) -> dict[str, str]:
     """A colour for each series; softmax takes the colour of the ink."""
     series = list(dict.fromkeys(line.variant["series"] for line in study.lines))
     others = [name for name in series if name != "softmax"]
-    return {"softmax": INK} | {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(others)}
+    return {"softmax": INK} | {name: SERIES[i % len(SERIES)] for i, name in enumerate(others)}
 
 
 def shades(study: StudyResults) -> dict[str, str]:
     """A colour for each variant, for plots where every variant is its own line."""
     others = [line.name for line in study.lines if line.variant["series"] != "softmax"]
-    coloured = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(others)}
+    coloured = {name: SERIES[i % len(SERIES)] for i, name in enumerate(others)}
     return coloured | {line.name: INK for line in study.lines if line.name not in coloured}
 
 
@@ -199,7 +160,7 @@ def stamp(axes: Axes, study: StudyResults) -> None:
         ha="center" if study.smoke else "right",
         va="center" if study.smoke else "bottom",
         fontsize=17 if study.smoke else 8.5,
-        color="#d2493f" if study.smoke else INK,
+        color=WORSE if study.smoke else INK,
         alpha=0.35 if study.smoke else 0.6,
         rotation=12 if study.smoke else 0,
         zorder=0,
@@ -270,7 +231,7 @@ def against_tokens(
 ) -> str:
     """A number of each row against its tokens, a panel for each, a line per method; `ink` has dashes of softmax's."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    colour = dict(zip((method for method in methods if method not in ink), itertools.cycle(COLOURS), strict=False))
+    colour = dict(zip((method for method in methods if method not in ink), itertools.cycle(SERIES), strict=False))
     with mpl.rc_context(STYLE):
         figure, both = plt.subplots(1, len(panels), figsize=(10.2, 3.9), gridspec_kw={"wspace": 0.22})
         for axes, (title, number) in zip(both, panels.items(), strict=True):
@@ -289,7 +250,7 @@ def against_tokens(
                 )
             axes.set(xlabel="tokens n", title=title, xscale=xscale, yscale="log")
             if smoke:
-                axes.text(0.5, 0.5, "SMOKE · not a result", transform=axes.transAxes, ha="center", color="#d2493f")
+                axes.text(0.5, 0.5, "SMOKE · not a result", transform=axes.transAxes, ha="center", color=WORSE)
         both[0].set_ylabel(name)
         both[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1))
         return svg(figure, f"{name} {' and '.join(panels)} against the number of tokens for every method".lstrip())
@@ -342,20 +303,18 @@ def claim_plots(claims: Claims) -> str:
         figure, (left, right) = plt.subplots(1, 2, figsize=(10.2, 3.9))
         rows = [row for row in claims["weights"] if row["activation"] == "relu"]
         for index, row in enumerate(rows):
-            left.loglog(lengths, row["means"], "o", color=COLOURS[index], label=f"relu, α = {row['alpha']:g}")
+            left.loglog(lengths, row["means"], "o", color=SERIES[index], label=f"relu, α = {row['alpha']:g}")
             ideal = [row["means"][0] * (length / lengths[0]) ** -row["alpha"] for length in lengths]
-            left.loglog(lengths, ideal, "-", color=COLOURS[index], linewidth=1, alpha=0.7)
+            left.loglog(lengths, ideal, "-", color=SERIES[index], linewidth=1, alpha=0.7)
         left.loglog(lengths, claims["softmax"], "s--", color=INK, markersize=4, linewidth=1.2, label="softmax, 1/L")
         left.set(xlabel="L", ylabel="mean |w|", title="mean weight (lines: slope -α)")
         left.legend(fontsize=8.5)
         n = [row["n"] for row in claims["variance"]]
-        right.loglog(n, [row["relu"] for row in claims["variance"]], "o", color=COLOURS[0], label="relu, no scale")
-        right.loglog(
-            n, [row["expected"] for row in claims["variance"]], "-", color=COLOURS[0], linewidth=1, label="n/2"
-        )
+        right.loglog(n, [row["relu"] for row in claims["variance"]], "o", color=SERIES[0], label="relu, no scale")
+        right.loglog(n, [row["expected"] for row in claims["variance"]], "-", color=SERIES[0], linewidth=1, label="n/2")
         flat = [row["reluformer"] for row in claims["variance"]]
-        right.loglog(n, flat, "o", color=COLOURS[2], label="reluformer")
-        right.axhline(1, color=COLOURS[2], linewidth=1)
+        right.loglog(n, flat, "o", color=SERIES[2], label="reluformer")
+        right.axhline(1, color=SERIES[2], linewidth=1)
         right.set(xlabel="n", ylabel="variance of the output", title="output variance")
         right.legend(fontsize=8.5)
         for axes in (left, right):

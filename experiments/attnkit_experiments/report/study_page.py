@@ -11,22 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attnkit_conformance.pages import Markup, render, table
 from attnkit_experiments.engine.files import write_text
 from attnkit_experiments.engine.progress import many
 from attnkit_experiments.report import plots, samples, tables, words
-from attnkit_experiments.report.claims import SLOPE_TOLERANCE, Claims
-from attnkit_experiments.report.claims import hold as claims_hold
-from attnkit_experiments.report.html import (
-    badge,
-    bullets,
-    card,
-    changes_text,
-    document,
-    origin_section,
-    safe,
-    section,
-    table,
-)
+from attnkit_experiments.report.claims import SLOPE_TOLERANCE, Claims, hold
+from attnkit_experiments.report.html import changes_text, column_head, render_page
 from attnkit_experiments.report.merging import read_studies
 from attnkit_experiments.report.results import Line, StudyResults, as_csv, command
 from attnkit_experiments.report.statistics import DRAWS, Spread
@@ -38,8 +28,8 @@ FULL = ("paper", "i1k", "fairseq", "wmt14")
 SPEED: dict[str, tuple[str, float, int]] = {
     "tflops_per_s": ("TFLOP/s", 1, 3),
     "mfu": ("MFU, %", 100, 1),
-    "input_share": ("waiting for<br>input, %", 100, 1),
-    "peak_bytes": ("peak<br>memory, GB", 1e-9, 2),
+    "input_share": (column_head("waiting for", "input, %"), 100, 1),
+    "peak_bytes": (column_head("peak", "memory, GB"), 1e-9, 2),
 }
 """Of what a training has of `engine.speed`, the head of its column, a factor, and digits."""
 
@@ -57,7 +47,7 @@ def write_report(folders: Sequence[Path], recipe: Recipe, *, show_images: bool =
         write_text(folder / "differences.csv", as_csv(tables.differences(study)))
     if study.claims:
         write_text(folder / "exact.csv", as_csv(tables.exact(study.claims)))
-    page = render(study, recipe, show_images=show_images)
+    page = page_of(study, recipe, show_images=show_images)
     in_words = words.as_markdown(page)
     for name, (description, table_of) in tables.FIGURES.items():
         (folder / f"{name}.csv").unlink(missing_ok=True)
@@ -142,57 +132,32 @@ def as_markdown(study: StudyResults, recipe: Recipe) -> str:
     return "\n".join(text).rstrip() + "\n"
 
 
-def render(study: StudyResults, recipe: Recipe, *, show_images: bool = True) -> str:
+def page_of(study: StudyResults, recipe: Recipe, *, show_images: bool = True) -> str:
     """The whole page of a study of `recipe`; without `show_images` nothing of the data set is in it."""
-    measure = recipe.domain.measure
-    parts = [_head(study, recipe), _headline_table(study, measure, recipe.about)]
+    about, measure = study.about, recipe.domain.measure
     columns = [column for column in recipe.published if _concerns(column, study)]
-    if columns:
-        parts.append(_published(study, columns))
     inspected = study.inspected() if study.uninspected else study
-    if plots.trained(inspected):
-        parts += [section(part) for part in recipe.domain.sections(inspected, show_images)]
-    if study.claims:
-        parts.append(_claims(study.claims))
-    parts += [
-        _limits(study, measure, show_images=show_images),
-        bullets("Where it departs from the paper", study.about["deviations"]),
-    ]
-    parts += [_speed(study), _origin_section(study)]
-    return document(f"{recipe.id} ({study.preset})", parts)
-
-
-def _head(study: StudyResults, recipe: Recipe) -> str:
-    about, settings = study.about, study.about["study"]
-    finished = sum(len(line.results) for line in study.lines)
-    told = "<br>".join(map(safe, conclusions(study, recipe)))
-    text = (
-        f"<h1>{safe(recipe.title)}</h1>"
-        f"<p>{badge(study.label, study.smoke)} &nbsp; <code>{recipe.id}</code> "
-        f'<span class="soft">· after {safe(recipe.source)}</span></p>'
-        f"{told and f'<p><b>{told}</b></p>'}"
-        f"<p>{many(finished, 'run')} of {settings['steps']:,} steps, {safe(about['data']['name'])}: "
-        f"{safe(about['data']['text'])}.</p>"
+    shown = recipe.domain.sections(inspected, show_images) if plots.trained(inspected) else []
+    return render_page(
+        "study.html",
+        recipe,
+        about,
+        _device_text(about),
+        _facts(study),
+        study=study,
+        conclusions=conclusions(study, recipe),
+        runs=many(sum(len(line.results) for line in study.lines), "run"),
+        uninspected={name: uninspected_text(reason) for name, reason in study.uninspected.items()},
+        headline=_headline_table(study, measure, recipe.about),
+        sampled=_sampled(study, measure),
+        published=_published(study, columns) if columns else "",
+        sections=shown,
+        claims=_claims(study.claims) if study.claims else "",
+        limits=_limits(study, measure, show_images=show_images),
+        deviations=about["deviations"],
+        speed=_speed(study),
+        settings=", ".join(f"{key}={_plain(value)}" for key, value in about["study"].items() if key != "seeds"),
     )
-    if changed := changes_text(about["environment"]):
-        text += f'<div class="alarm">{safe(changed)}</div>'
-    if study.smoke:
-        text += (
-            '<div class="alarm"><b>This is a smoke run, not a result.</b> It trains for '
-            f"{settings['steps']:,} steps to show that data, models, training and this page work. "
-            "Its numbers say nothing about the variants.</div>"
-        )
-    if study.missing:
-        text += (
-            f'<div class="alarm"><b>Unfinished:</b> {len(study.missing)} of {len(about["cells"])} cells have no '
-            "result yet; what follows shows the others.</div>"
-        )
-    for name, reason in study.uninspected.items():
-        text += f'<div class="alarm"><b>{safe(name)}:</b> {safe(uninspected_text(reason))}</div>'
-    for line in study.lines:
-        for seed, diagnosis in line.diverged.items():
-            text += f'<div class="alarm"><b>{safe(line.label)}, seed {seed}:</b> {safe(diagnosis)}</div>'
-    return text
 
 
 def conclusions(study: StudyResults, recipe: Recipe) -> list[str]:
@@ -231,46 +196,44 @@ def uninspected_text(reason: str) -> str:
     return f"trained, but not inspected ({reason}); python -m experiments report with --data inspects it again."
 
 
-def _headline_table(study: StudyResults, measure: Measure, own: Measure | None) -> str:
+def _headline_table(study: StudyResults, measure: Measure, own: Measure | None) -> Markup:
     rows = []
     has_flops = all("flops_per_sample" in line.first for line in plots.trained(study))
     for line in plots.trained(tables.with_numbers(study) if own else study):
         scores = line.over_seeds(measure.key)
-        value = scores.text(measure.digits, measure.factor)
+        value = Markup('<span class="{}">{}</span>').format(
+            "soft" if study.smoke else "big", scores.text(measure.digits, measure.factor)
+        )
         averaged = ""
         if (ema := f"{measure.key}_ema") in line.first:
-            averaged = f"<br><small>averaged {line.over_seeds(ema).text(measure.digits, measure.factor)}</small>"
+            averaged = f"averaged {line.over_seeds(ema).text(measure.digits, measure.factor)}"
         ratio, difference = study.step_ratio(line), study.difference(line, measure.key)
         tested = study.tested.get(measure.key, {}).get(line.name)
+        step = f"{line.step_ms():.0f}"
         rows.append(
             (
-                safe(line.label),
+                line.label,
                 str(scores.n),
                 *([_own(line, own)] if own else []),
-                f'<span class="{"soft" if study.smoke else "big"}">{value}</span>{averaged}',
-                (difference.text(measure) if difference else "")
-                + (f"<br><small>{tested.text(measure)}</small>" if tested else ""),
+                _over(value, averaged),
+                _over(difference.text(measure) if difference else "", tested.text(measure) if tested else ""),
                 line.over_seeds("last_loss").text(3),
                 f"{line.first['parameters']:,}",
                 *([f"{line.first['flops_per_sample'] / 1e6:.1f}"] if has_flops else []),
-                f"{line.step_ms():.0f}" + (f" <small>×{ratio:.2f}</small>" if ratio else ""),
+                Markup("{} <small>×{:.2f}</small>").format(step, ratio) if ratio else step,
             )
         )
     head = (
-        "variant", "seeds", *([own.head] if own else []), f"{measure.head}<br>{study.preset}",
-        "difference to<br>its baseline", "training<br>loss", "parameters",
-        *(["MFLOPs<br>per sample"] if has_flops else []), "ms per step",
+        "variant", "seeds", *([own.head] if own else []), column_head(measure.head, study.preset),
+        column_head("difference to", "its baseline"), column_head("training", "loss"), "parameters",
+        *([column_head("MFLOPs", "per sample")] if has_flops else []), "ms per step",
     )  # fmt: skip
-    sampled = "".join(f"{sentence}. " for sentence in _sampled(study, measure))
-    text = (
-        f"Test {measure.name} after the last step, mean ± standard deviation over seeds. Differences are paired by "
-        "seed (same first weights where shapes agree, same batches), with a 95 % interval (Student); the baseline is "
-        f"named by the recipe. {sampled}Averaged: with the moving average of the weights. Training loss: mean of the "
-        "last tenth of the steps. Step time: median over steps and seeds, and its ratio to the baseline's. "
-        f"{study.load_text()}"
-    )
-    title = "What came out (smoke: ignore the numbers)" if study.smoke else "Result"
-    return f'<h2>{title} {badge(study.label, study.smoke)}</h2><p class="soft">{text}</p>{table(head, rows)}'
+    return table(head, rows)
+
+
+def _over(value: str, note: str) -> str:
+    """A value with a note below it, if there is one."""
+    return Markup("{}<br><small>{}</small>").format(value, note) if note else value
 
 
 def _sampled(study: StudyResults, measure: Measure) -> list[str]:
@@ -296,28 +259,23 @@ def _concerns(column: Published, study: StudyResults) -> bool:
     return all(settings[key] in values for key, values in column.where.items())
 
 
-def _published(study: StudyResults, columns: list[Published]) -> str:
+def _published(study: StudyResults, columns: list[Published]) -> Markup:
     """The paper's table beside ours, labelled with the preset."""
     rows = []
     for line in study.lines:
-        cells = [safe(line.label)]
+        cells = [line.label]
         for column in columns:
             cells += [_ours(study, line, column), _theirs(line.name, column.values, column)]
         rows.append(cells)
     for name in dict.fromkeys(name for column in columns for name in column.cited):
-        cells = [f"{safe(name)} (cited)"]
+        cells = [f"{name} (cited)"]
         for column in columns:
             cells += ["", _theirs(name, column.cited, column)]
         rows.append(cells)
     head = ["variant"]
     for column in columns:
-        head += [f"{column.name}<br>{safe(study.preset)}", f"{column.name}<br>paper"]
-    text = (
-        "The paper's numbers are of its own data and scale: they stand here to compare the order of the rows, not the "
-        "values. A dash in them is a training that did not converge; ratios are ours to ours and the paper's to the "
-        "paper's. Rows marked as cited are printed from the paper and were not run."
-    )
-    return f'<h2>Beside the paper {badge(study.label, study.smoke)}</h2><p class="soft">{text}</p>{table(head, rows)}'
+        head += [column_head(column.name, study.preset), column_head(column.name, "paper")]
+    return table(head, rows)
 
 
 def _ours(study: StudyResults, line: Line, column: Published) -> str:
@@ -349,12 +307,10 @@ def _theirs(name: str, values: Mapping[str, float | None], column: Published) ->
     return f"{value / reference:.{column.digits}f}"
 
 
-def _claims(claims: Claims) -> str:
+def _claims(claims: Claims) -> Markup:
     alphas = sorted({row["alpha"] for row in claims["weights"]})
     slope_of = {(row["activation"], row["alpha"]): row["slope"] for row in claims["weights"]}
     activations = list(dict.fromkeys(row["activation"] for row in claims["weights"]))
-    worst = max(abs(row["slope"] + row["alpha"]) for row in claims["weights"])
-    holds = "holds" if claims_hold(claims) else "does NOT hold"
     slopes = table(
         ("h", *(f"α = {alpha:g}: slope" for alpha in alphas)),
         [(name, *(f"{round(slope_of[name, alpha], 4) + 0.0:+.4f}" for alpha in alphas)) for name in activations],
@@ -368,21 +324,20 @@ def _claims(claims: Claims) -> str:
             ("reluformer", *(f"{row['reluformer']:.4f}" for row in claims["variance"])),
         ],
     )
-    return (
-        "<h2>Two exact statements, measured</h2>"
-        '<p class="soft">They hold at any size and need no training: standard normal q, k, v with 64 features per '
-        f"head, lengths {claims['lengths'][0]} to {claims['lengths'][-1]}, through attnkit's public functions. "
-        f"Measured to {100 * SLOPE_TOLERANCE:g} %: <b>{holds}</b>.</p>"
-        f"{card(plots.claim_plots(claims))}"
-        "<p><b>The mean weight scales as L<sup>-α</sup></b> (Wortsman et al. 2023 §3). Slope of log mean |w| against "
-        f"log L, which should be -α; the largest deviation is {worst:.4f}.</p>{slopes}"
-        "<p><b>Without a scale the output variance of relu attention is n/2; reluformer keeps it flat</b> (Shen et al. "
-        f"2023, Theorem 4.1). Slope of log variance against log n: {claims['variance_slope']:.4f} (should be 1).</p>"
-        f"{variance}"
+    text = render(
+        Path(__file__).with_name("claims.html"),
+        claims=claims,
+        tolerance=f"{100 * SLOPE_TOLERANCE:g}",
+        hold=hold(claims),
+        figure=plots.in_card(plots.claim_plots(claims)),
+        worst=max(abs(row["slope"] + row["alpha"]) for row in claims["weights"]),
+        slopes=slopes,
+        variance=variance,
     )
+    return Markup(text)
 
 
-def _limits(study: StudyResults, measure: Measure, *, show_images: bool) -> str:
+def _limits(study: StudyResults, measure: Measure, *, show_images: bool) -> list[str]:
     if study.smoke:
         limits = ["Anything about quality: the models have barely begun to learn."]
     else:
@@ -410,18 +365,18 @@ def _limits(study: StudyResults, measure: Measure, *, show_images: bool) -> str:
             limits.append("Speed: at this size the step time is mostly overhead.")
     if not show_images:
         limits.append("Samples of the data, and attention to them: this page was made with --hide-samples.")
-    return bullets("What this does not show", limits)
+    return limits
 
 
-def _speed(study: StudyResults) -> str:
-    """How fast the trainings were, "" where their results do not say."""
-    lines = plots.trained(study)
-    keys = [key for key in SPEED if any(line.has(key) for line in lines)]
-    compiled = any(line.has("compiled") for line in lines)
+def _speed(study: StudyResults) -> Markup:
+    """How fast the trainings were, nothing where their results do not say."""
+    trained = plots.trained(study)
+    keys = [key for key in SPEED if any(line.has(key) for line in trained)]
+    compiled = any(line.has("compiled") for line in trained)
     if not keys and not compiled:
-        return ""
+        return Markup()
     rows = []
-    for line in lines:
+    for line in trained:
         cells = [
             line.over_seeds(key).text(digits, factor) if line.has(key) else "–"
             for key, (_, factor, digits) in ((key, SPEED[key]) for key in keys)
@@ -429,34 +384,33 @@ def _speed(study: StudyResults) -> str:
         counts = {(each["blocks"], each["graphs"]) for each in map(_compiled, line.results.values()) if each}
         if compiled:
             cells.append(", ".join(f"{blocks} in {graphs}" for blocks, graphs in sorted(counts)) or "none")
-        rows.append((safe(line.label), *cells))
-    head = ("variant", *(SPEED[key][0] for key in keys), *(["blocks compiled<br>in graphs"] if compiled else []))
-    text = (
-        "Of training, mean ± standard deviation over seeds. FLOPs are those of the matrix products and convolutions of "
-        "a forward pass, as counted, times three; MFU is their share of the peak that the vendor gives for dense "
-        "products in this precision. Waiting: the share of the time in which the main process had no samples yet."
-    )
-    return f'<h2>Speed</h2><p class="soft">{text}</p>{table(head, rows)}'
+        rows.append((line.label, *cells))
+    head = ["variant", *(SPEED[key][0] for key in keys)]
+    if compiled:
+        head.append(column_head("blocks compiled", "in graphs"))
+    return table(head, rows)
 
 
 def _compiled(result: Mapping[str, Any]) -> Mapping[str, int] | None:
     return result.get("compiled")
 
 
-def _origin_section(study: StudyResults) -> str:
-    about, environment, data = study.about, study.about["environment"], study.about["data"]
-    device = (
+def _device_text(about: Mapping[str, Any]) -> str:
+    environment = about["environment"]
+    return (
         f"{environment['device']} ({about['device']}), {many(environment['threads'], 'thread')} of "
         f"{many(environment['cores'], 'core')}, {many(environment['processes'], 'process')}"
     )
-    facts = {
+
+
+def _facts(study: StudyResults) -> dict[str, str]:
+    data = study.about["data"]
+    return {
         "data": f"{data['name']}, {data['text']}",
         "data checksum": f"sha256 {data['checksum']}",
-        "seeds": ", ".join(map(str, about["study"]["seeds"])),
+        "seeds": ", ".join(map(str, study.about["study"]["seeds"])),
         **_implementations(study),
     }
-    settings = ", ".join(f"{key}={_plain(value)}" for key, value in about["study"].items() if key != "seeds")
-    return origin_section(about, device, facts) + f'<p class="soft">Settings: <code>{safe(settings)}</code></p>'
 
 
 def _implementations(study: StudyResults) -> dict[str, str]:

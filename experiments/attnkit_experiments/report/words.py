@@ -14,7 +14,7 @@ MARKUP = re.compile(r"([\\*$<|`]|(?<![^\W_])_|_(?![^\W_]))")
 
 
 def as_markdown(page: str) -> str:
-    """The body of a page of `report.html` (`document`) as Markdown; figures are lines with their descriptions."""
+    """The body of a page of `report.html` as Markdown; figures are lines with their descriptions."""
     reader = Reader()
     reader.feed(page[page.index("<main>") :])
     return "\n\n".join(block for block in reader.blocks if block.strip()) + "\n"
@@ -30,7 +30,7 @@ class Reader(HTMLParser):
         self.rows: list[list[str]] = []
         self.term = ""
         self.figure = 0  # depth inside an <svg>
-        self.literal = self.alarm = False
+        self.literal = self.alert = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         has = dict(attrs)
@@ -53,7 +53,7 @@ class Reader(HTMLParser):
         elif tag in KEPT:
             self.text += f"<{tag}>"
         self.literal |= tag in ("code", "pre")
-        self.alarm |= tag == "div" and has.get("class") == "alarm"
+        self.alert |= tag == "div" and has.get("class") == "alert"
 
     def handle_endtag(self, tag: str) -> None:
         if self.figure:
@@ -63,8 +63,8 @@ class Reader(HTMLParser):
         if tag in ("h1", "h2"):
             self._flush("## ")
         elif tag in ("p", "div"):
-            self._flush("> " if self.alarm else "")
-            self.alarm &= tag != "div"
+            self._flush("> " if self.alert else "")
+            self.alert &= tag != "div"
         elif tag == "li":
             self._item(self.text)
         elif tag == "dt":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from attnkit_conformance.pages import Markup, table
 from attnkit_experiments.report import plots
-from attnkit_experiments.report.html import card, safe, table
+from attnkit_experiments.report.html import column_head
 from attnkit_experiments.report.results import Line, StudyResults
 from attnkit_experiments.study.recipe import Section
 
@@ -16,7 +17,7 @@ def sections(study: StudyResults, show_samples: bool) -> list[Section]:
     """In page order; without any of the data."""
     parts = [
         Section("Accuracy beside chance", chance_text(study), chance_table(study)),
-        Section("Learning curves", CURVES, card(plots.learning_curves(study))),
+        Section("Learning curves", CURVES, plots.in_card(plots.learning_curves(study))),
     ]
     rows = [line for line in plots.trained(study) if line.first["layers"]]
     if rows:
@@ -44,14 +45,14 @@ def near_chance(accuracy: float, majority: float, samples: int) -> bool:
     return accuracy < majority + SIGMAS * math.sqrt(majority * (1 - majority) / samples)
 
 
-def chance_table(study: StudyResults) -> str:
+def chance_table(study: StudyResults) -> Markup:
     rows = []
     for line in plots.trained(study):
         accuracy, majority = line.over_seeds("accuracy"), line.first["majority"]
         valid = line.over_seeds("valid_accuracy").text(1, 100) if "valid_accuracy" in line.first else "no valid split"
         rows.append(
             (
-                safe(line.label),
+                line.label,
                 accuracy.text(1, 100),
                 valid,
                 f"{100 * majority:.1f}",
@@ -59,8 +60,8 @@ def chance_table(study: StudyResults) -> str:
                 "near chance" if near_chance(accuracy.mean, majority, tests(study)) else "",
             )
         )
-    head = ("method", f"test, %<br>{study.preset}", "valid, %", "chance, %", "test above<br>chance", "")
-    return table(head, rows)
+    test, above = column_head("test, %", study.preset), column_head("test above", "chance")
+    return table(("method", test, "valid, %", "chance, %", above, ""), rows)
 
 
 def rows_text(study: StudyResults, lines: list[Line]) -> str:
@@ -70,15 +71,13 @@ def rows_text(study: StudyResults, lines: list[Line]) -> str:
         "sequences, first seed, layer by layer. Entropy is that of normalised weights, in nats."
     )
     if without:
-        text += f" Without such rows or without statistics of them: {safe(', '.join(without))}."
+        text += f" Without such rows or without statistics of them: {', '.join(without)}."
     return text
 
 
-def rows_table(lines: list[Line]) -> str:
+def rows_table(lines: list[Line]) -> Markup:
     columns = (("total", 3, 1), ("entropy", 2, 1), ("nonzero", 1, 100), ("dead", 1, 100))
-    rows = [
-        (safe(line.label), *(_cells(line, key, digits, factor) for key, digits, factor in columns)) for line in lines
-    ]
+    rows = [(line.label, *(_cells(line, key, digits, factor) for key, digits, factor in columns)) for line in lines]
     return table(("method", "row sum", "entropy", "non-zero weights, %", "rows with no weight, %"), rows)
 
 

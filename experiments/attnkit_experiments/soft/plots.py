@@ -6,9 +6,10 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 
-from attnkit_experiments.report.plots import COLOURS, DASHES, STYLE, pictures, stamp, svg, trained
+from attnkit_conformance.pages.figures import DASHES, SERIES, STYLE, svg
 from attnkit_experiments.report.plots import image as draw_image
 from attnkit_experiments.report.plots import picture as draw_picture
+from attnkit_experiments.report.plots import pictures, stamp, trained
 from attnkit_experiments.report.results import StudyResults, read_maps
 from attnkit_experiments.study.stored import MAPS_FILE
 
@@ -51,9 +52,9 @@ def residuals(study: StudyResults) -> str:
             for index, trace in enumerate(line.residual_curves()):
                 median, largest, before = (np.maximum(trace[key], FLOOR) for key in ("median", "largest", "initial"))
                 steps = np.arange(len(median))
-                axes.plot(steps, median, color=COLOURS[index], label=f"stage {index + 1}")
-                axes.fill_between(steps, median, largest, color=COLOURS[index], alpha=0.15, linewidth=0)
-                axes.plot(steps, before, color=COLOURS[index], linestyle=DASHES[1], linewidth=1.2)
+                axes.plot(steps, median, color=SERIES[index], label=f"stage {index + 1}")
+                axes.fill_between(steps, median, largest, color=SERIES[index], alpha=0.15, linewidth=0)
+                axes.plot(steps, before, color=SERIES[index], linestyle=DASHES[1], linewidth=1.2)
             axes.set_yscale("log")
             axes.set(xlabel="steps k", title=line.label)
             stamp(axes, study)

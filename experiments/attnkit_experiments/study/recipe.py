@@ -165,7 +165,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report: a title, or none for a continuation, a text as HTML, and a figure or table as HTML."""
+    """A part of the report: a title, or none for a continuation, a text, and a figure or table as `Markup`."""
 
     title: str
     text: str

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from attnkit_conformance.pages import Markup, table
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.report import plots
-from attnkit_experiments.report.html import card, safe, table
+from attnkit_experiments.report.html import column_head
 from attnkit_experiments.report.results import Line, StudyResults
 from attnkit_experiments.study.recipe import Section
 from attnkit_experiments.study.stored import REFERENCES_FILE, TRANSLATIONS_FILE
@@ -20,17 +21,17 @@ def sections(study: StudyResults, show_samples: bool) -> list[Section]:
     parts = [
         Section("Translation", TRANSLATION, translation_table(study)),
         *([Section("On other test sentences", PAIRED, paired)] if (paired := paired_table(study)) else []),
-        *([Section("Against size", SIZES, card(sizes))] if sizes else []),
-        Section("Learning curves", CURVES, card(plots.learning_curves(study))),
-        Section("Gradient norms", NORMS, card(translation_plots.gradient_norms(study))),
+        *([Section("Against size", SIZES, plots.in_card(sizes))] if sizes else []),
+        Section("Learning curves", CURVES, plots.in_card(plots.learning_curves(study))),
+        Section("Gradient norms", NORMS, plots.in_card(translation_plots.gradient_norms(study))),
         Section("What the layers do", MEASURES, measures_table(study)),
-        Section("Concentration", CONCENTRATION, card(translation_plots.concentration(study))),
+        Section("Concentration", CONCENTRATION, plots.in_card(translation_plots.concentration(study))),
         Section("Loss by length", LENGTHS, lengths_table(study)),
     ]
     if show_samples:
         figure = translation_plots.attention_maps(study)
         if figure:
-            parts.append(Section("Attention to one sentence", MAPS, card(figure)))
+            parts.append(Section("Attention to one sentence", MAPS, plots.in_card(figure)))
     return parts
 
 
@@ -63,13 +64,13 @@ MAPS = (
 )
 
 
-def translation_table(study: StudyResults) -> str:
+def translation_table(study: StudyResults) -> Markup:
     rows = []
     for line in plots.trained(study):
         speed = [result["translations"] / result["decode_seconds"] for result in line.results.values()]
         rows.append(
             (
-                safe(line.label),
+                line.label,
                 line.over_seeds("bleu").text(2),
                 line.over_seeds("bleu_tokenised").text(2),
                 line.over_seeds("valid_perplexity").text(2),
@@ -81,18 +82,18 @@ def translation_table(study: StudyResults) -> str:
     head = (
         "variant",
         "BLEU",
-        "BLEU,<br>tokenised",
+        column_head("BLEU,", "tokenised"),
         "perplexity",
-        "length<br>ratio",
+        column_head("length", "ratio"),
         "cut, %",
-        "sentences<br>per second",
+        column_head("sentences", "per second"),
     )
     signature = plots.trained(study)[0].first["signatures"]["bleu"]
-    return table(head, rows) + f'<p class="soft">sacrebleu signature <code>{safe(signature)}</code></p>'
+    return table(head, rows) + Markup('<p class="soft">sacrebleu signature <code>{}</code></p>').format(signature)
 
 
-def paired_table(study: StudyResults) -> str:
-    """p-values by variant and seed; "" where no seed of a variant and its baseline has its translations."""
+def paired_table(study: StudyResults) -> Markup:
+    """p-values by variant and seed; nothing where no seed of a variant and its baseline has its translations."""
     found: dict[str, dict[int, float]] = {}
     trained = plots.trained(study)
     for name in dict.fromkeys(line.variant["baseline"] for line in trained):
@@ -110,11 +111,11 @@ def paired_table(study: StudyResults) -> str:
                     found.setdefault(variant, {})[seed] = p
     seeds = sorted({seed for values in found.values() for seed in values})
     rows = [
-        (safe(line.label), *(_number(found[line.name].get(seed), 3) for seed in seeds))
+        (line.label, *(_number(found[line.name].get(seed), 3) for seed in seeds))
         for line in trained
         if line.name in found
     ]
-    return table(("variant", *(f"seed {seed}" for seed in seeds)), rows) if rows else ""
+    return table(("variant", *(f"seed {seed}" for seed in seeds)), rows) if rows else Markup()
 
 
 def translations(folder: Path) -> tuple[list[str], list[str]] | None:
@@ -131,25 +132,30 @@ def translations(folder: Path) -> tuple[list[str], list[str]] | None:
     return ours, theirs
 
 
-def measures_table(study: StudyResults) -> str:
+def measures_table(study: StudyResults) -> Markup:
     rows = []
     for line in plots.trained(study):
-        cells = [safe(line.label)]
+        cells = [line.label]
         for key, digits in (("entropy", 3), ("zeros", 3), ("variance_ratio", 4), ("slot_anisotropy", 3)):
             after, before = (_mean(line, name) for name in (key, f"initial_{key}"))
-            cells.append(f"{_number(after, digits)} <small>({_number(before, digits)})</small>")
+            cells.append(Markup("{} <small>({})</small>").format(_number(after, digits), _number(before, digits)))
         rows.append(cells)
-    return table(
-        ("variant", "entropy", "weights<br>that are 0", "variance ratio<br>of memories", "anisotropy<br>of slots"), rows
+    head = (
+        "variant",
+        "entropy",
+        column_head("weights", "that are 0"),
+        column_head("variance ratio", "of memories"),
+        column_head("anisotropy", "of slots"),
     )
+    return table(head, rows)
 
 
-def lengths_table(study: StudyResults) -> str:
+def lengths_table(study: StudyResults) -> Markup:
     names = list(dict.fromkeys(name for line in plots.trained(study) for name in line.first["loss_by_length"]))
     rows = []
     for line in plots.trained(study):
         losses = [[r["loss_by_length"].get(name) for r in line.results.values()] for name in names]
-        rows.append((safe(line.label), *(_number(_mean_of(values), 3) for values in losses)))
+        rows.append((line.label, *(_number(_mean_of(values), 3) for values in losses)))
     return table(("variant", *names), rows)
 
 

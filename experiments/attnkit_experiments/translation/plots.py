@@ -11,10 +11,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from attnkit_conformance.pages.figures import DASHES, STYLE, svg
 from attnkit_experiments.engine.arrays import conform_arrays
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.schema import conform
-from attnkit_experiments.report.plots import DASHES, STYLE, colours, shades, spread_line, stamp, svg, trained
+from attnkit_experiments.report.plots import colours, shades, spread_line, stamp, trained
 from attnkit_experiments.report.results import StudyResults
 from attnkit_experiments.study.stored import MAPS_FILE
 

@@ -26,7 +26,6 @@ from torch import Tensor
 import attnkit
 from attnkit.nn import KeyValueCache
 from attnkit_experiments.engine.errors import require_in, require_names
-from attnkit_experiments.report.html import card
 from attnkit_experiments.study.measurement import Column, Measurement, Row
 from attnkit_experiments.study.recipe import Preset, Section
 
@@ -127,16 +126,17 @@ def check(rows: Sequence[Row]) -> None:
 
 
 def sections(rows: Sequence[Row], about: Mapping[str, Any]) -> list[Section]:
-    from attnkit_experiments.report import plots  # draws: nothing that measuring needs to load
+    from attnkit_conformance.pages.figures import DASHES  # draws: nothing that measuring needs to load
+    from attnkit_experiments.report import plots
 
     figure = plots.against_tokens(
         rows,
         {"ms per token": lambda row: row["ms"], "state or cache, MB": lambda row: row["bytes"] / 1e6},
-        {"softmax": "-", "relu": plots.DASHES[1]},
+        {"softmax": "-", "relu": DASHES[1]},
         smoke=about["preset"] == "smoke",
         xscale="log",
     )
-    return [Section("A token after n others", FIGURE, card(figure))]
+    return [Section("A token after n others", FIGURE, plots.in_card(figure))]
 
 
 FIGURE = (

@@ -27,7 +27,6 @@ from torch.nn.functional import elu
 import attnkit
 from attnkit_experiments.engine.errors import require_in, require_names
 from attnkit_experiments.engine.memory import bytes_per_sample, peak_bytes
-from attnkit_experiments.report.html import card
 from attnkit_experiments.study.measurement import Column, Measurement, Row
 from attnkit_experiments.study.recipe import Preset, Section
 
@@ -149,7 +148,8 @@ def check(rows: Sequence[Row]) -> None:
 
 
 def sections(rows: Sequence[Row], about: Mapping[str, Any]) -> list[Section]:
-    from attnkit_experiments.report import plots  # draws: nothing that measuring needs to load
+    from attnkit_conformance.pages.figures import DASHES  # draws: nothing that measuring needs to load
+    from attnkit_experiments.report import plots
 
     def of(key: str, factor: float) -> Callable[[Row], float | None]:
         return lambda row: None if row[key] is None else factor * row[key]
@@ -157,11 +157,11 @@ def sections(rows: Sequence[Row], about: Mapping[str, Any]) -> list[Section]:
     figure = plots.against_tokens(
         rows,
         {"a layer keeps, MB": of("layer_bytes", 1e-6), "ms of both passes": of("ms", 1.0)},
-        {"softmax, weights kept": "-", "softmax": plots.DASHES[1]},
+        {"softmax, weights kept": "-", "softmax": DASHES[1]},
         smoke=about["preset"] == "smoke",
         xscale="log",
     )
-    return [Section("What a layer keeps for its backward pass", FIGURE, card(figure))]
+    return [Section("What a layer keeps for its backward pass", FIGURE, plots.in_card(figure))]
 
 
 FIGURE = "All scales are logarithmic. Softmax is in ink; weights that would not fit the limit were not computed."

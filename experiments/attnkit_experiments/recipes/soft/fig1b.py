@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from attnkit.nn import MultiHeadAttention, SoftAttention2d
+from attnkit_conformance.pages import table
 from attnkit_experiments.engine.errors import require_in, require_names
 from attnkit_experiments.engine.memory import peak_bytes
-from attnkit_experiments.report.html import card, table
 from attnkit_experiments.soft.attention import Soft, Tokens
 from attnkit_experiments.soft.model import PreNormBlock
 from attnkit_experiments.study.measurement import Column, Measurement, Row
@@ -142,7 +142,8 @@ def check(rows: Sequence[Row]) -> None:
 
 
 def sections(rows: Sequence[Row], about: Mapping[str, Any]) -> list[Section]:
-    from attnkit_experiments.report import plots  # draws: nothing that measuring needs to load
+    from attnkit_conformance.pages.figures import DASHES  # draws: nothing that measuring needs to load
+    from attnkit_experiments.report import plots
 
     def gigabytes(mode: str) -> Callable[[Row], float | None]:
         return lambda row: row["bytes"] / 1e9 if row["mode"] == mode and row["bytes"] else None
@@ -150,7 +151,7 @@ def sections(rows: Sequence[Row], about: Mapping[str, Any]) -> list[Section]:
     figure = plots.against_tokens(
         rows,
         {mode: gigabytes(mode) for mode in MODES},
-        {"transformer": "-", "transformer, fused": plots.DASHES[1]},
+        {"transformer": "-", "transformer, fused": DASHES[1]},
         smoke=about["preset"] == "smoke",
         name="peak memory, GB",
     )
@@ -168,7 +169,7 @@ def sections(rows: Sequence[Row], about: Mapping[str, Any]) -> list[Section]:
         ]
         tables.append(Section("", f"{mode.capitalize()}, MB:", table(["method", *(f"n = {n}" for n in sizes)], cells)))
     text = FIGURE.format(layers=about["study"]["layers"])
-    return [Section("Memory against the number of tokens", text, card(figure)), *tables]
+    return [Section("Memory against the number of tokens", text, plots.in_card(figure)), *tables]
 
 
 FIGURE = (
