@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnkit_conformance.pages import Markup, render
+from attnkit_conformance.report.pages import Markup, render
 from benchmarks import plot
 from benchmarks.cells import BOTH, FORWARD, OPS
 

@@ -8,8 +8,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnkit_conformance.pages import figures
-from attnkit_conformance.pages.figures import INK, SERIES
+from attnkit_conformance.report.pages import figures
+from attnkit_conformance.report.pages.figures import INK, SERIES
 
 Record = dict[str, Any]
 CHOICE = "attnkit, its own choice"

@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "experiments"), str(ROOT / "conformance")]
 import matplotlib as mpl  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
-from attnkit_conformance.pages import figures  # noqa: E402
+from attnkit_conformance.report.pages import figures  # noqa: E402
 from attnkit_experiments.commands.estimate import Cost, of_row  # noqa: E402
 from benchmarks import training_time  # noqa: E402
 from benchmarks.gpu.studies import EVIDENCE  # noqa: E402

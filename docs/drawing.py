@@ -15,8 +15,8 @@ from matplotlib.patches import Rectangle
 
 import attnkit
 from attnkit_conformance.model.op import Op
-from attnkit_conformance.pages import figures
-from attnkit_conformance.pages.figures import INK, PAPER, SERIES
+from attnkit_conformance.report.pages import figures
+from attnkit_conformance.report.pages.figures import INK, PAPER, SERIES
 
 Array = Any
 Params = Mapping[str, Any]

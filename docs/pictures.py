@@ -33,7 +33,7 @@ from sklearn.datasets import load_digits  # noqa: E402
 import attnkit  # noqa: E402
 from attnkit_conformance.model.op import Op, weights_of  # noqa: E402
 from attnkit_conformance.opdb import BY_NAME, PUBLIC  # noqa: E402
-from attnkit_conformance.pages import figures  # noqa: E402
+from attnkit_conformance.report.pages import figures  # noqa: E402
 from docs import drawing  # noqa: E402
 from docs.drawing import SIDE, Drawn, Params, Scene  # noqa: E402
 

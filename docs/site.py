@@ -21,8 +21,8 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
-from attnkit_conformance.pages import figures
 from attnkit_conformance.report import peers_page
+from attnkit_conformance.report.pages import figures
 from attnkit_experiments.evidence import figures as reports
 from attnkit_experiments.evidence import site
 from benchmarks import page as benchmarks_page
@@ -86,7 +86,6 @@ def titled(text: str, folder: str) -> str:
 
 def in_page(picture: str, title: str) -> str:
     """A picture of a file in the colours of the page, light or dark."""
-    picture = picture.replace("#1d2430", figures.INK)  # of pictures of results
     return in_block(figures.in_page(figures.with_description(picture, title)))
 
 

@@ -74,26 +74,26 @@ class Adapter(Protocol):
     name: str
     dtypes: tuple[str, ...]
 
-    def array(self, x: np.ndarray, dtype: str) -> Foreign:
+    def array(self, x: np.ndarray, dtype: str) -> Any:
         """Convert a NumPy array."""
         ...
 
-    def numpy(self, x: Foreign) -> np.ndarray:
+    def numpy(self, x: Any) -> np.ndarray:
         """Convert to NumPy, with the same dtype."""
         ...
 
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> Arrays:
+    def call(self, op: str, arrays: Mapping[str, Any], params: Mapping[str, Any]) -> Mapping[str, Any]:
         """Outputs by name."""
         ...
 
     def vjp(
-        self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays
-    ) -> Arrays:
+        self, op: str, arrays: Mapping[str, Any], params: Mapping[str, Any], cotangents: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
         """Gradients by argument name."""
         ...
 
 
-def as_numpy(adapter: Adapter, name: str, x: Foreign) -> np.ndarray:
+def as_numpy(adapter: Adapter, name: str, x: Any) -> np.ndarray:
     """x converted by the adapter; IllFormed if the result is not a NumPy array."""
     array = adapter.numpy(x)
     if not isinstance(array, np.ndarray | np.generic):
@@ -115,7 +115,7 @@ def package_of(adapter: Adapter) -> str:
     return type(adapter.array(np.zeros(1, adapter.dtypes[0]), adapter.dtypes[0])).__module__.partition(".")[0]
 
 
-def kind(x: Foreign) -> str:
+def kind(x: Any) -> str:
     """None, or the name of the type of x."""
     return "None" if x is None else type(x).__name__
 

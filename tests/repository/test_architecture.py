@@ -60,7 +60,7 @@ def test_an_arrow_that_goes_up_would_be_noticed() -> None:
 
 
 def test_every_folder_with_rules_is_on_the_page_and_every_link_leads_somewhere() -> None:
-    folders = {re.sub(r"/(pages|peers|pytest\.py)$", "", folder) for folder in RULES}
+    folders = {re.sub(r"/(report/pages|peers|pytest\.py)$", "", folder) for folder in RULES}
     assert [folder for folder in folders if f"`{folder}`" not in PAGE] == []
     links = re.findall(r"\]\(([^)#]+)", PAGE)
     assert [link for link in links if not (ROOT / link).exists()] == []

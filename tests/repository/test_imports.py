@@ -56,7 +56,6 @@ EXPERIMENTS = {
 }
 # Room of the kit -> the rooms that it imports.
 KIT = {
-    "pages": "",
     "model": "",
     "scenes": "model",
     "families": "model scenes",
@@ -68,7 +67,7 @@ KIT = {
     "peers": "model opdb adapter adapters",
     "judge": "model scenes opdb golden adapter core adapters peers",
     "search": "model scenes opdb golden adapter core adapters peers judge",
-    "report": "pages model scenes opdb golden adapter core adapters peers judge search",
+    "report": "model scenes opdb golden adapter core adapters peers judge search",
     "studies": "model scenes families opdb golden adapter core adapters judge report",
     "pytest.py": "model opdb adapter core peers judge search",
     "__main__.py": "model opdb adapter core adapters peers judge search report studies",
@@ -78,7 +77,7 @@ ROOMS = {"experiments/attnkit_experiments": EXPERIMENTS, "conformance/attnkit_co
 RULES = {
     "reference/attnkit_reference": "numpy scipy attnkit_reference",
     "conformance/attnkit_conformance": "numpy scipy ml_dtypes rich safetensors attnkit_reference attnkit_conformance",
-    "conformance/attnkit_conformance/pages": "jinja2 markupsafe matplotlib attnkit_conformance.pages",
+    "conformance/attnkit_conformance/report/pages": "jinja2 markupsafe matplotlib attnkit_conformance.report.pages",
     "conformance/attnkit_conformance/peers": (
         "numpy scipy torch jax entmax keras transformers einops attnkit_reference attnkit_conformance"
         " equinox flash_attention_jax flax linear_attention_transformer local_attention"
@@ -92,11 +91,12 @@ RULES = {
     ),
     "experiments": (
         "torch numpy scipy attnkit attnkit_experiments tyro rich PIL matplotlib sacrebleu sacremoses safetensors"
-        " sklearn tokenizers webdataset nvidia attnkit_conformance.pages"
+        " sklearn tokenizers webdataset nvidia attnkit_conformance.report.pages"
     ),
 }
 EXEMPT = [
-    ROOT / "conformance/attnkit_conformance" / room for room in ("adapters", "peers", "pytest.py", "studies", "pages")
+    ROOT / "conformance/attnkit_conformance" / room
+    for room in ("adapters", "peers", "pytest.py", "studies", "report/pages")
 ]
 PACKAGES = {
     "attnkit": ".",

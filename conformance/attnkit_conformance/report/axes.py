@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge.verdicts import counts
 from attnkit_conformance.model.layout import DENSE, MAKERS
-from attnkit_conformance.pages import Markup, table
+from attnkit_conformance.report.pages import Markup, table
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnkit_conformance.pages import render
+from attnkit_conformance.report.pages import render
 from attnkit_conformance.report.shares import Count, count, percent
 
 GREEN, AMBER, RED, GREY = "#1a7f4b", "#b36b00", "#c8322f", "#6b7280"

@@ -34,8 +34,8 @@ from attnkit_conformance.judge.verdicts import (
     worst,
 )
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.pages import Markup, render, section, table
 from attnkit_conformance.report import axes
+from attnkit_conformance.report.pages import Markup, render, section, table
 
 FORMAT = "attnkit_conformance/1"  # of --json; raised when older readers cannot read it
 SEMANTICS = 1  # of docs/semantics.md; raised when the result of a valid call changes

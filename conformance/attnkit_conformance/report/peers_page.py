@@ -22,13 +22,13 @@ from attnkit_conformance.core import CaseResult
 from attnkit_conformance.golden import golden
 from attnkit_conformance.model.case import compute_dtype
 from attnkit_conformance.opdb import OPDB
-from attnkit_conformance.pages import render
 from attnkit_conformance.peers import REQUIRES
 from attnkit_conformance.peers.further import of as further_of
 from attnkit_conformance.peers.gpu_only import GPU_ONLY
 from attnkit_conformance.report import files
 from attnkit_conformance.report.disagreements import Disagreement, Example, collect, library
 from attnkit_conformance.report.files import Header
+from attnkit_conformance.report.pages import render
 from attnkit_conformance.search.shrink import size
 
 TEMPLATE = Path(__file__).parent / "peers.html"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from attnkit_conformance.opdb import BY_NAME
-from attnkit_conformance.pages import render
 from attnkit_conformance.report import saved
+from attnkit_conformance.report.pages import render
 from attnkit_conformance.report.shares import Count, count, percent
 
 TEMPLATE = Path(__file__).parent / "scoreboard.html"

@@ -143,7 +143,7 @@ def draw_maps(path: Path, pixels: np.ndarray, titles: Sequence[str], maps: Seque
     import matplotlib as mpl  # not needed for prediction
     from matplotlib import pyplot as plt
 
-    from attnkit_conformance.pages.figures import STYLE
+    from attnkit_conformance.report.pages.figures import STYLE
     from attnkit_experiments.report.plots import picture
 
     lines = math.ceil(len(maps) / COLUMNS)

@@ -14,8 +14,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from attnkit_conformance.pages import figures
-from attnkit_conformance.pages.figures import BETTER, DASHES, INK, PAPER, SERIES, UNDECIDED, WORSE, svg
+from attnkit_conformance.report.pages import figures
+from attnkit_conformance.report.pages.figures import BETTER, DASHES, INK, PAPER, SERIES, UNDECIDED, WORSE, svg
 from attnkit_experiments.evidence.measures import headline, measure_of
 from attnkit_experiments.evidence.runs import Run
 from attnkit_experiments.report.statistics import Difference

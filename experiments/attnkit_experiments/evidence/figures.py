@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from attnkit_conformance.pages.figures import in_page
+from attnkit_conformance.report.pages.figures import in_page
 from attnkit_experiments.images import plots as image_plots
 from attnkit_experiments.language.page import BITS
 from attnkit_experiments.recipes import MEASUREMENTS

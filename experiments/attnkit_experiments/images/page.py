@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
-from attnkit_conformance.pages import Markup, table
+from attnkit_conformance.report.pages import Markup, table
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.images import fewshot
 from attnkit_experiments.images import plots as image_plots

@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from attnkit_conformance.pages.figures import INK, STYLE, svg
+from attnkit_conformance.report.pages.figures import INK, STYLE, svg
 from attnkit_experiments.engine.arrays import Arrays
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.report.plots import image, picture, pictures, shades, trained

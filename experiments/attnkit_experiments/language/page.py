@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from attnkit_conformance.pages import Markup, table
+from attnkit_conformance.report.pages import Markup, table
 from attnkit_experiments.images.page import rows_table
 from attnkit_experiments.language import exact
 from attnkit_experiments.report import plots

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnkit_conformance.pages import Markup, render
+from attnkit_conformance.report.pages import Markup, render
 from attnkit_experiments.report.results import command, label
 
 

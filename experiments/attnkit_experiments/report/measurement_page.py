@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnkit_conformance.pages import table
+from attnkit_conformance.report.pages import table
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import write_text
 from attnkit_experiments.engine.progress import many

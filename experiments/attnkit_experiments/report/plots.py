@@ -23,8 +23,8 @@ from matplotlib.ticker import (
     ScalarFormatter,
 )
 
-from attnkit_conformance.pages import Markup, card
-from attnkit_conformance.pages.figures import DASHES, INK, SERIES, STYLE, WORSE, in_page, svg
+from attnkit_conformance.report.pages import Markup, card
+from attnkit_conformance.report.pages.figures import DASHES, INK, SERIES, STYLE, WORSE, in_page, svg
 from attnkit_experiments.report.claims import Claims
 from attnkit_experiments.report.results import Line, StudyResults
 from attnkit_experiments.report.statistics import Spread

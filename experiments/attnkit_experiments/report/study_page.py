@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnkit_conformance.pages import Markup, render, table
+from attnkit_conformance.report.pages import Markup, render, table
 from attnkit_experiments.engine.files import write_text
 from attnkit_experiments.engine.progress import many
 from attnkit_experiments.report import plots, samples, tables, words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnkit_conformance.pages import Markup, table
+from attnkit_conformance.report.pages import Markup, table
 from attnkit_experiments.report import plots
 from attnkit_experiments.report.html import column_head
 from attnkit_experiments.report.results import StudyResults

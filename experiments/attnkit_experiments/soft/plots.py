@@ -6,7 +6,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 
-from attnkit_conformance.pages.figures import DASHES, SERIES, STYLE, svg
+from attnkit_conformance.report.pages.figures import DASHES, SERIES, STYLE, svg
 from attnkit_experiments.report.plots import image as draw_image
 from attnkit_experiments.report.plots import picture as draw_picture
 from attnkit_experiments.report.plots import pictures, stamp, trained

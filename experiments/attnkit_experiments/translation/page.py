@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attnkit_conformance.pages import Markup, table
+from attnkit_conformance.report.pages import Markup, table
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.report import plots
 from attnkit_experiments.report.html import column_head

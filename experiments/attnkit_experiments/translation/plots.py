@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from attnkit_conformance.pages.figures import DASHES, STYLE, svg
+from attnkit_conformance.report.pages.figures import DASHES, STYLE, svg
 from attnkit_experiments.engine.arrays import conform_arrays
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.schema import conform

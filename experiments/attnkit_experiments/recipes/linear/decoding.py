@@ -126,7 +126,7 @@ def check(rows: Sequence[Row]) -> None:
 
 
 def sections(rows: Sequence[Row], about: Mapping[str, Any]) -> list[Section]:
-    from attnkit_conformance.pages.figures import DASHES  # draws: nothing that measuring needs to load
+    from attnkit_conformance.report.pages.figures import DASHES  # draws: nothing that measuring needs to load
     from attnkit_experiments.report import plots
 
     figure = plots.against_tokens(

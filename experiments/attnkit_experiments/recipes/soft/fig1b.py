@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from attnkit.nn import MultiHeadAttention, SoftAttention2d
-from attnkit_conformance.pages import table
+from attnkit_conformance.report.pages import table
 from attnkit_experiments.engine.errors import require_in, require_names
 from attnkit_experiments.engine.memory import peak_bytes
 from attnkit_experiments.soft.attention import Soft, Tokens
@@ -142,7 +142,7 @@ def check(rows: Sequence[Row]) -> None:
 
 
 def sections(rows: Sequence[Row], about: Mapping[str, Any]) -> list[Section]:
-    from attnkit_conformance.pages.figures import DASHES  # draws: nothing that measuring needs to load
+    from attnkit_conformance.report.pages.figures import DASHES  # draws: nothing that measuring needs to load
     from attnkit_experiments.report import plots
 
     def gigabytes(mode: str) -> Callable[[Row], float | None]:

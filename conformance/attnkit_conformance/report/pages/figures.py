@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 INK, LINE, PAPER = "#22262b", "#d5dae1", "#ffffff"
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8b6cd8", "#8c564b", "#7d8794")
 """Lines: the seven of Okabe and Ito (2008) but yellow, which is too light on white and black is INK, and three more."""
-BETTER, WORSE, UNDECIDED = SERIES[0], SERIES[1], SERIES[8]
+BETTER, WORSE, UNDECIDED = SERIES[0], "#d2493f", SERIES[8]
 DASHES = ((0, (5, 3)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (1, 1.5)))
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
