@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
+
+from attnkit_conformance.model.types import Arrays, Foreign, Params
 
 DERIVATIVES = ("jvp", "hvp", "vmap_grad")
 """The optional methods for derivatives beyond gradients."""
@@ -71,29 +73,34 @@ class Adapter(Protocol):
     the cotangents and all other arrays. In `serves[op]` the key "derivatives" names the methods that answer.
     """
 
-    name: str
-    dtypes: tuple[str, ...]
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        ...
 
-    def array(self, x: np.ndarray, dtype: str) -> Any:
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes that it is judged in."""
+        ...
+
+    def array(self, x: np.ndarray, dtype: str) -> Foreign:
         """Convert a NumPy array."""
         ...
 
-    def numpy(self, x: Any) -> np.ndarray:
+    def numpy(self, x: Foreign) -> np.ndarray:
         """Convert to NumPy, with the same dtype."""
         ...
 
-    def call(self, op: str, arrays: Mapping[str, Any], params: Mapping[str, Any]) -> Mapping[str, Any]:
+    def call(self, op: str, arrays: Arrays, params: Params) -> Arrays:
         """Outputs by name."""
         ...
 
-    def vjp(
-        self, op: str, arrays: Mapping[str, Any], params: Mapping[str, Any], cotangents: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Arrays:
         """Gradients by argument name."""
         ...
 
 
-def as_numpy(adapter: Adapter, name: str, x: Any) -> np.ndarray:
+def as_numpy(adapter: Adapter, name: str, x: Foreign) -> np.ndarray:
     """x converted by the adapter; IllFormed if the result is not a NumPy array."""
     array = adapter.numpy(x)
     if not isinstance(array, np.ndarray | np.generic):
@@ -115,7 +122,7 @@ def package_of(adapter: Adapter) -> str:
     return type(adapter.array(np.zeros(1, adapter.dtypes[0]), adapter.dtypes[0])).__module__.partition(".")[0]
 
 
-def kind(x: Any) -> str:
+def kind(x: object) -> str:
     """None, or the name of the type of x."""
     return "None" if x is None else type(x).__name__
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from attnkit_conformance.model.case import BRIEF, DTYPES, PROFILES, Case, Sample
 from attnkit_conformance.model.layout import DENSE
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.tolerance import Limit, Measured
+from attnkit_conformance.model.types import Arrays, Results
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes.rows import row_samples
 
@@ -127,13 +127,13 @@ def axes_of(adapter: Adapter, case: Case) -> Mapping[str, tuple[str, ...]]:
     return {"layout": tuple(dict.fromkeys(layouts_held_by(adapter, case).layouts.values())) or (DENSE,)}
 
 
-def typed_arrays(adapter: Adapter, case: Case) -> dict[str, Any]:
+def typed_arrays(adapter: Adapter, case: Case) -> Results:
     """The arrays of a case, converted by the adapter."""
     case = layouts_held_by(adapter, case)
     return {name: adapter.array(case.typed(name), case.dtype_of(name)) for name in case.arrays}
 
 
-def typed_cotangents(adapter: Adapter, case: Case) -> dict[str, Any]:
+def typed_cotangents(adapter: Adapter, case: Case) -> Results:
     """The cotangents of a case, converted by the adapter, each in the dtype of its output."""
     case = layouts_held_by(adapter, case)
     dtypes = {name: BY_NAME[case.op].output_dtype(name, case.dtype) for name in case.cotangents}
@@ -193,7 +193,7 @@ def judge_arrays(
     kind: str,
     got: Mapping[str, np.ndarray],
     limits: Mapping[str, Limit],
-    zeros: Mapping[str, Any],
+    zeros: Mapping[str, np.ndarray],
     at_rest: Callable[[], Mapping[str, float]] = dict,
 ) -> None:
     """Names, dtypes, shapes, exact zeros and errors of outputs or gradients (`kind`). `at_rest` says how large they are
@@ -285,7 +285,7 @@ def judge_case(adapter: Adapter, case: Case, findings: Findings) -> str:
     return reason
 
 
-def judge_outputs(adapter: Adapter, case: Case, arrays: Mapping[str, Any], findings: Findings) -> str:
+def judge_outputs(adapter: Adapter, case: Case, arrays: Arrays, findings: Findings) -> str:
     """Call, and compare with the declaration and the golden outputs."""
     declares = getattr(adapter, "unsupported", None)
     declared = declares(case.op, arrays, case.params) if declares else None
@@ -305,7 +305,7 @@ def judge_outputs(adapter: Adapter, case: Case, arrays: Mapping[str, Any], findi
     return ""
 
 
-def judge_gradients(adapter: Adapter, case: Case, arrays: Mapping[str, Any], findings: Findings) -> str:
+def judge_gradients(adapter: Adapter, case: Case, arrays: Arrays, findings: Findings) -> str:
     """The same for gradients, which an adapter may refuse altogether."""
     try:
         answer = adapter.vjp(case.op, arrays, case.params, typed_cotangents(adapter, case))

@@ -61,7 +61,7 @@ KIT = {
     "families": "model scenes",
     "opdb.py": "model families",
     "golden": "model opdb",
-    "adapter.py": "",
+    "adapter.py": "model",
     "core.py": "model scenes opdb golden adapter",
     "adapters": "model scenes families opdb adapter",
     "peers": "model opdb adapter adapters",

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
-
-Arrays = Mapping[str, Any]
+from attnkit_conformance.model.types import Arrays, Params, Results
 
 
 class Absent:
@@ -26,10 +22,10 @@ class Absent:
         """Nothing to convert from."""
         return x
 
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def call(self, op: str, arrays: Arrays, params: Params) -> Results:
         """Unsupported."""
         raise Unsupported(self.reason)
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         """Unsupported."""
         raise Unsupported(self.reason)

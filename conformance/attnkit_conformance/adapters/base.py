@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from types import SimpleNamespace
@@ -16,9 +16,8 @@ from attnkit.backends.native import lower
 from attnkit_conformance.adapter import Unsupported, refusing
 from attnkit_conformance.adapters.bases.numpy import NumpyAdapter
 from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.types import Arrays, Params, Results
 from attnkit_conformance.opdb import BY_NAME
-
-Arrays = Mapping[str, Any]
 
 VJP = "_vjp"
 THREADS = "OMP_NUM_THREADS"
@@ -88,22 +87,22 @@ class AttnkitAdapter(NumpyAdapter):
     ) -> None:
         self.name, self.dtypes, self.impl, self.description, self.ops = name, dtypes, impl, description, ops
 
-    def answer(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def answer(self, op: str, arrays: Arrays, params: Params) -> Results:
         """Outputs of an op under this adapter's `impl`, as its library traces them."""
         row = BY_NAME[op]
         impl = {"impl": self.impl} if dispatches(row) else {}
         return row.binding.forward(attnkit, row, arrays, {**impl, **params})
 
-    def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def forward(self, op: str, arrays: Arrays, params: Params) -> Results:
         """The same as this adapter runs it."""
         return self.answer(op, arrays, params)
 
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def call(self, op: str, arrays: Arrays, params: Params) -> Results:
         """Outputs; attnkit's NotImplementedError becomes Unsupported."""
         with refusing():
             return self.forward(op, arrays, params)
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         """Explicit gradients; attnkit's NotImplementedError becomes Unsupported."""
         row = BY_NAME[op]
         impl = {"impl": self.impl} if dispatches(row) else {}
@@ -114,7 +113,7 @@ class AttnkitAdapter(NumpyAdapter):
         """Calls with so many threads."""
         return threads_of_environment(number)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """The reason that attnkit.explain gives against this adapter's `impl`."""
         row = BY_NAME[op]
         if self.impl in ("auto", "generic"):
@@ -147,7 +146,7 @@ class Explained(Exception):
         self.reasons = reasons
 
 
-def explain(row: Op, arrays: Arrays, params: Arrays) -> dict[str, str | None]:
+def explain(row: Op, arrays: Arrays, params: Params) -> dict[str, str | None]:
     """attnkit.explain for a case, with the arguments that the op's binding passes."""
 
     def explain_call(*arguments: Any, **options: Any) -> None:

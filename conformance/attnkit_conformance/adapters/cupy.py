@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import cupy
 import numpy as np
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.adapters.base import AttnkitAdapter, implementations
 from attnkit_conformance.model.memory import memory_of
+from attnkit_conformance.model.types import Foreign
 
 HALF_AND_ABOVE = ("float64", "float32", "float16")  # CuPy has no bfloat16
 
@@ -19,12 +19,12 @@ class Cupy(AttnkitAdapter):
 
     copied = ("unaligned", "read_only")
 
-    def array(self, x: np.ndarray, dtype: str) -> Any:
+    def array(self, x: np.ndarray, dtype: str) -> Foreign:
         """On the device, with the strides of `x`."""
         memory = memory_of(x)
         return cupy.ndarray(x.shape, x.dtype, cupy.asarray(memory.content).data + memory.start, x.strides)
 
-    def numpy(self, x: Any) -> np.ndarray:
+    def numpy(self, x: Foreign) -> np.ndarray:
         """Refuses anything that is not a CuPy array."""
         if not isinstance(x, cupy.ndarray):
             raise TypeError(f"{self.name}: expected a cupy.ndarray, got {type(x).__module__}.{type(x).__name__}")
@@ -39,7 +39,7 @@ def missing_device() -> str | None:
         return f"no CUDA device ({str(error).partition(':')[0]})"
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """One adapter per implementation, or one that reports why there is none."""
     if reason := missing_device():
         return [Absent("cupy", reason, HALF_AND_ABOVE)]

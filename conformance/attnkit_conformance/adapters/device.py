@@ -7,23 +7,24 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters import families
 
 NO_DEVICE = "no CUDA device: kernels of a GPU are judged on one"
 
 
-def of_torch() -> list[Any]:
+def of_torch() -> list[Adapter]:
     """Triton's from torch, with gradients by autograd."""
     names = ("torch_cuda-triton", "torch_cuda-triton_atomic")
     return [adapter for adapter in families.family("torch_cuda") if adapter.name in names]
 
 
-def of_cupy() -> list[Any]:
+def of_cupy() -> list[Adapter]:
     """CUDA C++ from CuPy, with explicit gradients."""
     return [adapter for adapter in families.family("cupy") if adapter.name == "cupy-cuda"]
 
 
-def of_jax() -> list[Any]:
+def of_jax() -> list[Adapter]:
     """Triton's from JAX, if its default device is a GPU. The memory of that is left to others as well."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
@@ -36,7 +37,7 @@ def of_jax() -> list[Any]:
 LIBRARIES: dict[str, Callable[[], list[Any]]] = {"torch": of_torch, "cupy": of_cupy, "jax": of_jax}
 
 
-def kernels() -> list[Any]:
+def kernels() -> list[Adapter]:
     """One adapter for each implementation of every library that sees a GPU; ValueError if none does."""
     present = [adapters for name, adapters in LIBRARIES.items() if importlib.util.find_spec(name) is not None]
     found = [adapter for adapters in present for adapter in adapters()]

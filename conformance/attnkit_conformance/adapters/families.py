@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.adapters.worker import WorkerAdapter
 from attnkit_conformance.model.case import DTYPES
@@ -31,7 +32,7 @@ AUTO = ("numpy", "torch")  # libraries of the family that names no implementatio
 DEFAULT = ("numpy", "numpy_readonly", "strict", "torch", "jax", "jax_x64", "cupy")
 
 
-def family(name: str) -> list[Any]:
+def family(name: str) -> list[Adapter]:
     """The adapters of one library, or of one mode that needs a process of its own."""
     library = REQUIRES[name]
     for needed in (library, "attnkit"):

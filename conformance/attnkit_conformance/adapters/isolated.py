@@ -14,6 +14,7 @@ from attnkit_conformance.adapter import DERIVATIVES, Unsupported
 from attnkit_conformance.adapters.watch import REFERENCE
 from attnkit_conformance.adapters.wire import Again, Question, pack, unpack
 from attnkit_conformance.adapters.worker import Arrays, Worker, WorkerAdapter
+from attnkit_conformance.model.types import Params
 
 LIMIT = 60.0  # seconds for a call: compiling a kernel takes some, and a hang must not take an hour
 GIVES_UP = 12  # what `Worker.deaths` counts before an adapter is asked no more: twelve crashes, or three hangs
@@ -37,7 +38,7 @@ class Refused(NamedTuple):
 
     dtype: str
     arrays: Mapping[str, np.ndarray]
-    params: Mapping[str, Any]
+    params: Params
     reason: str
 
 
@@ -107,14 +108,14 @@ class Isolated(WorkerAdapter):
         finally:
             self.threads = 0
 
-    def question(self, method: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> Question:
+    def question(self, method: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Question:
         """A question, with what surrounds the call."""
         freed = next((name for name, x in arrays.items() if isinstance(x, Freed)), "")
         arrays = {name: x.x if isinstance(x, Freed) else x for name, x in arrays.items()}
         question = super().question(method, op, arrays, params, *others)
         return question._replace(surrounding=self.surrounding, threads=self.threads, freed=freed)
 
-    def ask(self, method: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> Any:
+    def ask(self, method: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Any:
         """One call in the worker, of which is remembered whether it was refused."""
         if method != "call" or self.surrounding or any(isinstance(x, Freed) for x in arrays.values()):
             return super().ask(method, op, arrays, params, *others)
@@ -137,7 +138,7 @@ class Isolated(WorkerAdapter):
         return [*served, *others[:FEW]]
 
     def repeated(
-        self, method: str, op: str, arrays: Arrays, params: Arrays, others: tuple[Arrays, ...],
+        self, method: str, op: str, arrays: Arrays, params: Params, others: tuple[Arrays, ...],
         with_arrays: Arrays, with_others: tuple[Arrays, ...], most: int, least: int, seconds: float, longest: float,
     ) -> Repeated:  # fmt: skip
         """A call again and again in the worker, between calls `with_arrays` of the same shapes."""

@@ -15,6 +15,7 @@ from attnkit_conformance.adapters.bases.jax import array_of, device_array
 from attnkit_conformance.adapters.derivatives import Transformed, differentiable
 from attnkit_conformance.adapters.derivatives import jax as transformations
 from attnkit_conformance.model.layout import MAKERS
+from attnkit_conformance.model.types import Foreign, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
 CACHE_SIZE = 60  # jitted functions of a process: each holds memory maps, whose number is limited
@@ -56,16 +57,16 @@ class Jax(Transformed, AttnkitAdapter):
         super().__init__(name, dtypes, impl, "; ".join(filter(None, ("jit, jax.vjp", described))), ops)
         self.options, self.number = options, next(Jax.numbers)
 
-    def array(self, x: np.ndarray, dtype: str) -> Any:
+    def array(self, x: np.ndarray, dtype: str) -> Foreign:
         """On the default device."""
         return device_array(x)
 
-    def numpy(self, x: Any) -> np.ndarray:
+    def numpy(self, x: Foreign) -> np.ndarray:
         """Refuses anything that is not a JAX array."""
         return array_of(x, self.name)
 
     def compiled(
-        self, kind: str, op: str, params: Arrays, make: Callable[[], Callable[..., Any]]
+        self, kind: str, op: str, params: Params, make: Callable[[], Callable[..., Any]]
     ) -> Callable[..., Any]:
         """The jitted function of an op with these parameters."""
         key = (self.number, kind, op, repr(sorted(params.items())))
@@ -75,14 +76,14 @@ class Jax(Transformed, AttnkitAdapter):
             self.jitted[key] = jax.jit(make(), compiler_options=self.options)
         return self.jitted[key]
 
-    def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def forward(self, op: str, arrays: Arrays, params: Params) -> Results:
         """The outputs under jit."""
         outputs: dict[str, Any] = self.compiled("call", op, params, lambda: lambda a: self.answer(op, a, params))(
             dict(arrays)
         )
         return outputs
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         """jax.vjp of the outputs that have a cotangent, under jit."""
         leaves = {name: arrays[name] for name in BY_NAME[op].differentiable if name in arrays}
         rest = {name: x for name, x in arrays.items() if name not in leaves}
@@ -98,7 +99,7 @@ class Jax(Transformed, AttnkitAdapter):
             answer: dict[str, Any] = self.compiled("vjp", op, params, lambda: pull)(leaves, rest, dict(cotangents))
         return answer
 
-    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> dict[str, Any]:
+    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Results:
         """By the transformation of this name, under jit."""
 
         def transform(arrays: Arrays, *others: Arrays) -> Any:

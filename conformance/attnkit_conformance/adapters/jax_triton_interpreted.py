@@ -21,6 +21,7 @@ from attnkit_conformance.adapters.base import VJP, Arrays
 from attnkit_conformance.adapters.cases import base_arguments, handed_on, refuse_learned
 from attnkit_conformance.adapters.jax import Jax, light
 from attnkit_conformance.model.case import is_dtype
+from attnkit_conformance.model.types import Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
 
@@ -77,7 +78,7 @@ class Interpreted(Jax):
         self.description = f"interpreted on the CPU; {self.description}"
         np.seterr(all="ignore")  # a GPU does not warn about NaN and infinities either
 
-    def answer(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def answer(self, op: str, arrays: Arrays, params: Params) -> Results:
         """Outputs from the kernels."""
         refused = self.unsupported(op, arrays, params)
         if refused:
@@ -86,7 +87,7 @@ class Interpreted(Jax):
         row = BY_NAME[op]
         return row.binding.forward(SimpleNamespace(**{op: partial(attend, op)}), row, arrays, params)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """What the kernels do not serve on any device."""
         refusal = REFUSED[base_op(op)]
         return refuse_learned(op, {**arrays, **params}) or refusal(**base_arguments(op, {**arrays, **params}))

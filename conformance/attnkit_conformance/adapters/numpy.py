@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from attnkit_conformance.adapters.base import AttnkitAdapter, in_surroundings
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.model.layout import read_only
+from attnkit_conformance.model.types import Foreign
 
 
 class ReadOnly(AttnkitAdapter):
     """Inputs are read-only, which exposes in-place writes."""
 
-    def array(self, x: np.ndarray, dtype: str) -> Any:
+    def array(self, x: np.ndarray, dtype: str) -> Foreign:
         """A read-only view."""
         return read_only(x)
 

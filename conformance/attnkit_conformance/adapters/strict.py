@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import array_api_strict
 import numpy as np
 
 from attnkit_conformance.adapters.base import Arrays, AttnkitAdapter
 from attnkit_conformance.families.analysis.row import NEEDS_LINALG
+from attnkit_conformance.model.types import Foreign, Params
 
 
 class Strict(AttnkitAdapter):
@@ -20,15 +19,15 @@ class Strict(AttnkitAdapter):
         )
         super().__init__("strict", ("float32", "float64"), description="array-api-strict, explicit gradients")
 
-    def array(self, x: np.ndarray, dtype: str) -> Any:
+    def array(self, x: np.ndarray, dtype: str) -> Foreign:
         """An array with only the standard's attributes, in the memory of `x`."""
         return array_api_strict.asarray(x)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why a call needs the extension linalg."""
         return "no extension linalg" if op in NEEDS_LINALG else super().unsupported(op, arrays, params)
 
-    def numpy(self, x: Any) -> np.ndarray:
+    def numpy(self, x: Foreign) -> np.ndarray:
         """Refuses anything else."""
         if not isinstance(x, type(array_api_strict.asarray(0))):
             raise TypeError(f"expected an array_api_strict array, got {type(x).__module__}.{type(x).__name__}")

@@ -14,6 +14,7 @@ from attnkit_conformance.adapters.bases.torch import array_of, pulled_back, tens
 from attnkit_conformance.adapters.derivatives import Transformed, differentiable
 from attnkit_conformance.adapters.derivatives import torch as transformations
 from attnkit_conformance.model.case import DTYPES
+from attnkit_conformance.model.types import Foreign, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
 
@@ -25,7 +26,7 @@ class Explicit(AttnkitAdapter):
         self.device = torch.device(device)
         self.copied = ("negative", "read_only", *(() if device == "cpu" else ("unaligned",)))
 
-    def array(self, x: np.ndarray, dtype: str) -> Any:
+    def array(self, x: np.ndarray, dtype: str) -> Foreign:
         """A tensor in the memory of `x`, or in a copy of it on the device."""
         return tensor_of(x, self.device)
 
@@ -46,7 +47,7 @@ class Explicit(AttnkitAdapter):
         finally:
             torch.set_num_threads(before)
 
-    def numpy(self, x: Any) -> np.ndarray:
+    def numpy(self, x: Foreign) -> np.ndarray:
         """Refuses anything that is not a tensor on this device."""
         return array_of(x, self.device, self.name)
 
@@ -61,7 +62,7 @@ def without_storage(x: torch.Tensor) -> torch.Tensor:
 class Autograd(Transformed, Explicit):
     """Gradients by autograd, derivatives beyond them by torch's transformations."""
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         """torch.autograd.grad of the outputs that have a cotangent."""
         row = BY_NAME[op]
         leaves = {name: arrays[name].detach().requires_grad_() for name in row.differentiable if name in arrays}
@@ -69,7 +70,7 @@ class Autograd(Transformed, Explicit):
         with refusing_by_name(op, self.impl) if self.impl != "auto" else nullcontext():  # auto has to go on elsewhere
             return pulled_back(outputs, leaves, cotangents)
 
-    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> dict[str, Any]:
+    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Results:
         """By the transformation of this name."""
         with refusing_by_name(op, self.impl):
             answer: dict[str, Any] = getattr(transformations, kind)(

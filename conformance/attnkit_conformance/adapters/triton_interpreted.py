@@ -40,6 +40,7 @@ from attnkit_conformance.adapters import triton_bfloat16
 from attnkit_conformance.adapters.base import VJP, Arrays
 from attnkit_conformance.adapters.cases import base_arguments, handed_on, refuse_learned
 from attnkit_conformance.adapters.torch import Autograd
+from attnkit_conformance.model.types import Foreign, Keywords, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
 
@@ -146,7 +147,7 @@ class Interpreted(Autograd):
         self.served = SERVED
         np.seterr(all="ignore")  # a GPU does not warn about NaN and infinities either
 
-    def array(self, x: np.ndarray, dtype: str) -> Any:
+    def array(self, x: np.ndarray, dtype: str) -> Foreign:
         """A tensor stored as (B, L, H, d), if it has both axes."""
         tensor = super().array(x, dtype)
         return (
@@ -155,18 +156,19 @@ class Interpreted(Autograd):
             else tensor.transpose(-3, -2).contiguous().transpose(-3, -2)
         )
 
-    def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def forward(self, op: str, arrays: Arrays, params: Params) -> Results:
         """Outputs from the custom op."""
         refused = self.unsupported(op, arrays, params)
         if refused:
             raise NotImplementedError(refused)
         arrays, params = handed_on(arrays, params)
         if op in STATISTICS:
-            return statistics(**arrays, **params)
+            arguments: Keywords = {**arrays, **params}
+            return statistics(**arguments)
         row = BY_NAME[op]
         return row.binding.forward(SimpleNamespace(**{op: self.served[op]}), row, arrays, params)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why the kernels of an op do not support a call on any device."""
         arguments = {**arrays, **params}
         return refuse_learned(op, arguments, rows.KERNELS) or (REFUSED[op](**arguments) if op in REFUSED else None)

@@ -26,6 +26,7 @@ import numpy as np
 
 from attnkit_conformance.adapter import DERIVATIVES, IllFormed, Unsupported, cut
 from attnkit_conformance.adapters.wire import Question, pack, read, unpack
+from attnkit_conformance.model.types import Arrays, Foreign, Params
 
 PATIENCE = 600.0  # seconds for one call, compilation included
 FAREWELL = 60.0  # seconds for a worker to exit after its pipe is closed
@@ -38,7 +39,6 @@ SECONDS = struct.Struct("@ll")  # and microseconds, as the system has them
 READING = 1.0  # seconds for the last lines to arrive: processes of its own may keep the pipe
 LONGEST = 400  # characters of them
 
-Arrays = Mapping[str, Any]
 Fault = tuple[str, str]  # name of the check, message
 
 
@@ -234,15 +234,15 @@ class WorkerAdapter:
         for kind in (kind for kind in DERIVATIVES if kind in traits):
             setattr(self, kind, partial(self.computed, kind))
 
-    def question(self, method: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> Question:
+    def question(self, method: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Question:
         """A question for the worker."""
         return Question(method, op, pack(arrays), dict(params), tuple(map(pack, others)))
 
-    def ask(self, method: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> Any:
+    def ask(self, method: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Any:
         """One call in the worker."""
         return self.worker.ask(self.question(method, op, arrays, params, *others))
 
-    def array(self, x: np.ndarray, dtype: str) -> Any:
+    def array(self, x: np.ndarray, dtype: str) -> Foreign:
         """Arrays stay NumPy's on this side; the worker converts them."""
         return x
 
@@ -250,19 +250,19 @@ class WorkerAdapter:
         """The worker has already converted them to NumPy."""
         return x
 
-    def computed(self, method: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> dict[str, np.ndarray]:
+    def computed(self, method: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> dict[str, np.ndarray]:
         """What a method of the worker's adapter returns."""
         return unpack(self.ask(method, op, arrays, params, *others))
 
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, np.ndarray]:
+    def call(self, op: str, arrays: Arrays, params: Params) -> dict[str, np.ndarray]:
         """Outputs, computed in the worker."""
         return self.computed("call", op, arrays, params)
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, np.ndarray]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> dict[str, np.ndarray]:
         """Gradients, computed in the worker."""
         return self.computed("vjp", op, arrays, params, cotangents)
 
-    def declared(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def declared(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """The declaration of the worker's adapter."""
         reason: str | None = self.ask("unsupported", op, arrays, params)
         return reason

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from attnkit_conformance.model.case import Case, ErrorSample, Sample, compute_dt
 from attnkit_conformance.model.errors import zeros
 from attnkit_conformance.model.grammar import Level, Row
 from attnkit_conformance.model.op import ALL_TOKENS, Op, Tokens, o_only
+from attnkit_conformance.model.types import Keywords, Params
 from attnkit_conformance.scenes import attention
 from attnkit_conformance.scenes.attention import CAUSAL, LENGTH_ARRAY
 from attnkit_conformance.scenes.options import of_some_dtype
@@ -23,7 +23,6 @@ from attnkit_reference._core import visibility
 
 Array = np.ndarray
 Shape = tuple[int, ...]
-Params = Mapping[str, Any]
 UNIT_WEIGHTS = ("w_z", "w_u", "w_v", "w_o", "gamma_q", "beta_q", "gamma_k", "beta_k")
 UNIT = (
     Scene("cross", 65),
@@ -168,7 +167,7 @@ HIDING = ("mask", "causal", "window", "key_lengths", "query_mask")
 def pairs_of(case: Case) -> Array:
     """A3, (..., T, T)."""
     x = case.arrays["x"]
-    masks = {name: y for name, y in (*case.arrays.items(), *case.params.items()) if name in HIDING}
+    masks: Keywords = {name: y for name, y in (*case.arrays.items(), *case.params.items()) if name in HIDING}
     return visibility(case.id, (*x.shape[:-1], x.shape[-2]), **masks)
 
 

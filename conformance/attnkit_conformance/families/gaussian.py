@@ -48,9 +48,8 @@ def growth(case: Case) -> float:
     q and k are about the mean key of the first query, for no later token may change a bit (A11). Infinite where a
     negative scale makes a weight too large for the compute dtype: what is dropped then counts too, as 0·∞.
     """
-    whole = {**case.arrays, **case.params}
-    common = {name: whole[name] for name in scoring.COMMON if name in whole and not name.startswith("dropout")}
-    sc = gaussian_rows("sample", whole["q"], whole["k"], **common).scores
+    common = {name: x for name, x in scoring.options(case).items() if not name.startswith("dropout")}
+    sc = gaussian_rows("sample", case.arrays["q"], case.arrays["k"], **common).scores
     live = sc.visible.any(-1, keepdims=True)
     first = np.any(sc.visible & live & (np.cumsum(live, axis=-2) == 1), axis=-2, keepdims=True)
     centre = first.astype(float) @ sc.k / np.maximum(1, first.sum(-1, keepdims=True))

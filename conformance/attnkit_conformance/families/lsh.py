@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.families.lowrank.row import calls
 from attnkit_conformance.families.lowrank.samples import of_input
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, ErrorSample, NoDraw, Sample, compute_dtype, generator, rounded, sample
-from attnkit_conformance.model.errors import zeros
+from attnkit_conformance.model.errors import Wrong, calls, zeros
 from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.op import Op, Tokens, o_only
+from attnkit_conformance.model.types import Params
 from attnkit_conformance.scenes import attention
 from attnkit_conformance.scenes.attention import ATTEMPTS, CAUSAL, MARGIN
 from attnkit_conformance.scenes.rows import sizes
@@ -38,7 +37,7 @@ class Scene:
     lead: tuple[Shape, ...] = ((2, 2), (2, 2), (2,))
     size: float = 1.0  # standard deviation of qk
     options: tuple[str, ...] = ()
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Params = field(default_factory=dict)
     quick: bool = False
 
 
@@ -88,7 +87,7 @@ LEVELS: Mapping[str, tuple[Level, ...]] = {
     "causal": ("none", "lower_right", "upper_left"),
     "rotations": ("same", "float32"),
 }
-ALIGNMENTS: Mapping[Level, Mapping[str, Any]] = {
+ALIGNMENTS: Mapping[Level, Params] = {
     "none": {}, "lower_right": CAUSAL, "upper_left": {"causal": "upper_left"},
 }  # fmt: skip
 TILES = ("65x16", "64x64", "100x8", "257x32")
@@ -159,7 +158,7 @@ def lsh_case(op: Op, scene: Scene, dtype: str) -> Case:
     return replace(case, arrays=arrays, params=params, cotangents=cotangents)
 
 
-def lsh_property(op: Op, scene: attention.Scene, params: Mapping[str, Any], label: str, dtype: str) -> Case:
+def lsh_property(op: Op, scene: attention.Scene, params: Params, label: str, dtype: str) -> Case:
     """The scene of a property: one validity per token, rotations of each item."""
     options = tuple(name for name in scene.options if name == "mask")
     return lsh_case(op, Scene(scene.name, scene.S, 8, lead=scene.lead, options=options), dtype)
@@ -224,7 +223,7 @@ def lsh_zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
 def lsh_errors(op: Op) -> Iterator[ErrorSample]:
     """Masks of pairs, arguments of other groups, rotations that do not fit, invalid chunks."""
     good = {"qk": zeros(2, 2, 5, 4), "v": zeros(2, 2, 5, 6), "rotations": zeros(4, 2, 3)}
-    both = [
+    both: list[Wrong] = [
         ("mask", zeros(5, 5, dtype=bool), ValueError, "mask.*key mask"),
         ("mask", zeros(5), TypeError, "mask"),
         ("rotations", zeros(5, 2, 3), ValueError, "rotations"),

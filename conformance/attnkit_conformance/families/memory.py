@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -14,13 +13,13 @@ from attnkit_conformance.model.case import Case, ErrorSample, NoDraw, Sample, co
 from attnkit_conformance.model.errors import zeros
 from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.op import Op, Tokens, o_only
+from attnkit_conformance.model.types import Params
 from attnkit_conformance.scenes import attention
 from attnkit_conformance.scenes.attention import ATTEMPTS, MARGIN
 from attnkit_conformance.scenes.rows import sizes
 
 Array = np.ndarray
 Shape = tuple[int, ...]
-Params = Mapping[str, Any]
 VECTORS = ("key_bias", "value_bias", "norm_weight", "norm_bias")
 SOFTMAX = {"activation": "softmax"}
 
@@ -35,7 +34,7 @@ class Scene:
     lead: tuple[Shape, Shape] = ((2, 2), ())
     vectors: tuple[str, ...] = ()  # optional arrays
     options: tuple[str, ...] = ()
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Params = field(default_factory=dict)
     size: float = 1.0
     quick: bool = False
     d: int = 12  # features of x

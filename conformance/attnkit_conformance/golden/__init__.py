@@ -16,6 +16,7 @@ from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.probe import explicit, probes
 from attnkit_conformance.model.store import remember
 from attnkit_conformance.model.tolerance import Limit
+from attnkit_conformance.model.types import option
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_reference._core import reduce_to
 
@@ -214,7 +215,7 @@ def faint_noise(op: Op, case: Case) -> Mapping[str, np.ndarray]:
     tokens = 0 if "q_t" in case.arrays else 1
     plain = "feature_map" not in op.own or case.params.get("feature_map") == "identity"
     below = 0.0 if plain else 1.0  # φ(x) is at most that and |x|
-    scale = abs(case.params.get("scale") or 1.0)
+    scale = abs(option(case.params, "scale", 1.0) or 1.0)
 
     def row(x: np.ndarray, beside: float = 0.0) -> float:
         return float(np.max(np.sum(beside + np.where(np.isfinite(x), np.abs(x), 0.0), axis=-1), initial=0.0))

@@ -18,6 +18,7 @@ from attnkit_conformance.model.case import Case, ErrorSample
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.tolerance import Measured
+from attnkit_conformance.model.types import Params
 from attnkit_conformance.scenes import rows
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, scene_case, variant_label
 
@@ -36,7 +37,7 @@ class Property:
     policy: str = ""  # for which it asks
     plain: Check | None = None  # what is left of it without that, if anything
 
-    def applies(self, op: Op, params: Mapping[str, Any]) -> bool:
+    def applies(self, op: Op, params: Params) -> bool:
         declines = {*op.declines, *op.subject(params).declines}
         return self.name not in declines and (self.name in op.invariances or self.holds(op, params))
 
@@ -46,27 +47,27 @@ class Property:
         return None if self.name in declines else self.plain if self.policy in declines else self.run
 
 
-def with_states(op: Op, params: Mapping[str, Any]) -> bool:
+def with_states(op: Op, params: Params) -> bool:
     """Ops that can be resumed."""
     return op.group in ROWS and op.vjp and "return_state" in op.own
 
 
-def attention_like(op: Op, params: Mapping[str, Any]) -> bool:
+def attention_like(op: Op, params: Params) -> bool:
     """Attention ops and statistics over them; weights functions only if they can fail on their own."""
     return (op.group in ROWS and op.vjp) or "op" in params
 
 
-def with_weights(op: Op, params: Mapping[str, Any]) -> bool:
+def with_weights(op: Op, params: Params) -> bool:
     """The same and the weights functions."""
     return op.group in ROWS or "op" in params
 
 
-def has_kink(op: Op, params: Mapping[str, Any]) -> bool:
+def has_kink(op: Op, params: Params) -> bool:
     """Attention ops whose slope jumps."""
     return op.group == "a" and op.vjp and bool(op.kinks(params))
 
 
-def free_length(op: Op, params: Mapping[str, Any]) -> bool:
+def free_length(op: Op, params: Params) -> bool:
     """Ops whose result may not depend on the amount of padding."""
     return attention_like(op, params) and params.get("length") != "all"
 
@@ -112,9 +113,7 @@ def in_profile(item: Property, op: Op, profile: str) -> bool:
     return profile == "full" or op.group not in ("b", "c", "f") or (op.vjp and item.name in QUICK_WITH_STATES)
 
 
-def check_property(
-    adapter: Adapter, op: Op, item: Property, label: str, params: Mapping[str, Any], dtype: str
-) -> CaseResult:
+def check_property(adapter: Adapter, op: Op, item: Property, label: str, params: Params, dtype: str) -> CaseResult:
     """Judge one property of one op; a failure that hangs on a policy names it."""
     run = item.asked(adapter) or item.run
     result = run_check(adapter, op, item, run, label, params, dtype)
@@ -125,7 +124,7 @@ def check_property(
 
 
 def run_check(
-    adapter: Adapter, op: Op, item: Property, run: Check, label: str, params: Mapping[str, Any], dtype: str
+    adapter: Adapter, op: Op, item: Property, run: Check, label: str, params: Params, dtype: str
 ) -> CaseResult:
     """The verdict on a property as it is, or on what is left of it."""
     started, findings, reason = time.perf_counter(), Findings(), ""

@@ -6,11 +6,12 @@ A `Binding` turns (arrays, params) into a call and the answer into a dict of out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-Arrays = Mapping[str, Any]
+from attnkit_conformance.model.types import Arrays, Foreign, Keywords, Params, Results
+
 FIELDS = ("total", "entropy", "sum_squares", "maximum", "nonzero", "visible")
 
 
@@ -24,7 +25,7 @@ class Signature(Protocol):
     def arguments(self) -> tuple[str, ...]: ...
 
     @property
-    def outputs(self) -> Callable[[Arrays], tuple[str, ...]]: ...
+    def outputs(self) -> Callable[[Params], tuple[str, ...]]: ...
 
     @property
     def vjp(self) -> bool: ...
@@ -37,21 +38,21 @@ class Binding:
     `backward` calls `<op><suffix>`: `_vjp`, or `_magnitudes`, which has the same arguments.
     """
 
-    forward: Callable[[Any, Signature, Arrays, Arrays], dict[str, Any]]
-    backward: Callable[[Any, Signature, Arrays, Arrays, Arrays, str], dict[str, Any]]
+    forward: Callable[[Foreign, Signature, Arrays, Params], Results]
+    backward: Callable[[Foreign, Signature, Arrays, Params, Arrays, str], Results]
 
-    def vjp(self, module: Any, op: Signature, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    def vjp(self, module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         """Explicit gradients."""
         return self.backward(module, op, arrays, params, cotangents, "_vjp")
 
 
-def split(op: Signature, arrays: Arrays, params: Arrays) -> tuple[list[Any], dict[str, Any]]:
+def split(op: Signature, arrays: Arrays, params: Params) -> tuple[list[Foreign], Keywords]:
     """Positional arguments in the order of the op, and everything else by keyword."""
     values = {**arrays, **params}
     return [values.pop(name) for name in op.arguments], values
 
 
-def name_outputs(op: Signature, params: Arrays, answer: object) -> dict[str, Any]:
+def name_outputs(op: Signature, params: Params, answer: object) -> Results:
     """The answer of a function under the op's output names."""
     names = op.outputs(params)
     values = answer if isinstance(answer, tuple) else (answer,)
@@ -60,15 +61,15 @@ def name_outputs(op: Signature, params: Arrays, answer: object) -> dict[str, Any
     return dict(zip(names, values, strict=True))
 
 
-def plain_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+def plain_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
     """op(*arrays, **params) -> output or tuple of outputs."""
     args, keywords = split(op, arrays, params)
     return name_outputs(op, params, getattr(module, op.name)(*args, **keywords))
 
 
 def plain_backward(
-    module: Any, op: Signature, arrays: Arrays, params: Arrays, cotangents: Arrays, suffix: str
-) -> dict[str, Any]:
+    module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
+) -> Results:
     """op_vjp(*arrays, *cotangents, **params) -> gradients."""
     args, keywords = split(op, arrays, params)
     keywords.pop("return_lse", None)
@@ -77,17 +78,17 @@ def plain_backward(
     return dict(getattr(module, op.name + suffix)(*args, *of_outputs, **keywords))
 
 
-def row_statistics(module: Any, values: Arrays) -> Any:
+def row_statistics(module: Foreign, values: Arrays) -> Foreign:
     """A RowStatistics of `module` with the given fields, None elsewhere."""
     return module.RowStatistics(**{name: values.get(name) for name in FIELDS})
 
 
-def fields_of(stats: Any) -> dict[str, Any]:
+def fields_of(stats: Foreign) -> Results:
     """The requested fields of a RowStatistics."""
     return {name: value for name, value in stats._asdict().items() if value is not None}
 
 
-def statistics_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+def statistics_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
     """row_statistics(op, q, k, ...) or attention_with_statistics(op, q, k, v, ...)."""
     args, keywords = split(op, arrays, params)
     answer = getattr(module, op.name)(keywords.pop("op"), *args, **keywords)
@@ -98,8 +99,8 @@ def statistics_forward(module: Any, op: Signature, arrays: Arrays, params: Array
 
 
 def statistics_backward(
-    module: Any, op: Signature, arrays: Arrays, params: Arrays, cotangents: Arrays, suffix: str
-) -> dict[str, Any]:
+    module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
+) -> Results:
     """The same with cotangents: `do` if the op has o, and a RowStatistics."""
     args, keywords = split(op, arrays, params)
     of_outputs = [cotangents.get("o")] if "v" in op.arguments else []
@@ -107,15 +108,15 @@ def statistics_backward(
     return dict(getattr(module, op.name + suffix)(keywords.pop("op"), *args, *of_outputs, dstats, **keywords))
 
 
-def regulariser_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+def regulariser_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
     """attention_regulariser(stats, ...): the arrays are the fields of the statistics."""
     rest = {name: x for name, x in arrays.items() if name not in FIELDS}
     return name_outputs(op, params, getattr(module, op.name)(row_statistics(module, arrays), **rest, **params))
 
 
 def regulariser_backward(
-    module: Any, op: Signature, arrays: Arrays, params: Arrays, cotangents: Arrays, suffix: str
-) -> dict[str, Any]:
+    module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
+) -> Results:
     """attention_regulariser_vjp(stats, dloss, dsum_term, dentropy_term, ...)."""
     rest = {name: x for name, x in arrays.items() if name not in FIELDS}
     of_outputs = [cotangents.get(name) for name in op.outputs(params)]

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
-from typing import Any
+from typing import ParamSpec
 
 import numpy as np
 
 from attnkit_conformance.model.layout import DENSE, align, laid_out, suits, tie
+from attnkit_conformance.model.types import Params
 
 INTEGER = "integer"  # an output of integers of any width
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -19,6 +20,9 @@ HAS_BFLOAT16 = find_spec("ml_dtypes") is not None  # NumPy itself has none
 PROFILES = ("small", "quick", "scenes", "full")
 """Small: the quick one without long and wide calls; scenes: all hand-written ones, without rows of grammars."""
 BRIEF = ("small", "quick")
+
+
+P = ParamSpec("P")
 
 
 class NoDraw(ValueError):
@@ -39,7 +43,7 @@ def numpy_dtype(name: str) -> np.dtype:
     return np.dtype(np.int64 if name == INTEGER else name)
 
 
-def finfo(name: str) -> Any:
+def finfo(name: str) -> np.finfo[np.floating]:
     """NumPy's `finfo` of a float dtype, or ml_dtypes' of bfloat16."""
     if name == "bfloat16":
         import ml_dtypes
@@ -78,7 +82,7 @@ class Case:
     op: str
     dtype: str
     arrays: Mapping[str, np.ndarray]
-    params: Mapping[str, Any]
+    params: Params
     cotangents: Mapping[str, np.ndarray]
     tags: frozenset[str] = frozenset()
     dtypes: Mapping[str, str] = field(default_factory=dict)  # only where an array's dtype is not `dtype`
@@ -137,9 +141,11 @@ class Sample:
     draw: Callable[..., Case]
 
 
-def sample(op: str, dtype: str, name: str, maker: Callable[..., Case], *arguments: Any) -> Sample:
+def sample(
+    op: str, dtype: str, name: str, maker: Callable[P, Case], *arguments: P.args, **keywords: P.kwargs
+) -> Sample:
     """The sample `name` of an op in a dtype, drawn by `maker(*arguments)` in one size."""
-    return Sample(f"{op}/{dtype}/{name}", lambda halvings, again=0: maker(*arguments))
+    return Sample(f"{op}/{dtype}/{name}", lambda halvings, again=0: maker(*arguments, **keywords))
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,7 @@ class ErrorSample:
 
     name: str
     arrays: Mapping[str, np.ndarray]  # in their dtypes
-    params: Mapping[str, Any]
+    params: Params
     exception: type[Exception]
     pattern: str
 

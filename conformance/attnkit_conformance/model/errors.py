@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.types import Option, Params
 
 L, S, D, E = 3, 5, 4, 6
 GOOD: Mapping[str, np.ndarray] = {
@@ -17,17 +19,31 @@ GOOD: Mapping[str, np.ndarray] = {
     "v": np.ones((2, 2, S, E), np.float32),
     "log_forget": -np.ones((2, 2, S), np.float32),
 }
+Wrong: TypeAlias = tuple[str, Option | np.ndarray, type[Exception], str]
+"""One array or parameter: its name, its value, and the error with a pattern of its text."""
 
 
 def wrong(
-    op: Op, name: str, exception: type[Exception], pattern: str, params: Mapping[str, Any] | None = None, **arrays: Any
+    op: Op, name: str, exception: type[Exception], pattern: str, params: Params | None = None, **arrays: np.ndarray
 ) -> ErrorSample:
     """A call that is valid except for these arrays and params."""
     good = {n: GOOD[n] for n in op.arguments}
     return ErrorSample(name, {**good, **arrays}, params or {}, exception, pattern)
 
 
-def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+def calls(op: Op, good: Mapping[str, np.ndarray], params: Params, *wrong: Wrong) -> Iterator[ErrorSample]:
+    """Calls that are valid except for one array or parameter."""
+    arguments = {name: x for name, x in good.items() if name in op.arguments}
+    for n, (name, value, exception, pattern) in enumerate(wrong):
+        arrays, own = dict(arguments), dict(params)
+        if isinstance(value, np.ndarray):
+            arrays[name] = value
+        else:
+            own[name] = value
+        yield ErrorSample(f"{name}-{n}", arrays, own, exception, pattern)
+
+
+def zeros(*shape: int, dtype: DTypeLike = np.float32) -> np.ndarray:
     return np.zeros(shape, dtype)
 
 

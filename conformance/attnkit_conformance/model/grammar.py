@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import factorial
+from typing import TypeAlias
 
-Level = Hashable
+Level: TypeAlias = bool | int | float | str | tuple["Level", ...] | None
 Row = Mapping[str, Level]
 Choice = tuple[str, Level]  # a factor and one of its levels
 CANDIDATES = 10  # candidate rows, of which the one that covers most is taken

@@ -8,7 +8,7 @@ with such values, so that whatever is computed from these (golden values too) is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import EllipsisType
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -63,7 +63,7 @@ def step_rows(x: Array) -> Array:
 
 def negative(x: Array) -> Array:
     """Rows and numbers from the last to the first."""
-    back: tuple[Any, ...] = (..., *(slice(None, None, -1) for _ in range(min(x.ndim, 2))))
+    back: tuple[EllipsisType | slice, ...] = (..., *(slice(None, None, -1) for _ in range(min(x.ndim, 2))))
     return block(x[back])[back]
 
 

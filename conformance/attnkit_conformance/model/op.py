@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -14,11 +13,11 @@ from attnkit_conformance.model.binding import FIELDS, PLAIN, Binding
 from attnkit_conformance.model.case import DTYPES, INTEGER, Case, ErrorSample, Sample, compute_dtype
 from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.model.types import Foreign, Params, option
 from attnkit_reference._core import Scores
 from attnkit_reference.pointwise import SCORE_FUNCTIONS, ScoreFunction
 
-Params = Mapping[str, Any]
-
+Array = np.ndarray
 QKV = ("q", "k", "v")
 OPTIONAL = ("mask", "bias", "key_lengths", "query_mask", "dropout_mask", "scale", "length")
 STATEFUL = ("initial_state", "return_state", "chunk_size")  # weights and statistics are of calls without a state
@@ -28,7 +27,7 @@ OF_WEIGHTS = ("causal_prefix", "padding_contents")  # what can fail for weights 
 LONGEST = 600  # tokens of which the weights of all pairs are looked at
 
 
-def always(params: Any) -> bool:
+def always(x: object) -> bool:
     return True
 
 
@@ -107,16 +106,16 @@ class Op:
     complete: Callable[[Case], Case | None] | None = None  # adds arrays of the op's own to a draw; None: another draw
     adapt: Callable[[Scene, Params], Scene | None] | None = None  # a scene without what the op does not take
     shapes: Callable[[Op, Case], Mapping[str, tuple[int, ...]]] | None = None  # of outputs beside o, w and rows
-    zeros: Callable[[Case], tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None  # A5, A6: exact zeros
+    zeros: Callable[[Case], tuple[Mapping[str, Array], Mapping[str, Array]]] | None = None  # A5, A6: exact zeros
     tokens: Tokens = QUERIES_AND_KEYS
     invariances: tuple[str, ...] = ()  # properties that hold by definition, beside those of the groups a, b and c
     of_weights: tuple[str, ...] = ()  # properties that its weights alone have
-    others: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)  # legal numbers in the place of others
+    others: Mapping[str, Callable[[Array], Array]] = field(default_factory=dict)  # legal numbers in place of others
     declines: tuple[str, ...] = ()  # properties of its group that it lacks, as key_permutation if keys have an order
     scene_case: Callable[[Op, Scene, Params, str, str], Case] | None = None  # of a scene; None: `attention_case`
     converged: Params = field(default_factory=dict)  # with which an implicit gradient is a derivative
     telling: Callable[[Case], bool] = always  # whether a case that a search draws tells anything
-    kind: Any = None  # what the samples of its family know of it
+    kind: Foreign = None  # what the samples of its family know of it
 
     def adapted(self, scene: Scene, params: Params) -> Scene | None:
         """The scene reduced to what this op supports with these parameters; None if nothing is left, or where rounding
@@ -169,7 +168,8 @@ def w_only(params: Params) -> tuple[str, ...]:
 
 
 def statistics_fields(params: Params) -> tuple[str, ...]:
-    return params.get("fields") or FIELDS
+    fields = params.get("fields")
+    return tuple(map(str, fields)) if isinstance(fields, tuple) and fields else FIELDS
 
 
 def o_and_statistics(params: Params) -> tuple[str, ...]:
@@ -178,7 +178,7 @@ def o_and_statistics(params: Params) -> tuple[str, ...]:
 
 def score_function(params: Params) -> ScoreFunction:
     """The reference's record of the activation."""
-    return SCORE_FUNCTIONS[params.get("activation", "relu")]
+    return SCORE_FUNCTIONS[option(params, "activation", "relu")]
 
 
 def exponentiates(params: Params) -> bool:
@@ -186,8 +186,8 @@ def exponentiates(params: Params) -> bool:
 
 
 def has_signed_weights(params: Params) -> bool:
-    gain = params.get("gain", 1.0)
-    return score_function(params).signed or isinstance(gain, str) or gain < 0
+    learned = isinstance(params.get("gain"), str)
+    return score_function(params).signed or learned or option(params, "gain", 1.0) < 0
 
 
 def has_kinks(params: Params) -> tuple[float, ...]:

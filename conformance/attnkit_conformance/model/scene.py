@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from attnkit_conformance.model.layout import DENSE
+from attnkit_conformance.model.types import Params
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Scene:
     lead: tuple[tuple[int, ...], ...] = ((2, 2), (2, 2), (2, 2))  # leading axes of q, k, v
     size: float = 1.0  # standard deviation of q and k
     options: tuple[str, ...] = ()
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Params = field(default_factory=dict)
     layout: str = DENSE
     laid: str = "all"  # the arrays that have the layout
     bias: float = 1.0  # standard deviation of the bias

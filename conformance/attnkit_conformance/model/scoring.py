@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 import numpy as np
 
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, compute_dtype, finfo
+from attnkit_conformance.model.types import Keywords, Params
 from attnkit_reference._core import Scores, row_lengths, scores
 from attnkit_reference.forgetting import forgetting_attention, forgetting_scores
 from attnkit_reference.pointwise import SCORE_FUNCTIONS
 from attnkit_reference.stick_breaking import stick_breaking_attention, stick_breaking_scores
 
 Array = np.ndarray
-Settings = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+Settings = Callable[[Params], Params]
 
 COMMON = (
     "mask", "bias", "causal", "window", "key_lengths", "query_mask", "scale", "enable_gqa", "dropout_mask", "dropout",
@@ -33,7 +33,7 @@ def subject(case: Case) -> str:
     return str(case.params.get("op", case.op.removesuffix("_weights")))
 
 
-def options(case: Case, own: Collection[str] = ()) -> dict[str, Any]:
+def options(case: Case, own: Collection[str] = ()) -> Keywords:
     """The options of attention in a case, and those of its op of these names."""
     return {name: x for name, x in (*case.arrays.items(), *case.params.items()) if name in (*own, *COMMON)}
 
@@ -45,12 +45,12 @@ def case_scores(case: Case, with_v: bool = True) -> Scores:
     return OWN_ORDER.get(op, scores)(op, case.arrays["q"], case.arrays["k"], values, **own)
 
 
-def no_settings(params: Mapping[str, Any]) -> Mapping[str, Any]:
+def no_settings(params: Params) -> Params:
     """The parameters of point-wise attention itself."""
     return {}
 
 
-def pointwise_settings(case: Case, settings: Settings) -> dict[str, Any]:
+def pointwise_settings(case: Case, settings: Settings) -> Keywords:
     """The parameters of point-wise attention of which the case is an instance."""
     own = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "length": "visible", "shift": 0.0}
     options = {name: x for name, x in (*case.params.items(), *case.arrays.items()) if name in own}

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 from typing import Any
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.peers.gpu_only import GPU_ONLY, absent
@@ -33,7 +34,7 @@ REQUIRES = {
 FAMILIES = (*REQUIRES, *dict.fromkeys(item.name.partition("-")[0] for item in GPU_ONLY))
 
 
-def family(name: str) -> list[Any]:
+def family(name: str) -> list[Adapter]:
     """The adapters of one library, or of all that can be judged on a CPU (`peers`)."""
     if name == ALL:
         return [adapter for library in REQUIRES for adapter in family(library)]

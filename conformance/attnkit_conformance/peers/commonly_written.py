@@ -14,17 +14,18 @@ No library's code. Each function is the plain formula with the usual treatment o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import einops
 import torch
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import refusal
+from attnkit_conformance.model.types import Arrays, Params, Results, option
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 
-Arrays = Mapping[str, Any]
 Tensor = torch.Tensor
 Function = Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]
 QKV = ("q", "k", "v")
@@ -93,7 +94,7 @@ class Written(TorchPeer):
         super().__init__(f"commonly_written-{function.__name__}", ("float64", "float32"), summary)
         self.of_keys = options == KEYS  # masks of keys only: (b, h, 1, j)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Other shapes than (b, h, i, d), and parameters that the lines do not support."""
         shapes = [arrays[name].shape for name in QKV]
         if any(len(shape) != 4 or shape[:2] != shapes[0][:2] for shape in shapes) or shapes[1][2] != shapes[2][2]:
@@ -107,15 +108,15 @@ class Written(TorchPeer):
             return "takes no mask of pairs"
         return refusal(arrays, params, (*QKV, *self.about, *self.options))
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
         """One call."""
         q, k, v = (arrays[name] for name in QKV)
         pairs = visible(arrays, params)
         rows = 1 if self.of_keys else q.shape[2]
         seen = None if pairs is None else pairs.expand(*q.shape[:2], rows, k.shape[2])
-        return {"o": self.function(q, k, v, seen, params.get("scale", q.shape[-1] ** -0.5))}
+        return {"o": self.function(q, k, v, seen, option(params, "scale", q.shape[-1] ** -0.5))}
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The function itself, on its arguments."""
         text = inspect.getsource(self.function).replace(": Tensor | None", "").replace(": Tensor", "")
         lines = text.replace(": float", "").replace(" -> Tensor", "").rstrip().splitlines()
@@ -127,7 +128,7 @@ class Written(TorchPeer):
         return Source("torch", ("import einops",), (*lines, ""), call, "torch.__version__")
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """One per function."""
     softplus = {**RELU, "activation": "softplus", "alpha": 0.0}
     return [

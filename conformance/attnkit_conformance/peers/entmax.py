@@ -11,18 +11,18 @@ steps, and 60 in float64.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
 import entmax
 import torch
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import refusal
+from attnkit_conformance.model.types import Arrays, Params, Results
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 
-Arrays = Mapping[str, Any]
 TAKEN = (
     "q", "k", "v", "mask", "bias", "key_lengths", "query_mask", "causal", "window", "scale", "enable_gqa", "alpha",
     "dropout_mask",
@@ -44,7 +44,7 @@ class Entmax(TorchPeer):
         )
         self.bisects = bisects
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why a call is unsupported: dropout by a seed, and α without an exact function."""
         if not self.bisects and ("alpha" in arrays or params.get("alpha", 1.5) not in (1.5, 2.0)):
             return "exact for alpha = 1.5 and 2 only"
@@ -52,7 +52,7 @@ class Entmax(TorchPeer):
             return "empty logits have no maximum"
         return refusal(arrays, params, TAKEN)
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
         """Scores, weights by entmax, and their product with v."""
         q: Any = arrays["q"]
         k: Any = arrays["k"]
@@ -89,7 +89,7 @@ class Entmax(TorchPeer):
         exact: torch.Tensor = (entmax.sparsemax if alpha == 2.0 else entmax.entmax15)(s, dim=-1)
         return exact
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The function on scores."""
         scale = repr(params["scale"]) if "scale" in params else "q.shape[-1] ** -0.5"
         lines = [f"s = q @ k.mT * {scale}"]
@@ -106,6 +106,6 @@ class Entmax(TorchPeer):
         return Source("torch", ("import importlib.metadata", "import entmax"), tuple(lines), result, version)
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """Both."""
     return [Entmax("entmax-exact", False), Entmax("entmax-bisect", True)]

@@ -10,6 +10,7 @@ from typing import Any
 import equinox
 import jax
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.peers.heads import Call, Function, Takes
 from attnkit_conformance.peers.jax_base import JaxHeads
 
@@ -35,7 +36,7 @@ def attend(call: Call) -> Any:
     return o.reshape(*o.shape[:2], heads, -1).swapaxes(1, 2)
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """The module."""
     text = "split(jax.vmap(module)(joined({q}), joined({k}), joined({v}), {mask}))"
     about = f"equinox {equinox.__version__}, nn.MultiheadAttention without projections"

@@ -13,14 +13,15 @@ of attention by pairs are in fla_attention.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
 import torch
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import refusal
 from attnkit_conformance.model.case import DTYPES
+from attnkit_conformance.model.types import Arrays, Params, Results, option
 from attnkit_conformance.peers import fla_attention
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.fla_attention import IMPORTS, VERSION, layout_reason, loading, naive, time_first
@@ -39,7 +40,6 @@ from attnkit_conformance.peers.recurrent import (
 )  # fmt: skip
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
-Arrays = Mapping[str, Any]
 TAKEN = (
     "q", "k", "v", "mask", "key_lengths", "causal", "enable_gqa", "feature_map", "normalize", "scale", "chunk_size",
 )  # fmt: skip
@@ -59,7 +59,7 @@ class Linear(TorchPeer):
         dtypes = ("float64", "float32") if chunks else ("float32",)
         super().__init__(name, dtypes, f"fla-core {version('fla-core')}, {self.function.__name__}, CPU, autograd")
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Arguments and shapes beyond those of the function."""
         reason = refusal(arrays, params, TAKEN if self.chunks else (*TAKEN, *STATES))
         reason = reason or layout_reason(arrays, params)
@@ -74,12 +74,12 @@ class Linear(TorchPeer):
             return "keeps no sum of keys without normalize"
         return reason
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
         """One call on features."""
         q, k, v = (arrays[name] for name in ("q", "k", "v"))
         pairs = visible_keys(arrays, params)
         valid = torch.ones((), dtype=torch.bool) if pairs is None else pairs.expand(*pairs.shape[:-2], 1, k.shape[2]).mT
-        phi = FEATURES[params.get("feature_map", "elu_plus_one")]
+        phi = FEATURES[option(params, "feature_map", "elu_plus_one")]
         fq, fk, v = phi(q), torch.where(valid, phi(torch.where(valid, k, 0)), 0), torch.where(valid, v, 0)
         if pairs is not None and "initial_S" not in arrays:  # for rows that see nothing
             live = valid.expand(*k.shape[:-1], 1).any(1, keepdim=True).cumsum(2) > 0
@@ -97,10 +97,9 @@ class Linear(TorchPeer):
             return {"o": time_first(o)}
         return {"o": time_first(o), "S": state[0][:, ::groups], "z": state[1][:, 0, ::groups]}
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The function on features of q and k."""
-        name = params.get("feature_map", "elu_plus_one")
-        phi = FEATURE_TEXTS[name]
+        phi = FEATURE_TEXTS[option(params, "feature_map", "elu_plus_one")]
         lines = (*loading("linear_attn"), f"phi = lambda x: ({phi}).transpose(1, 2)")
         options = f"scale={params.get('scale', 1.0)!r}, normalize={normalizes(params)}"
         call = f"naive.{self.function.__name__}(phi(q), phi(k), v.transpose(1, 2), {options})"
@@ -148,7 +147,7 @@ def recurrences() -> list[Recurrence]:
     ]
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """Plain linear attention, recurrences with gates, attention by pairs."""
     package = f"fla-core {version('fla-core')}"
     return [

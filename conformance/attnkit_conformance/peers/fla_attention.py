@@ -7,7 +7,6 @@ biases. naive_forgetting_attn computes in float32 for any input, and returns it.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -15,12 +14,13 @@ from typing import Any
 
 import torch
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import refusal
 from attnkit_conformance.model.case import DTYPES
+from attnkit_conformance.model.types import Arrays, Foreign, Params, Results, option, window_sides
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer
 
-Arrays = Mapping[str, Any]
 IMPORTS = ("import importlib.metadata", "import importlib.util", "from pathlib import Path")
 VERSION = 'importlib.metadata.version("fla-core")'
 PLAIN = ("q", "k", "v", "scale", "enable_gqa")
@@ -54,7 +54,7 @@ def loading(family: str) -> tuple[str, ...]:
     )
 
 
-def layout_reason(arrays: Arrays, params: Arrays) -> str | None:
+def layout_reason(arrays: Arrays, params: Params) -> str | None:
     """Shapes that are not (B, T, H, K)."""
     q, k, v = (arrays[name] for name in ("q", "k", "v"))
     if any(x.ndim != 4 or x.shape[0] != q.shape[0] for x in (q, k, v)) or k.shape[1] != v.shape[1]:
@@ -75,7 +75,7 @@ class Pairs(TorchPeer):
         self.function, self.family, self.ops, self.without = getattr(naive(family), function), family, (op,), without
         super().__init__(name, DTYPES, f"fla-core {version('fla-core')}, {function}, CPU, autograd")
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Masks, biases, windows that are not causal, and other than as many queries as keys."""
         numbers = {name: x for name, x in arrays.items() if name != "sink"}  # a sink may be an array
         reason = refusal(numbers, params, (*PLAIN, *OWN[op])) or layout_reason(arrays, params)
@@ -89,7 +89,7 @@ class Pairs(TorchPeer):
             return "windows are causal"
         return reason
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
         """One call."""
         q, k, v = (time_first(arrays[name]) for name in ("q", "k", "v"))
         o = self.function(q, k, v, **{name: x for name, (x, _) in self.options(op, arrays, params).items()})
@@ -97,7 +97,7 @@ class Pairs(TorchPeer):
             return {"o": time_first(o)}
         return {"o": time_first(o[0])} | ({"r": time_first(o[1])} if params.get("return_remainder") else {})
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The same call."""
         options = ", ".join(f"{name}={text}" for name, (_, text) in self.options(op, arrays, params).items())
         call = f"naive.{self.function.__name__}(*(x.transpose(1, 2) for x in (q, k, v)), {options})"
@@ -105,28 +105,28 @@ class Pairs(TorchPeer):
         lines = (*loading(self.family), f"{'o, other' if several else 'o'} = {call}")
         return Source("torch", IMPORTS, lines, "o.transpose(1, 2)", VERSION, others={"r": "other.transpose(1, 2)"})
 
-    def options(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, tuple[Any, str]]:
+    def options(self, op: str, arrays: Arrays, params: Params) -> dict[str, tuple[Any, str]]:
         """The keywords of a call: values, and their texts in a program."""
         q = arrays["q"]
         given = {name: params[name] for name in ("scale", "attend_current") if name in params}
         if op == SOFTMAX:
             given["causal"] = bool(params.get("causal"))
-        if (params.get("window") or (None,))[0] is not None:
-            given["window_size"] = min(params["window"][0], q.shape[-2]) + 1
-        options = {name: (x, repr(x)) for name, x in given.items()}
+        if (left := window_sides(params)[0]) is not None:
+            given["window_size"] = min(left, q.shape[-2]) + 1
+        options: dict[str, tuple[Foreign, str]] = {name: (x, repr(x)) for name, x in given.items()}
         if op == FORGETTING:
             gates = arrays["log_forget"].expand(q.shape[:-1])
             options["g"] = time_first(gates), "log_forget.expand(q.shape[:-1]).transpose(1, 2)"
         if "sink" in arrays:
             options["sink_bias"] = arrays["sink"].expand(q.shape[1]), "sink.expand(q.shape[1])"
         elif params.get("sink") is not None:
-            number = float(params["sink"])
+            number = option(params, "sink", 0.0)
             text = f"torch.full((q.shape[1],), {number!r}, dtype=q.dtype)".replace("-inf", "-torch.inf")
             options["sink_bias"] = torch.full((q.shape[1],), number, dtype=q.dtype), text
         return options
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """Softmax with and without sinks, forgetting attention by two functions, stick-breaking."""
     return [
         Pairs("fla-softmax", SOFTMAX, "attn", "naive_parallel_attn", ("return_lse",)),

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -15,10 +14,11 @@ import flash_attention_jax
 import jax
 import numpy as np
 
+from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.model.types import Arrays, Params
 from attnkit_conformance.peers.heads import Call, Function, Takes
 from attnkit_conformance.peers.jax_base import JaxHeads
 
-Arrays = Mapping[str, Any]
 NAME = "flash_attention_jax"
 VERSION = 'importlib.metadata.version("flash-attention-jax")'
 PLAIN = "{q}, {k}, {v}"
@@ -33,11 +33,11 @@ def causal(name: str, call: Call) -> Any:
     return getattr(flash_attention_jax, name)(call.q, call.k, call.v)
 
 
-def is_causal(arrays: Arrays, params: Arrays) -> str | None:
+def is_causal(arrays: Arrays, params: Params) -> str | None:
     return None if params.get("causal") else "is always causal"
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """Four functions."""
     about = f"flash-attention-jax {version('flash-attention-jax')}"
     functions = []

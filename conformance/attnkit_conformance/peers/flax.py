@@ -14,6 +14,7 @@ import jax
 from flax import nnx
 from flax.nnx.nn.attention import dot_product_attention_weights
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.peers.heads import Call, Function, Takes
 from attnkit_conformance.peers.jax_base import JaxHeads
 
@@ -34,7 +35,7 @@ def by_weights(call: Call) -> Any:
     return dot_product_attention_weights(q, k, is_causal=call.causal, **options(call)) @ call.v
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """Both."""
     arguments = "turned({q}), turned({k}), "
     others = "bias={bias}, mask={mask}, is_causal={causal})"

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.adapter import Adapter, Unsupported
 from attnkit_conformance.adapters.bases.arguments import refusal
+from attnkit_conformance.model.types import Arrays, Params, Results, option
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 
-Arrays = Mapping[str, Any]
 COMMON = ("q", "k", "v", "mask", "bias", "key_lengths", "query_mask", "causal", "window", "scale", "enable_gqa")
 POINTWISE = (*COMMON, "activation", "alpha", "gain", "shift")
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -41,7 +41,7 @@ class Flex(TorchPeer):
         function = f"flex_attention, CPU, eager{what}, outputs only"
         super().__init__(name, ("float64", "float32"), f"torch {torch.__version__}, {function}")
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why a call is unsupported: other than two leading axes, and unknown arguments."""
         shapes = [arrays[name].shape for name in ("q", "k", "v")]
         if any(len(shape) != 4 or shape[0] != shapes[0][0] for shape in shapes) or shapes[1][1] != shapes[2][1]:
@@ -52,12 +52,12 @@ class Flex(TorchPeer):
             return "takes no empty inputs"
         return refusal(arrays, params, self.parameters)
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
         """One call."""
         o, lse = self.attend(arrays, params, lambda s: s)
         return {"o": o, "lse": lse} if params.get("return_lse") else {"o": o}
 
-    def attend(self, arrays: Arrays, params: Arrays, score: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    def attend(self, arrays: Arrays, params: Params, score: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         """Outputs and lse under a function of the biased scores; hidden pairs get -inf."""
         q, k, v = (arrays[name] for name in ("q", "k", "v"))
         shape = (*q.shape[:-1], k.shape[-2])
@@ -73,10 +73,10 @@ class Flex(TorchPeer):
         o, aux = flex_attention(q, k, v, score_mod=score_mod, return_aux=AuxRequest(lse=True), **options)
         return o, aux.lse
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         raise Unsupported("no gradient on a CPU")
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The same call."""
         hides = visible(arrays, params) is not None
         score = "s + bias.expand(shape)[b, h, i, j]" if "bias" in arrays else "s"
@@ -94,7 +94,7 @@ class ScoreMod(Flex):
     ops = ("pointwise_attention",)
     parameters = POINTWISE
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Signed activations, and shifts that depend on the length."""
         if params.get("activation", "relu") not in ACTIVATIONS:
             return "the logarithm takes no activation that is negative somewhere"
@@ -102,9 +102,9 @@ class ScoreMod(Flex):
             return "the shift depends on the number of visible keys"
         return super().unsupported(op, arrays, params)
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
         """softmax of log(h(s) + LIFT), undone; n^-alpha afterwards."""
-        h, shift = ACTIVATIONS[params.get("activation", "relu")], params.get("shift", 0.0)
+        h, shift = ACTIVATIONS[option(params, "activation", "relu")], option(params, "shift", 0.0)
         o, lse = self.attend(arrays, params, lambda s: torch.log(h(s + shift) + LIFT))
         v = arrays["v"]
         v = v.repeat_interleave(o.shape[1] // v.shape[1], 1)
@@ -113,9 +113,9 @@ class ScoreMod(Flex):
         seen = torch.ones(shape, dtype=v.dtype) if pairs is None else pairs.expand(shape).to(v.dtype)
         total = o * torch.exp(lse)[..., None].to(o.dtype) - LIFT * (seen @ v)
         length = seen.sum(-1, keepdim=True).clamp(min=1)
-        return {"o": params.get("gain", 1.0) * total * length ** -params.get("alpha", 1.0)}
+        return {"o": option(params, "gain", 1.0) * total * length ** -option(params, "alpha", 1.0)}
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The same steps, for the first activation."""
         lines = (
             "seen = torch.ones(*q.shape[:3], k.shape[2], dtype=torch.bool)" if visible(arrays, params) is None
@@ -129,6 +129,6 @@ class ScoreMod(Flex):
         return Source("torch", imports, lines, result, "torch.__version__")
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """Both adapters."""
     return [Flex("flex_attention-eager", ""), ScoreMod("flex_attention-score_mod", ", h by a score_mod")]

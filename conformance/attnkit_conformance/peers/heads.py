@@ -6,16 +6,16 @@ classes for torch, JAX and NumPy are in torch_base, jax_base and numpy_base.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from attnkit_conformance.adapters.bases.arguments import of_keys, refusal, visible_pairs
+from attnkit_conformance.model.types import Arrays, Params, option
 from attnkit_conformance.peers.base import Source
 
-Arrays = Mapping[str, Any]
 HIDING = ("mask", "key_lengths", "query_mask", "window")
 WIDE = {
     "torch": "torch.nn.functional.pad(x, (0, {width} - x.shape[-1]))",
@@ -55,7 +55,7 @@ class Takes:
             *(("bias",) if self.bias else ()),
         )  # fmt: skip
 
-    def reason(self, arrays: Arrays, params: Arrays) -> str | None:
+    def reason(self, arrays: Arrays, params: Params) -> str | None:
         """Why a call is unsupported."""
         q, k, v = (four(arrays[name].shape) for name in ("q", "k", "v"))
         axes = {len(arrays[name].shape) for name in ("q", "k", "v")}
@@ -74,13 +74,13 @@ class Takes:
             return "the bias has the dtype of q"
         return reason
 
-    def has_flag(self, arrays: Arrays, params: Arrays) -> bool:
+    def has_flag(self, arrays: Arrays, params: Params) -> bool:
         """Whether the flag says what `causal` says."""
         corner = "upper_left" if params["causal"] == "upper_left" else "lower_right"
         same = arrays["q"].shape[-2] == arrays["k"].shape[-2]
         return bool(self.causal) and (same or corner == self.causal)
 
-    def by_flag(self, arrays: Arrays, params: Arrays) -> bool:
+    def by_flag(self, arrays: Arrays, params: Params) -> bool:
         """Whether causality is passed as a flag: beside a mask of pairs it is part of that."""
         if not params.get("causal") or not self.has_flag(arrays, params):
             return False
@@ -130,7 +130,7 @@ class Function:
     lines: tuple[str, ...] = ()
     limits: Callable[[Arrays, Arrays], str | None] = field(default=lambda arrays, params: None)
 
-    def reason(self, arrays: Arrays, params: Arrays) -> str | None:
+    def reason(self, arrays: Arrays, params: Params) -> str | None:
         """Why a call is unsupported."""
         return self.takes.reason(arrays, params) or self.limits(arrays, params)
 
@@ -139,24 +139,25 @@ class Function:
         features = [arrays[name].shape[-1] for name in ("q", "v")]
         return max(features) if self.takes.equal_features else features[0]
 
-    def scale(self, params: Arrays) -> float | None:
+    def scale(self, params: Params) -> float | None:
         """The scale that is an argument of the function."""
-        return params.get("scale") if self.takes.scale else None
+        given = self.takes.scale and params.get("scale") is not None
+        return option(params, "scale", 1.0) if given else None
 
-    def factor(self, arrays: Arrays, params: Arrays) -> float | None:
+    def factor(self, arrays: Arrays, params: Params) -> float | None:
         """What q is multiplied by so that the function's own scale, width^-½, becomes that of the call; None for 1."""
         features, width = arrays["q"].shape[-1], self.width(arrays)
         if self.takes.scale or ("scale" not in params and width == features):
             return None
-        return float(params.get("scale", features**-0.5) * width**0.5)
+        return option(params, "scale", features**-0.5) * width**0.5
 
-    def hides(self, arrays: Arrays, params: Arrays) -> np.ndarray | None:
+    def hides(self, arrays: Arrays, params: Params) -> np.ndarray | None:
         """The mask, not broadcast."""
         if self.takes.mask == "keys":
             return of_keys(arrays, params)
         return None if self.takes.by_flag(arrays, params) else visible_pairs(arrays, params)
 
-    def mask(self, arrays: Arrays, params: Arrays) -> np.ndarray | None:
+    def mask(self, arrays: Arrays, params: Params) -> np.ndarray | None:
         """The mask as the function gets it, (B, H, L, S) or (B, S)."""
         seen = self.hides(arrays, params)
         if seen is None:
@@ -167,7 +168,7 @@ class Function:
         return np.array(np.broadcast_to(seen, (q[0], 1, 1, k[2]))[:, 0, 0])
 
     def answer(
-        self, arrays: Arrays, params: Arrays, seen: Any, pad: Callable[[Any, int], Any], broadcast: Callable[..., Any]
+        self, arrays: Arrays, params: Params, seen: Any, pad: Callable[[Any, int], Any], broadcast: Callable[..., Any]
     ) -> Any:
         """The output for arrays of a library, `mask` as `seen`; `pad(x, n)` adds n zeros to the features."""
         lacking = 4 - len(arrays["q"].shape)
@@ -183,7 +184,7 @@ class Function:
         o = self.run(Call(q, k, v, seen, bias, self.takes.by_flag(arrays, params), self.scale(params)))
         return (o[..., :features] if self.takes.equal_features else o)[(0,) * lacking]
 
-    def source(self, library: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, library: str, arrays: Arrays, params: Params) -> Source:
         """The same call as a program."""
         width, factor = self.width(arrays), self.factor(arrays, params)
         texts = dict(self.arguments(arrays, width))

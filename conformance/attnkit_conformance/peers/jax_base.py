@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.heads import Function
 
-Arrays = Mapping[str, Any]
 FLOATS = ("q", "k", "v", "bias")
 
 
@@ -28,19 +28,19 @@ class JaxHeads:
         self.known: dict[Any, Callable[..., Any]] = {}
         self.description = f"{function.description}, CPU, jit, jax.vjp"
 
-    def array(self, x: np.ndarray, dtype: str) -> Any:
+    def array(self, x: np.ndarray, dtype: str) -> Foreign:
         return jax.device_put(x)
 
-    def numpy(self, x: Any) -> np.ndarray:
+    def numpy(self, x: Foreign) -> np.ndarray:
         if not isinstance(x, jax.Array):
             raise TypeError(f"{self.name}: expected a jax.Array, got {type(x).__name__}")
         return np.asarray(x)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why a call is not supported."""
         return self.function.reason(arrays, params)
 
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def call(self, op: str, arrays: Arrays, params: Params) -> Results:
         reason = self.unsupported(op, arrays, params)
         if reason is not None:
             raise Unsupported(reason)
@@ -49,13 +49,13 @@ class JaxHeads:
         outputs: dict[str, Any] = self.compiled("call", floats, others, seen, params)(floats, seen)
         return outputs
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         leaves, others = parts(arrays)
         seen = self.function.mask(arrays, params)
         every = self.compiled("vjp", leaves, others, seen, params)(leaves, seen, dict(cotangents))
         return {name: every[name] for name in BY_NAME[op].differentiable if name in every}
 
-    def compiled(self, kind: str, floats: Arrays, others: Arrays, seen: Any, params: Arrays) -> Callable[..., Any]:
+    def compiled(self, kind: str, floats: Arrays, others: Arrays, seen: Any, params: Params) -> Callable[..., Any]:
         """The outputs or gradients as a function of q, k, v, bias and the mask, compiled once for all calls alike."""
         shapes = tuple((name, x.shape, x.dtype.name) for name, x in floats.items())
         key = (kind, shapes, tuple(others), seen is None, repr(sorted(params.items())))
@@ -71,7 +71,7 @@ class JaxHeads:
             self.known[key] = jax.jit(outputs if kind == "call" else gradients)
         return self.known[key]
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The same call."""
         return self.function.source("jax", arrays, params)
 

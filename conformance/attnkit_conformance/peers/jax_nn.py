@@ -8,19 +8,19 @@ Unsupported: dropout. Not judged: float64, since its softmax computes in float32
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.adapter import Adapter, Unsupported
 from attnkit_conformance.adapters.bases.arguments import refusal, visible_pairs
 from attnkit_conformance.adapters.bases.jax import JaxAdapter
+from attnkit_conformance.model.types import Arrays, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.base import Source
 
-Arrays = Mapping[str, Any]
 TAKEN = (
     "q", "k", "v", "mask", "bias", "key_lengths", "query_mask", "causal", "window", "scale", "enable_gqa", "return_lse",
 )  # fmt: skip
@@ -39,7 +39,7 @@ class JaxNn(JaxAdapter):
         self.name, self.dtypes, self.function = name, dtypes, function
         self.description = f"jax {jax.__version__}, jax.nn.dot_product_attention, CPU, jit, jax.vjp"
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Other than two leading axes, heads that broadcast, and dropout."""
         shapes = [arrays[name].shape for name in ("q", "k", "v")]
         if any(len(shape) != 4 or shape[0] != shapes[0][0] for shape in shapes) or shapes[1][1] != shapes[2][1]:
@@ -50,7 +50,7 @@ class JaxNn(JaxAdapter):
             return "the lse of half types is a half type"
         return refusal(arrays, params, TAKEN)
 
-    def options(self, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def options(self, arrays: Arrays, params: Params) -> Results:
         """The keyword arguments of a call, but for the bias."""
         seen = visible_pairs(arrays, params)
         mask = None if seen is None else jax.numpy.asarray(np.broadcast_to(seen, pairs_of(arrays)))
@@ -58,7 +58,7 @@ class JaxNn(JaxAdapter):
         residual = {"return_residual": True} if params.get("return_lse") else {}
         return {"mask": mask, "scale": scale, "implementation": "xla", **residual}
 
-    def outputs(self, arrays: Arrays, params: Arrays) -> Any:
+    def outputs(self, arrays: Arrays, params: Params) -> Any:
         """The outputs as a function of q, k, v and bias."""
         options, residual = self.options(arrays, params), bool(params.get("return_lse"))
         features, values = arrays["q"].shape[-1], arrays["v"].shape[-1]
@@ -73,7 +73,7 @@ class JaxNn(JaxAdapter):
 
         return outputs
 
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def call(self, op: str, arrays: Arrays, params: Params) -> Results:
         reason = self.unsupported(op, arrays, params)
         if reason is not None:
             raise Unsupported(reason)
@@ -81,7 +81,7 @@ class JaxNn(JaxAdapter):
         outputs: dict[str, Any] = jax.jit(self.outputs(arrays, params))(floats)
         return outputs
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         if params.get("return_lse"):
             raise Unsupported("lse passes no gradient on")
         leaves = {name: arrays[name] for name in BY_NAME[op].differentiable if name in arrays}
@@ -90,7 +90,7 @@ class JaxNn(JaxAdapter):
         grads: dict[str, Any] = pull(leaves, dict(cotangents))
         return grads
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The same call; if q and v differ in features, the shorter one is padded with zeros and the output cropped."""
         shape = "(*q.shape[:3], k.shape[2])"
         options = [f"bias=jax.numpy.broadcast_to(bias, {shape})"] if "bias" in arrays else []
@@ -124,6 +124,6 @@ def pad_features(x: Any, features: int) -> Any:
     return jax.numpy.pad(x, ((0, 0), (0, 0), (0, 0), (0, features - x.shape[-1])))
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """Single precision and bfloat16: not every CPU supports the float16 dot product that the function needs."""
     return [JaxNn("jax_nn", ("float32", "bfloat16"))]

@@ -8,14 +8,12 @@ Gradients are the backend's; NumPy has none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import visible_pairs
 from attnkit_conformance.adapters.worker import WorkerAdapter
+from attnkit_conformance.model.types import Arrays, Params
 from attnkit_conformance.peers.base import Source
 
-Arrays = Mapping[str, Any]
 BACKENDS = ("torch", "jax", "numpy")
 WORKER = "attnkit_conformance.peers.keras_worker"
 
@@ -28,7 +26,7 @@ class Keras(WorkerAdapter):
         environment = {"KERAS_BACKEND": backend, **({"JAX_ENABLE_X64": "0"} if backend == "jax" else {})}
         super().__init__(f"keras-{backend}", f"{WORKER}:{backend}_backend", environment)
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The same call on NumPy arrays."""
         environment = (("KERAS_BACKEND", self.backend),)
         hides = visible_pairs(arrays, params) is not None
@@ -53,6 +51,6 @@ class Keras(WorkerAdapter):
         return Source("numpy", ("import keras",), tuple(lines), result, "keras.__version__", environment)
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """One per backend that is installed."""
     return [Keras(backend) for backend in BACKENDS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -10,9 +9,9 @@ import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.bases.arguments import refusal, visible_pairs
+from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
-Arrays = Mapping[str, Any]
 SCORES = ("q", "k", "mask", "bias", "key_lengths", "query_mask", "causal", "window", "scale", "enable_gqa")
 OPS = ("softmax_attention", "sparsemax_attention", "sparsemax_attention_weights")
 
@@ -32,10 +31,10 @@ class Functions:
     def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
         return x
 
-    def numpy(self, x: Any) -> np.ndarray:
+    def numpy(self, x: Foreign) -> np.ndarray:
         return np.asarray(x)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why a call is unsupported: other than two leading axes, empty inputs, and a bias beside a mask on torch."""
         names = [name for name in ("q", "k", "v") if name in arrays]
         shapes = [arrays[name].shape for name in names]
@@ -51,7 +50,7 @@ class Functions:
             return "takes a mask or a bias, not both"
         return reason
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays, floats: Arrays) -> dict[str, Any]:
+    def outputs(self, op: str, arrays: Arrays, params: Params, floats: Arrays) -> Results:
         """One call, `floats` being the float arrays as tensors of the backend."""
         shape = (*arrays["q"].shape[:-1], arrays["k"].shape[-2])
         pairs = visible_pairs(arrays, params)
@@ -68,7 +67,7 @@ class Functions:
         o = keras.ops.dot_product_attention(q, k, v, bias=bias, mask=mask, scale=scale)
         return {"o": keras.ops.swapaxes(o, 1, 2)[..., :values]}
 
-    def sparsemax(self, op: str, seen: np.ndarray | None, params: Arrays, floats: Arrays) -> dict[str, Any]:
+    def sparsemax(self, op: str, seen: np.ndarray | None, params: Params, floats: Arrays) -> Results:
         """Scores with -inf at hidden pairs, keras.ops.sparsemax, and the product with v."""
         q: Any = floats["q"]
         k: Any = floats["k"]
@@ -89,7 +88,7 @@ class Functions:
         w = keras.ops.where(alive, keras.ops.sparsemax(keras.ops.where(alive, s, 0.0)), 0.0)
         return {"w": w} if v is None else {"o": keras.ops.matmul(w, v)}
 
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def call(self, op: str, arrays: Arrays, params: Params) -> Results:
         reason = self.unsupported(op, arrays, params)
         if reason is not None:
             raise Unsupported(reason)
@@ -97,14 +96,14 @@ class Functions:
         outputs = self.outputs(op, arrays, params, floats)
         return {name: keras.ops.convert_to_numpy(x) for name, x in outputs.items()}
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         raise Unsupported("NumPy has no gradient")
 
 
 class Torch(Functions):
     """Gradients by torch's autograd."""
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         import torch
 
         names = [name for name in BY_NAME[op].differentiable if name in arrays]
@@ -119,7 +118,7 @@ class Torch(Functions):
 class Jax(Functions):
     """Gradients by jax.vjp."""
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         import jax
 
         leaves = {name: jax.numpy.asarray(arrays[name]) for name in BY_NAME[op].differentiable if name in arrays}

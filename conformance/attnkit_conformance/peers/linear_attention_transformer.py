@@ -9,21 +9,21 @@ the definition has 1e-6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
-from typing import Any
 
 import torch
 from linear_attention_transformer.linear_attention_transformer import causal_linear_attn, linear_attn
 from torch.nn.functional import pad
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import equal_heads, of_keys, refusal
+from attnkit_conformance.model.types import Arrays, Params, Results, option
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.heads import is_of_keys
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
-Arrays = Mapping[str, Any]
 IMPORT = "from linear_attention_transformer.linear_attention_transformer import "
 VERSION = 'importlib.metadata.version("linear-attention-transformer")'
 
@@ -51,7 +51,7 @@ BY_PARTS = (
 )
 
 
-def mask_of(arrays: Arrays, params: Arrays) -> torch.Tensor | None:
+def mask_of(arrays: Arrays, params: Params) -> torch.Tensor | None:
     """(B, S)."""
     seen = visible_keys(arrays, params)
     return None if seen is None else seen.expand(arrays["k"].shape[0], 1, 1, arrays["k"].shape[2])[:, 0, 0]
@@ -63,17 +63,17 @@ class Efficient(TorchPeer):
     ops = ("efficient_attention",)
     without = ("return_state",)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why a call is unsupported."""
         return refusal(arrays, params, ("q", "k", "v", "mask", "key_lengths")) or keys_reason(arrays)
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
         """One call."""
         q, k, v = (arrays[name].clone() if arrays[name].requires_grad else arrays[name] for name in ("q", "k", "v"))
         mask = mask_of(arrays, params)  # linear_attn overwrites k and v in place, which autograd refuses for leaves
         return {"o": by_parts(lambda part: linear_attn(q, k, part, mask) * q.shape[3] ** 0.5, v, q.shape[3])}
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The same call."""
         hides = of_keys(arrays, params) is not None
         lines = (MASK,) if hides else ()
@@ -93,7 +93,7 @@ class Causal(TorchPeer):
     ops = ("linear_attention",)
     without = ("return_state",)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why a call is unsupported."""
         names = ("q", "k", "v", "mask", "key_lengths", "causal", "feature_map", "normalize", "chunk_size", "scale")
         if reason := refusal(arrays, params, names) or keys_reason(arrays):
@@ -103,18 +103,18 @@ class Causal(TorchPeer):
             return "causal self-attention only"
         if params.get("feature_map", "elu_plus_one") != "elu_plus_one" or params.get("normalize") is False:
             return "is about positive features with a denominator"
-        if params.get("scale", 1.0) <= 0:  # a positive one cancels
+        if option(params, "scale", 1.0) <= 0:  # a positive one cancels
             return "is about positive weights"
         return None
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
         """One call on logarithms of features."""
         q, k = (log_features(arrays[name]) for name in ("q", "k"))
         mask = mask_of(arrays, params)
         attend = partial(causal_linear_attn, q, k, kv_mask=mask, bucket_size=1)
         return {"o": by_parts(lambda part: attend(v=part), arrays["v"], q.shape[3])}
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The same call."""
         hides = of_keys(arrays, params) is not None
         lines = ["log_features = lambda x: torch.where(x > 0, torch.log1p(x.clamp(min=0)), x)  # of elu(x) + 1"]
@@ -125,7 +125,7 @@ class Causal(TorchPeer):
         return Source("torch", imports, tuple(lines), "o", VERSION)
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """Both functions."""
     about = f"linear-attention-transformer {version('linear-attention-transformer')}"
     family = "linear_attention_transformer"

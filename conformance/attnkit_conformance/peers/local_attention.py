@@ -7,18 +7,17 @@ own option `autopad`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
 
 from local_attention import LocalAttention
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import of_keys, refusal
+from attnkit_conformance.model.types import Arrays, Params, Results, window_sides
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.heads import is_of_keys
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
-Arrays = Mapping[str, Any]
 TAKEN = ("q", "k", "v", "mask", "key_lengths", "causal", "window", "scale")
 
 
@@ -28,7 +27,7 @@ class Local(TorchPeer):
     ops = ("softmax_attention",)
     without = ("return_lse",)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why a call is unsupported: other windows, and masks of pairs."""
         shapes = [arrays[name].shape for name in ("q", "k", "v")]
         if any(len(shape) != 4 or shape[:3] != shapes[0][:3] for shape in shapes) or 0 in shapes[0]:
@@ -42,13 +41,12 @@ class Local(TorchPeer):
             return "takes no mask of pairs"
         return None
 
-    def window(self, arrays: Arrays, params: Arrays) -> tuple[int | None, int | None]:
+    def window(self, arrays: Arrays, params: Params) -> tuple[int | None, int | None]:
         """The window of a call; all tokens without one."""
         tokens = arrays["q"].shape[2]
-        window: tuple[int | None, int | None] = params.get("window", (tokens, 0 if params.get("causal") else tokens))
-        return window
+        return window_sides({"window": (tokens, 0 if params.get("causal") else tokens), **params})
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
         """One module."""
         q = arrays["q"]
         seen = visible_keys(arrays, params)
@@ -58,7 +56,7 @@ class Local(TorchPeer):
         module = LocalAttention(size, causal=causal, exact_windowsize=True, autopad=True, scale=params.get("scale"))
         return {"o": module(q, arrays["k"], arrays["v"], mask=mask)}
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The same module."""
         options = f"causal={bool(params.get('causal'))}, exact_windowsize=True, autopad=True"
         options += f", scale={params['scale']!r}" if "scale" in params else ""
@@ -72,7 +70,7 @@ class Local(TorchPeer):
         return Source("torch", imports, tuple(lines), f"module(q, k, v{mask})", version)
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """The module."""
     about = f"local-attention {version('local-attention')}, LocalAttention(exact_windowsize=True), CPU, autograd"
     return [Local("local_attention", ("float64", "float32"), about)]

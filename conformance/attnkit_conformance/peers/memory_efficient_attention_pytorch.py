@@ -8,7 +8,6 @@ its row maxima are a float32 array, filled with the lowest float64.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -16,11 +15,12 @@ import torch
 from memory_efficient_attention_pytorch.flash_attention import FlashAttentionFunction
 from memory_efficient_attention_pytorch.memory_efficient_attention import attention, memory_efficient_attention
 
+from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.model.types import Arrays, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.heads import Call, Function, Takes
 from attnkit_conformance.peers.torch_base import TorchHeads
 
-Arrays = Mapping[str, Any]
 NAME = "memory_efficient_attention_pytorch"
 VERSION = 'importlib.metadata.version("memory-efficient-attention-pytorch")'
 BUCKETS = (512, 1024)  # of queries and of keys, the defaults of its modules
@@ -30,7 +30,7 @@ BLOCKED = f"from {NAME}.memory_efficient_attention import "
 class Backward(TorchHeads):
     """Gradients by `backward`: it recomputes under a checkpoint that torch.autograd.grad refuses."""
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         names = [name for name in BY_NAME[op].differentiable if name in arrays]
         leaves = {name: arrays[name].detach().requires_grad_() for name in names}
         self.call(op, {**arrays, **leaves}, params)["o"].backward(cotangents["o"])
@@ -53,7 +53,7 @@ def flash(call: Call) -> Any:
     return FlashAttentionFunction.apply(call.q, call.k, call.v, call.seen, call.causal, *BUCKETS)
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """All three."""
     about = f"memory-efficient-attention-pytorch {version('memory-efficient-attention-pytorch')}"
     options = "mask={mask}, causal={causal}, attn_bias={bias}"

@@ -6,20 +6,20 @@ right. A bias beside a mask is passed as one, with -inf at hidden pairs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.model.case import numpy_dtype
+from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.heads import Call, Function, Takes
 from attnkit_conformance.peers.numpy_base import NumpyHeads
 
-Arrays = Mapping[str, Any]
 LINES = (
     "mask, bias = {mask}, {bias}",
     "if bias is not None:",
@@ -47,23 +47,23 @@ class Mlx(NumpyHeads):
         super().__init__(function)
         self.description = f"{function.description}, CPU, mx.vjp"
 
-    def array(self, x: np.ndarray, dtype: str) -> Any:
+    def array(self, x: np.ndarray, dtype: str) -> Foreign:
         if dtype == "bfloat16":
             return mx.array(x.astype(np.float32)).astype(mx.bfloat16)
         return mx.array(x)
 
-    def numpy(self, x: Any) -> np.ndarray:
+    def numpy(self, x: Foreign) -> np.ndarray:
         if not isinstance(x, mx.array):
             raise TypeError(f"{self.name}: expected an mlx.core.array, got {type(x).__name__}")
         if x.dtype == mx.bfloat16:
             return np.array(x.astype(mx.float32)).astype(numpy_dtype("bfloat16"))
         return np.array(x)
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The same call."""
         return self.function.source("mlx", arrays, params)
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         names = [name for name in BY_NAME[op].differentiable if name in arrays]
 
         def outputs(*leaves: Any) -> Any:
@@ -73,7 +73,7 @@ class Mlx(NumpyHeads):
         return dict(zip(names, grads, strict=True))
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """One."""
     function = Function(
         "mlx", f"mlx {version('mlx')}, core.fast.scaled_dot_product_attention", ("float32", "bfloat16", "float16"),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.model.types import Arrays, Foreign, Params
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.heads import Function
-
-Arrays = Mapping[str, Any]
 
 
 class NumpyHeads:
@@ -28,24 +26,24 @@ class NumpyHeads:
     def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
         return x
 
-    def numpy(self, x: Any) -> np.ndarray:
+    def numpy(self, x: Foreign) -> np.ndarray:
         return np.asarray(x)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why a call is not supported."""
         return self.function.reason(arrays, params)
 
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, np.ndarray]:
+    def call(self, op: str, arrays: Arrays, params: Params) -> dict[str, np.ndarray]:
         reason = self.unsupported(op, arrays, params)
         if reason is not None:
             raise Unsupported(reason)
         seen = self.function.mask(arrays, params)
         return {"o": self.function.answer(arrays, params, seen, self.padded, self.library.broadcast_to)}
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, np.ndarray]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> dict[str, np.ndarray]:
         raise Unsupported("has no gradient")
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The same call."""
         return self.function.source("numpy", arrays, params)
 

@@ -6,17 +6,14 @@ SOFT's A† is the limit of Newton's iteration. A singular value σ of A leaves 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from scipy.spatial.distance import cdist
 
-from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.adapter import Adapter, Unsupported
 from attnkit_conformance.adapters.bases.arguments import refusal, visible_pairs
+from attnkit_conformance.model.types import Arrays, Params, option
 from attnkit_conformance.peers.base import Source
 
-Arrays = Mapping[str, Any]
 Array = np.ndarray
 TAKEN = (
     "q", "v", "landmarks", "landmark_mask", "mask", "key_lengths", "query_mask", "init_scale", "newton_steps", "ridge",
@@ -51,7 +48,7 @@ class Pinv:
     def numpy(self, x: Array) -> Array:
         return np.asarray(x)
 
-    def kernels(self, arrays: Arrays, params: Arrays) -> tuple[Array, Array, Array]:
+    def kernels(self, arrays: Arrays, params: Params) -> tuple[Array, Array, Array]:
         """A, P and the valid tokens."""
         q, marks = arrays["q"].astype(np.float64), arrays["landmarks"].astype(np.float64)
         pairs = visible_pairs({**arrays, "k": arrays["q"]}, params)
@@ -60,11 +57,11 @@ class Pinv:
         present = arrays.get("landmark_mask", np.ones(marks.shape[-2], bool))
         q, marks = np.where(tokens[..., None], q, 0), np.where(present[..., None], marks, 0)
         a = gauss(marks, marks) * present[..., :, None] * present[..., None, :]
-        a = a + params.get("ridge", 0.0) * np.eye(a.shape[-1]) * present[..., None]
+        a = a + option(params, "ridge", 0.0) * np.eye(a.shape[-1]) * present[..., None]
         p = gauss(marks, q) * present[..., :, None] * tokens[..., None, :]
         return a, p, tokens
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why a call is unsupported: the steps do not converge."""
         reason = refusal(arrays, params, TAKEN)
         if reason is not None or not arrays["landmarks"].size or not arrays["q"].size:
@@ -73,12 +70,12 @@ class Pinv:
         sizes, norm = np.linalg.svdvals(a), np.max(np.sum(np.abs(a), axis=-2), axis=-1)
         alpha = 2 * arrays.get("init_scale", params.get("init_scale", 0.9)) / np.where(norm > 0, norm, 1) ** 2
         regular = sizes > SINGULAR * sizes[..., :1]
-        left = np.abs(1 - alpha[..., None] * sizes**2) ** (2.0 ** params.get("newton_steps", 20))
+        left = np.abs(1 - alpha[..., None] * sizes**2) ** (2.0 ** option(params, "newton_steps", 20))
         if np.any(regular & (left > ROUNDING)):
             return "Newton's iteration has not converged after so many steps"
         return None
 
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Array]:
+    def call(self, op: str, arrays: Arrays, params: Params) -> dict[str, Array]:
         reason = self.unsupported(op, arrays, params)
         if reason is not None:
             raise Unsupported(reason)
@@ -89,10 +86,10 @@ class Pinv:
         v = np.where(tokens[..., None], arrays["v"], 0).astype(np.float64)
         return {"o": (p.mT @ (x @ (p @ v))).astype(dtype)}
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Array]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> dict[str, Array]:
         raise Unsupported("pinv has no gradient")
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The same call, without masks of tokens, which no known disagreement needs."""
         if masks := sorted({*MASKS} & {*arrays, *params}):
             raise ValueError(f"numpy_pinv: a program shows no masks of tokens; got {', '.join(masks)}")
@@ -113,6 +110,6 @@ class Pinv:
         return Source("numpy", (), tuple(lines), f"({result}).astype(q.dtype)", "np.__version__")
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """The only adapter."""
     return [Pinv()]

@@ -6,19 +6,18 @@ Its input is [q, k, v] of one feature size (the adapter pads with zeros and crop
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
 
 import torch
 from nystrom_attention import NystromAttention
 from torch.nn.functional import pad
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import equal_tokens, of_keys, refusal
+from attnkit_conformance.model.types import Arrays, Params, Results
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
-Arrays = Mapping[str, Any]
 TAKEN = ("q", "k", "v", "num_landmarks", "inverse_steps", "init", "mask", "key_lengths", "scale")
 STEPS = 6
 
@@ -28,7 +27,7 @@ class Nystrom(TorchPeer):
 
     ops = ("nystrom_attention",)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why a call is unsupported: another start of the inverse, no tokens."""
         reason = refusal(arrays, params, TAKEN) or equal_tokens(*(arrays[name].shape for name in ("q", "k", "v")))
         if reason is None and params.get("init") != "batch_max":
@@ -38,7 +37,7 @@ class Nystrom(TorchPeer):
             return "tokens are a multiple of the landmarks"
         return reason
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
         """One module."""
         q, k, v = (arrays[name] for name in ("q", "k", "v"))
         heads, own, width = q.shape[1], q.shape[3], max(q.shape[3], v.shape[3])
@@ -54,7 +53,7 @@ class Nystrom(TorchPeer):
         o = module(torch.cat(parts, -1), mask=mask)
         return {"o": o.unflatten(-1, (heads, -1)).transpose(1, 2)[..., : v.shape[3]]}
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The same module; q, k and v with the same features."""
         own, width = arrays["q"].shape[3], max(arrays["q"].shape[3], arrays["v"].shape[3])
         factor = params.get("scale", own**-0.5) * width**0.5
@@ -77,7 +76,7 @@ class Nystrom(TorchPeer):
         return Source("torch", imports, tuple(lines), result, 'importlib.metadata.version("nystrom-attention")')
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """The module."""
     about = f"nystrom-attention {version('nystrom-attention')}, NystromAttention without projections, CPU, autograd"
     return [Nystrom("nystrom_attention", ("float64", "float32"), about)]

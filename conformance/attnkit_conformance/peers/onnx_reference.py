@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.peers.heads import Call
 from attnkit_conformance.peers.onnx_attention import feeds, model, runner
 
@@ -20,7 +20,7 @@ def attend(call: Call) -> np.ndarray:
     return o
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """One."""
     about = f"onnx {onnx.__version__}, reference.ReferenceEvaluator, Attention of opset 23"
     imports = ("from onnx.reference import ReferenceEvaluator",)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnxruntime
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.peers.heads import Call
 from attnkit_conformance.peers.onnx_attention import feeds, model, runner
 
@@ -26,7 +25,7 @@ def attend(call: Call) -> np.ndarray:
     return o
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """One."""
     session = f"onnxruntime.InferenceSession(model.SerializeToString(), providers={CPU})"
     about = f"onnxruntime {onnxruntime.__version__}, Attention of opset 23"

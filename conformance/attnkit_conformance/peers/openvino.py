@@ -12,6 +12,7 @@ import numpy as np
 import openvino
 from openvino import opset13
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.peers.heads import Call, Function, Takes
 from attnkit_conformance.peers.numpy_base import NumpyHeads
 
@@ -49,7 +50,7 @@ def build_model(inputs: tuple[tuple[str, str, int], ...], causal: bool) -> Any:
     return openvino.Core().compile_model(openvino.Model([node], list(nodes.values())), "CPU", PRECISE)
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """One; float32 alone, in which the plugin is told to compute."""
     version = openvino.__version__.partition("-")[0]
     function = Function(

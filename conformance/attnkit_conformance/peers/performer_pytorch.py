@@ -8,9 +8,7 @@ divide q and k by d^¼ for any kernel; here only for "softmax".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
 
 from performer_pytorch.performer_pytorch import (
     FastAttention,
@@ -20,11 +18,12 @@ from performer_pytorch.performer_pytorch import (
     softmax_kernel,
 )
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import equal_heads, refusal
+from attnkit_conformance.model.types import Arrays, Params, Results
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer
 
-Arrays = Mapping[str, Any]
 TAKEN = ("q", "k", "v", "projection", "kernel", "causal", "chunk_size", "enable_gqa")
 RELU_EPS = 1e-3
 DATED = "import importlib.metadata"
@@ -38,7 +37,7 @@ class Performer(TorchPeer):
     ops = ("performer_attention",)
     without = ("return_state",)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why a call is unsupported: masks, states, a projection for each head."""
         reason = refusal(arrays, params, TAKEN) or equal_heads(*(arrays[name].shape for name in ("q", "k", "v")))
         if reason is None and arrays["projection"].ndim != 2:
@@ -51,12 +50,12 @@ class Performer(TorchPeer):
 class Module(Performer):
     """FastAttention."""
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Also other kernels."""
         other = params.get("kernel", "softmax") != "softmax"
         return super().unsupported(op, arrays, params) or ("is for the softmax kernel" if other else None)
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
         """One module."""
         projection = arrays["projection"]
         module = FastAttention(projection.shape[1], projection.shape[0])
@@ -65,7 +64,7 @@ class Module(Performer):
             module.causal, module.causal_linear_fn = True, causal_linear_attention_noncuda
         return {"o": module(arrays["q"], arrays["k"], arrays["v"])}
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The same module."""
         features, own = arrays["projection"].shape
         lines = (
@@ -78,7 +77,7 @@ class Module(Performer):
 class Functions(Performer):
     """Its kernels and sums."""
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
         """Features by its kernel, and its sums."""
         q, k, v, projection = (arrays[name] for name in ("q", "k", "v", "projection"))
         if params.get("kernel", "softmax") == "softmax":
@@ -92,7 +91,7 @@ class Functions(Performer):
             return {"o": causal_linear_attention_noncuda(q, k, v, eps=0.0)}
         return {"o": linear_attention(q, k, v)}
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The same functions."""
         kernel = "projection_matrix=projection, "
         eps = RELU_EPS * arrays["projection"].shape[0] ** 0.5
@@ -107,7 +106,7 @@ class Functions(Performer):
         return Source("torch", (DATED, names), lines, call, VERSION)
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """The module, and its functions."""
     about = f"performer-pytorch {version('performer-pytorch')}"
     return [

@@ -8,7 +8,7 @@ part of the state. A function that takes no scale gets it in q.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,10 @@ import torch
 from torch.nn.functional import elu, pad, relu
 
 from attnkit_conformance.adapters.bases.arguments import refusal
+from attnkit_conformance.model.types import Arrays, Params, Results, option
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
-Arrays = Mapping[str, Any]
 LINEAR, GATED, DELTA = "linear_attention", "gated_linear_attention", "delta_attention"
 FEATURES = {"elu_plus_one": lambda x: elu(x) + 1, "relu": relu, "identity": lambda x: x}
 FEATURE_TEXTS = {"elu_plus_one": "torch.nn.functional.elu(x) + 1", "relu": "torch.relu(x)", "identity": "x"}
@@ -57,9 +57,9 @@ class Recurrence:
     lines: tuple[str, ...] = ()
     version: str = ""
 
-    def sizes(self, tokens: int, params: Arrays) -> dict[str, int]:
+    def sizes(self, tokens: int, params: Params) -> dict[str, int]:
         """The sizes of chunks."""
-        size = int(params.get("chunk_size", self.chunk))
+        size = option(params, "chunk_size", self.chunk)
         if self.divides:
             size = next(n for n in range(min(tokens, size), 0, -1) if tokens % n == 0)
         return dict.fromkeys(self.chunks, size)
@@ -75,7 +75,7 @@ class Recurrent(TorchPeer):
 
     # ------------------------------------------------------------------------------------ what it supports
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Arguments, shapes and gates beyond those of the function."""
         own = [name for name in OWN[op] if self.own.begins or not name.startswith("initial_")]
         q, k, v = (arrays[name] for name in "qkv")
@@ -92,7 +92,7 @@ class Recurrent(TorchPeer):
             return "takes no scale, which q would be rounded with"
         return self.other_gates(op, arrays, params)
 
-    def other_gates(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def other_gates(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why a call has other gates than the function."""
         names = [name for name in ("beta", GATE[op]) if name in arrays]
         if any(arrays[name].ndim > 2 and arrays[name].shape[:2] != arrays["k"].shape[:2] for name in names):
@@ -104,7 +104,7 @@ class Recurrent(TorchPeer):
 
     # ------------------------------------------------------------------------------------ a call
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
         """One call."""
         (q, k, v), gates, live = self.without_hidden(op, arrays, params)
         options: dict[str, Any] = self.own.sizes(q.shape[-2], params)
@@ -124,7 +124,7 @@ class Recurrent(TorchPeer):
         """Between the layouts."""
         return x if self.own.heads_first else x.transpose(1, 2)
 
-    def without_hidden(self, op: str, arrays: Arrays, params: Arrays) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    def without_hidden(self, op: str, arrays: Arrays, params: Params) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """φ(q), φ(k) and v, and gates, without hidden tokens; and which queries see anything."""
         q, k, v = (arrays[name] for name in "qkv")
         phi, keys = FEATURES[feature_map(op, params)], visible_keys(arrays, params)
@@ -139,19 +139,19 @@ class Recurrent(TorchPeer):
         gates = {name: torch.where(valid if x.ndim == 4 else valid[..., 0], x, 0) for name, x in gates.items()}
         return (q, k, v), {name: self.swap_axes(x) for name, x in gates.items()}, live
 
-    def answer(self, op: str, o: torch.Tensor, S: torch.Tensor | None, params: Arrays) -> dict[str, Any]:
+    def answer(self, op: str, o: torch.Tensor, S: torch.Tensor | None, params: Params) -> Results:
         """The outputs by name; of linear attention from sums with denominators."""
         if op != LINEAR:
             parts = {"o": o, "S": S}
         else:
             o, total = o[..., :-1], o[..., -1:]
-            o = o / (total + params.get("eps", 1e-6)) if normalizes(params) else o
+            o = o / (total + option(params, "eps", 1e-6)) if normalizes(params) else o
             parts = {"o": o} if S is None else {"o": o, "S": S[..., :-1], "z": S[..., -1]}
         return parts if params.get("return_state") else {"o": parts["o"]}
 
     # ------------------------------------------------------------------------------------ a program
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The same call."""
         names = ["q", "k", "v", *(["beta"] if op == DELTA else []), *([] if self.own.gate == NOTHING else [GATE[op]])]
         texts, lines = {name: name for name in names}, [*self.own.lines]
@@ -196,23 +196,23 @@ HIDE = (
 )
 
 
-def feature_map(op: str, params: Arrays) -> str:
+def feature_map(op: str, params: Params) -> str:
     """The name of φ."""
     return str(params.get("feature_map", "elu_plus_one")) if op == LINEAR else "identity"
 
 
-def normalizes(params: Arrays) -> bool:
+def normalizes(params: Params) -> bool:
     """The default of semantics B."""
     normalize = params.get("normalize")
     return params.get("feature_map") != "identity" if normalize is None else bool(normalize)
 
 
-def scale(op: str, params: Arrays, q: torch.Tensor) -> float:
+def scale(op: str, params: Params, q: torch.Tensor) -> float:
     """1 for features, 1/√d otherwise."""
-    return float(params.get("scale", 1.0 if op == LINEAR else q.shape[-1] ** -0.5))
+    return option(params, "scale", 1.0 if op == LINEAR else q.shape[-1] ** -0.5)
 
 
-def gate(own: Recurrence, arrays: Arrays, params: Arrays) -> torch.Tensor:
+def gate(own: Recurrence, arrays: Arrays, params: Params) -> torch.Tensor:
     """What the state fades by at every token: a decay of linear attention may be one number, or one for each head."""
     x, k = arrays.get(GATE[own.op]), arrays["k"]
     if x is None:
@@ -221,7 +221,7 @@ def gate(own: Recurrence, arrays: Arrays, params: Arrays) -> torch.Tensor:
     return x.expand(k.shape if own.gate == VECTOR else k.shape[:-1])
 
 
-def gate_text(own: Recurrence, arrays: Arrays, params: Arrays) -> str:
+def gate_text(own: Recurrence, arrays: Arrays, params: Params) -> str:
     """`gate` in a program."""
     name, shape = GATE[own.op], "k.shape" if own.gate == VECTOR else "k.shape[:-1]"
     if name not in arrays:

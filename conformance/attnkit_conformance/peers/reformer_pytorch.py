@@ -8,19 +8,18 @@ adapter multiplies qk by √d. float32 only: keys are divided by their norms, wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
 
 import torch
 from reformer_pytorch.reformer_pytorch import LSHAttention
 from torch.nn.functional import pad
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import equal_tokens, refusal
+from attnkit_conformance.model.types import Arrays, Params, Results, option
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer
 
-Arrays = Mapping[str, Any]
 TAKEN = ("qk", "v", "rotations", "chunk_size", "mask", "causal")
 
 
@@ -29,15 +28,15 @@ class Reformer(TorchPeer):
 
     ops = ("lsh_attention",)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why a call is unsupported: an odd number of chunks, or partial ones."""
         reason = refusal(arrays, params, TAKEN) or equal_tokens(arrays["qk"].shape, arrays["v"].shape)
         tokens = arrays["qk"].shape[-2]
-        if reason is None and (not tokens or tokens % (2 * params["chunk_size"])):
+        if reason is None and (not tokens or tokens % (2 * option(params, "chunk_size", 1))):
             return "takes an even number of whole chunks"
         return reason
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
         """One module."""
         qk, v, rotations = (arrays[name] for name in ("qk", "v", "rotations"))
         batch, heads, tokens, own = qk.shape
@@ -62,7 +61,7 @@ class Reformer(TorchPeer):
         rounds = 2 * rotations.shape[-1] * torch.arange(rotations.shape[-2])
         return (buckets + rounds[:, None]).flatten(2).flatten(0, 1)
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The same module."""
         rounds, half = arrays["rotations"].shape[-2:]
         width = max(arrays["qk"].shape[-1], arrays["v"].shape[-1])
@@ -84,7 +83,7 @@ class Reformer(TorchPeer):
         return Source("torch", imports, lines, result, 'importlib.metadata.version("reformer-pytorch")')
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """The module."""
     about = f"reformer-pytorch {version('reformer-pytorch')}, LSHAttention, CPU, autograd"
     return [Reformer("reformer_pytorch", ("float32",), about)]

@@ -13,6 +13,7 @@ from typing import Any
 from ring_attention_pytorch.ring_attention import default_attention
 from ring_attention_pytorch.ring_flash_attention import ring_flash_attn
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.peers.heads import Call, Function, Takes
 from attnkit_conformance.peers.torch_base import TorchHeads
 
@@ -30,7 +31,7 @@ def text(function: str) -> str:
     return f"turned({function}(turned({{q}}), turned({{k}}), turned({{v}}), mask={{mask}}, causal={{causal}}))"
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """Both."""
     about, dated = f"ring-attention-pytorch {version('ring-attention-pytorch')}", "import importlib.metadata"
     functions = (

@@ -8,20 +8,18 @@ rotations: the adapter hashes with those of the call and passes the buckets. Sup
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 import transformers
 from torch.nn.functional import pad
 from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import equal_tokens, refusal
+from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
-Arrays = Mapping[str, Any]
 NYSTROM = ("q", "k", "v", "num_landmarks", "inverse_steps", "init", "mask", "key_lengths", "scale")
 STEPS = 6
 LSH = ("qk", "v", "rotations", "chunk_size", "mask", "causal")
@@ -49,7 +47,7 @@ class Nystromformer(TorchPeer):
 
     ops = ("nystrom_attention",)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why a call is unsupported: uneven segments, other numbers of steps, and masks of pairs."""
         reason = refusal(arrays, params, NYSTROM) or equal_tokens(*(arrays[name].shape for name in ("q", "k", "v")))
         tokens, landmarks = arrays["q"].shape[-2], params["num_landmarks"]
@@ -59,7 +57,7 @@ class Nystromformer(TorchPeer):
             return f"always {STEPS} steps"
         return reason
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
         """One module with the arrays instead of its projections."""
         q, k, v = (arrays[name] for name in ("q", "k", "v"))
         heads, tokens, own = q.shape[1:]
@@ -68,7 +66,7 @@ class Nystromformer(TorchPeer):
             hidden_size=heads * width, num_attention_heads=heads, num_landmarks=params["num_landmarks"],
             segment_means_seq_len=tokens, inv_coeff_init_option=params.get("init") != "batch_max",
         )  # fmt: skip
-        module: Any = NystromformerSelfAttention(config).eval()
+        module: Foreign = NystromformerSelfAttention(config).eval()
         module.conv_kernel_size = None  # no convolution of v on top
         q = q * (params.get("scale", own**-0.5) * width**0.5)  # the module divides by √width
         module.query, module.key, module.value = (Constant(pad(x, (0, width - x.shape[-1]))) for x in (q, k, v))
@@ -80,7 +78,7 @@ class Nystromformer(TorchPeer):
         o = module(q.transpose(1, 2).flatten(2), mask)[0]
         return {"o": o.unflatten(-1, (heads, -1)).transpose(1, 2)[..., : v.shape[-1]]}
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The module with the arrays instead of its projections; all have the same features."""
         masked = visible_keys(arrays, params) is not None
         lines = (
@@ -116,7 +114,7 @@ class Reformer(TorchPeer):
 
     ops = ("lsh_attention",)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why a call is unsupported: fewer than two chunks, or partial chunks."""
         reason = refusal(arrays, params, LSH) or equal_tokens(arrays["qk"].shape, arrays["v"].shape)
         tokens, chunk = arrays["qk"].shape[-2], params["chunk_size"]
@@ -124,7 +122,7 @@ class Reformer(TorchPeer):
             return "takes whole chunks, at least two"
         return reason
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
         """One module with the arrays instead of its projections, and the buckets of the rotations."""
         qk, v, rotations = (arrays[name] for name in ("qk", "v", "rotations"))
         batch, heads, tokens, d = qk.shape
@@ -135,7 +133,7 @@ class Reformer(TorchPeer):
             num_buckets=buckets, lsh_attn_chunk_length=params["chunk_size"], is_decoder=bool(params.get("causal")),
             lsh_attention_probs_dropout_prob=0.0,
         )  # fmt: skip
-        module: Any = LSHSelfAttention(config, layer_idx=0).eval()
+        module: Foreign = LSHSelfAttention(config, layer_idx=0).eval()
         module.query_key, module.value = (Constant(pad(x, (0, width - x.shape[-1]))) for x in (qk, v))
         if width != d:  # the module's key has the mean square of width features
             module._len_and_dim_norm = lambda x, root: x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6 * d)
@@ -153,7 +151,7 @@ class Reformer(TorchPeer):
         projected = torch.einsum("bhtd,hdrm->bhrtm", qk.detach(), directions)
         return torch.cat([projected, -projected], -1).argmax(-1)
 
-    def source(self, op: str, arrays: Arrays, params: Arrays) -> Source:
+    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
         """The module with the arrays instead of its projections; all have the same features."""
         rounds, buckets = arrays["rotations"].shape[-2], 2 * arrays["rotations"].shape[-1]
         masked = "mask" in arrays
@@ -181,7 +179,7 @@ class Reformer(TorchPeer):
         return Source("torch", imports, lines, result, "transformers.__version__")
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """Both modules; their masks exist for float32 only."""
     version = transformers.__version__
     return [

@@ -11,6 +11,7 @@ from typing import Any
 
 from x_transformers.attend import Attend
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.peers.heads import Call, Function, Takes
 from attnkit_conformance.peers.torch_base import TorchHeads
 
@@ -20,7 +21,7 @@ def attend(flash: bool, call: Call) -> Any:
     return module(call.q, call.k, call.v, mask=call.seen, attn_bias=call.bias)[0]
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """With and without SDPA."""
     return [
         TorchHeads(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from attnkit_conformance.model.case import Case, NoDraw, Sample, compute_dtype, 
 from attnkit_conformance.model.layout import TIED
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.model.types import Keywords, Params
 from attnkit_conformance.scenes.layouts import lay_out
 from attnkit_conformance.scenes.options import LEARNED, NUMBERS, numbers_of, option_arrays
 from attnkit_reference import _core as reference
@@ -31,7 +31,7 @@ ATTEMPTS = 200
 MARGIN = 2e-6  # relative distance of a score from a kink within which float32 may cross it
 
 
-Pair = tuple[Scene, Mapping[str, Any]]
+Pair = tuple[Scene, Params]
 EARLIER = {"before": -1, "up_to": 0}
 """Options of scenes of ops that are causal themselves: the last key that is seen, from the query's own position."""
 VISIBILITY = ("mask", "causal", "window", "key_lengths", "query_mask")
@@ -161,7 +161,8 @@ def poison(arrays: dict[str, np.ndarray], scene: Scene, keeps: bool = False) -> 
             raise ValueError(f"scene {scene.name}: poison needs inputs that are not broadcast")
         x[~used] = np.resize([np.nan, np.inf, -np.inf], x.shape[-1])
     if "log_forget" in arrays and arrays["log_forget"].shape == (*scene.leading, scene.S):
-        options = {name: x for name, x in (*arrays.items(), *scene.params.items()) if name in ("mask", "key_lengths")}
+        given = (*arrays.items(), *scene.params.items())
+        options: Keywords = {name: x for name, x in given if name in ("mask", "key_lengths")}
         kept = kept_tokens((*scene.leading, scene.S), options.get("mask"), options.get("key_lengths"))
         arrays["log_forget"][~kept] = np.nan
     for name in ("bias", "dropout_mask"):
@@ -184,13 +185,13 @@ def valid_keys(arrays: Mapping[str, np.ndarray], S: int) -> np.ndarray:
     return np.asarray(valid & (np.arange(S) < lengths[..., None]))
 
 
-def scene_case(op: Op, scene: Scene, variant: Mapping[str, Any], label: str, dtype: str) -> Case:
+def scene_case(op: Op, scene: Scene, variant: Params, label: str, dtype: str) -> Case:
     """The case of a scene, drawn as the op draws its cases."""
     return (op.scene_case or attention_case)(op, scene, variant, label, dtype)
 
 
 def attention_case(
-    op: Op, scene: Scene, variant: Mapping[str, Any], label: str, dtype: str, attempts: int = ATTEMPTS, first: int = 0
+    op: Op, scene: Scene, variant: Params, label: str, dtype: str, attempts: int = ATTEMPTS, first: int = 0
 ) -> Case:
     """The case of one op, scene, variant and dtype: the first draw away from the kinks, from draw number `first` on."""
     scene = op.adapted(scene, variant) or scene
@@ -221,9 +222,7 @@ def attention_case(
     return lay_out(op, replace(case, cotangents=cotangents), scene.layout, scene.laid)
 
 
-def drawn_case(
-    op: Op, scene: Scene, params: Mapping[str, Any], label: str, dtype: str, rng: np.random.Generator
-) -> Case:
+def drawn_case(op: Op, scene: Scene, params: Params, label: str, dtype: str, rng: np.random.Generator) -> Case:
     """A case without cotangents and poison."""
     arrays, params, dtypes = draw(scene, rng), dict(params), {}
     if params.get("length") == LENGTH_ARRAY:
@@ -232,7 +231,7 @@ def drawn_case(
         dtypes["length"] = compute_dtype(dtype)
     for name in NUMBERS:
         if params.get(name) in LEARNED:
-            arrays[name] = numbers_of(scene, name, params.pop(name))
+            arrays[name] = numbers_of(scene, name, str(params.pop(name)))
     if "scale" in arrays:
         params.pop("scale", None)
     dtypes |= {name: compute_dtype(dtype) for name in NUMBERS if name in arrays and arrays[name].ndim}
@@ -284,7 +283,7 @@ def draw_cotangents(op: Op, case: Case, rng: np.random.Generator, scene: Scene) 
 
 def visibility(scene: Scene, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """A3 for a scene, (leading..., L, S), and the order of an op that is causal itself."""
-    options = {name: x for name, x in (*arrays.items(), *scene.params.items()) if name in VISIBILITY}
+    options: Keywords = {name: x for name, x in (*arrays.items(), *scene.params.items()) if name in VISIBILITY}
     visible = reference.visibility(f"scene {scene.name}", (*scene.leading, scene.L, scene.S), **options)
     ahead = next((ahead for option, ahead in EARLIER.items() if option in scene.options), None)
     return visible if ahead is None else visible & np.tri(scene.L, scene.S, scene.S - scene.L + ahead, dtype=bool)
@@ -302,7 +301,7 @@ def attention_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
         yield scene_sample(op, scene, variant, dtype)
 
 
-def scene_sample(op: Op, scene: Scene, variant: Mapping[str, Any], dtype: str, label: str | None = None) -> Sample:
+def scene_sample(op: Op, scene: Scene, variant: Params, dtype: str, label: str | None = None) -> Sample:
     """The sample of a scene with a variant, which is its label by default."""
     label = variant_label(variant) if label is None else label
 
@@ -318,9 +317,7 @@ def labelled(scene: Scene, label: str) -> str:
     return ".".join(filter(None, (scene.name, label)))
 
 
-def fitting(
-    op: Op, pairs: Iterable[tuple[Scene, Mapping[str, Any]]], subject: str | None = None
-) -> list[tuple[Scene, Mapping[str, Any]]]:
+def fitting(op: Op, pairs: Iterable[Pair], subject: str | None = None) -> list[Pair]:
     """The distinct pairs, reduced to what the op (or that of its statistics) supports."""
     own = {} if subject is None else {"op": subject}
     adapted = [(op.adapted(scene, {**variant, **own}), variant) for scene, variant in pairs]
@@ -355,13 +352,13 @@ def statistics_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
                 yield scene_sample(op, scene, {"op": subject.name, **variant}, dtype, label)
 
 
-def variant_label(variant: Mapping[str, Any]) -> str:
+def variant_label(variant: Params) -> str:
     """`{"activation": "gelu", "alpha": 0.5}` -> "gelu,alpha=0.5"."""
     parts = (str(v) if k == "activation" else f"{k}={v}" for k, v in variant.items() if k != "fields")
     return ",".join(parts)
 
 
-def scene_variants(scenes: tuple[Scene, ...], variants: tuple[Mapping[str, Any], ...], profile: str) -> list[Pair]:
+def scene_variants(scenes: tuple[Scene, ...], variants: tuple[Params, ...], profile: str) -> list[Pair]:
     """Quick: the three quick scenes, spread over the variants. Full: also every scene with some variant, and every
     variant with the base scenes and the kinks."""
     count = len(variants)
@@ -375,7 +372,7 @@ def scene_variants(scenes: tuple[Scene, ...], variants: tuple[Mapping[str, Any],
 def share_pairs(pairs: list[Pair], dtype: str) -> list[Pair]:
     """The half types alternate, because both are computed in float32, unless few samples are meaningful."""
 
-    def keeps(n: int, scene: Scene, variant: Mapping[str, Any]) -> bool:
+    def keeps(n: int, scene: Scene, variant: Params) -> bool:
         drawn = {("alpha", LENGTH_ARRAY), ("initial_state", LENGTH_ARRAY)} & variant.items()
         telling = TELLING & set(scene.options) or drawn
         return dtype not in HALF_TYPES or n % 2 == HALF_TYPES.index(dtype) or bool(telling)

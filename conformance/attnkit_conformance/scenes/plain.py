@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.grammar import Level, Row
 from attnkit_conformance.model.layout import DENSE
+from attnkit_conformance.model.types import Params
 from attnkit_conformance.scenes.attention import QUICK
 from attnkit_conformance.scenes.layouts import lay_out
 
@@ -22,7 +23,7 @@ def build(
     name: str,
     dtype: str,
     arrays: Mapping[str, np.ndarray],
-    params: Mapping[str, Any],
+    params: Params,
     shapes: Mapping[str, tuple[int, ...]],
     dtypes: Mapping[str, str] | None = None,
 ) -> Case:
@@ -149,7 +150,7 @@ def regulariser_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
         yield sample(op.name, dtype, name, regulariser_case, op, name, dtype, params)
 
 
-def regulariser_case(op: Op, name: str, dtype: str, params: Mapping[str, Any]) -> Case:
+def regulariser_case(op: Op, name: str, dtype: str, params: Params) -> Case:
     rng = generator(f"regulariser/{name}")
     rows = (1, 1) if name == "one-row" else (2, 2, QUICK[0].L)
     null, dead = (rng.random(rows) < 0.1 * (name != "one-row") for _ in range(2))

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from attnkit_conformance.model.case import DTYPES, Case, NoDraw, Sample
 from attnkit_conformance.model.grammar import Choice, Grammar, Level, Row
@@ -20,6 +19,7 @@ from attnkit_conformance.model.layout import TIED
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.store import remember
+from attnkit_conformance.model.types import Option
 from attnkit_conformance.scenes import layouts
 from attnkit_conformance.scenes.attention import ATTEMPTS, GQA, LENGTH_ARRAY, scene_sample
 from attnkit_conformance.scenes.options import DECAYS, FAR, LEARNED, NUMBERS, draw_number
@@ -373,10 +373,10 @@ def leads(row: Row) -> tuple[tuple[int, ...], ...]:
     return ((items, of_q), (items, of_k), (items, of_k))
 
 
-def parameters(name: str, row: Row, L: int, S: int, exact: bool) -> dict[str, Any]:
+def parameters(name: str, row: Row, L: int, S: int, exact: bool) -> dict[str, Option]:
     """The common parameters that are not arrays; scales of exact scores are powers of 2, and where a window is open the
     name draws no bound or one that excludes nothing."""
-    params: dict[str, Any] = dict(GQA) if row["heads"] in GROUPED else {}
+    params: dict[str, Option] = dict(GQA) if row["heads"] in GROUPED else {}
     if row.get("causal", "none") != "none":
         params["causal"] = True if row["causal"] == "lower_right" else "upper_left"
     if row.get("window", "none") != "none":

@@ -25,6 +25,7 @@ from attnkit_conformance.model.grammar import Grammar, Level
 from attnkit_conformance.model.layout import DENSE, MAKERS, TIED, WHOLE
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.model.types import Option, window_sides
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes import layouts, rows
 from attnkit_conformance.scenes.attention import attention_case
@@ -246,7 +247,7 @@ def scene_draw(op: Op, name: str, recipe: Recipe) -> Callable[..., Case]:
     return draw
 
 
-def lead_of(row: Row, lead: object) -> tuple[tuple[int, ...], ...]:
+def lead_of(row: Row, lead: Level) -> tuple[tuple[int, ...], ...]:
     """Leading axes of q, k and v with these sizes of batch, heads and groups."""
     if lead is None:
         return rows.leads(row)
@@ -262,7 +263,7 @@ def lead_of(row: Row, lead: object) -> tuple[tuple[int, ...], ...]:
     return ((batch, of_q), (batch, of_k), (batch, of_k))
 
 
-def vary(scene: Scene, seed: int) -> dict[str, Any]:
+def vary(scene: Scene, seed: int) -> dict[str, Option]:
     """The parameters of a scene with other numbers, each from a generator of its own, so that it does not depend on
     what else there is."""
     params = dict(scene.params)
@@ -271,7 +272,7 @@ def vary(scene: Scene, seed: int) -> dict[str, Any]:
         return int(generator(f"{seed}/{name}").integers(low, high, dtype=np.uint64 if high > 2**62 else np.int64))
 
     if "window" in params:
-        edges = zip(("left", "right"), params["window"], strict=True)
+        edges = zip(("left", "right"), window_sides(params), strict=True)
         near = {name: None if edge is None else integer(name, 0, scene.S + 2) for name, edge in edges}
         far = {name: FAR[n] for name in near if (n := integer(f"far {name}", 0, 8 * len(FAR))) < len(FAR)}
         params["window"] = tuple(edge if edge is None else far.get(name, edge) for name, edge in near.items())
@@ -279,8 +280,8 @@ def vary(scene: Scene, seed: int) -> dict[str, Any]:
         params["key_lengths"] = integer("key_lengths", 0, scene.S + 1)
     if "dropout" in params:
         params["dropout"] = (integer("p", 1, 8) / 8, integer("dropout", 0, 2**63))
-    if isinstance(params.get("scale"), float) and "integers" not in scene.options:
-        params["scale"] *= integer("scale", 1, 13) / 8
+    if isinstance(scale := params.get("scale"), float) and "integers" not in scene.options:
+        params["scale"] = scale * (integer("scale", 1, 13) / 8)
     return params
 
 

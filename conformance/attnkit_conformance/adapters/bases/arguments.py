@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 
+from attnkit_conformance.model.types import Arrays, Params, window_sides
 from attnkit_conformance.scenes.options import NUMBERS
 
-Arrays = Mapping[str, Any]
 LEARNED = {*NUMBERS} - {"alpha"}  # entmax of others takes an array too
 
 
-def refusal(arrays: Arrays, params: Arrays, parameters: Iterable[str]) -> str | None:
+def refusal(arrays: Arrays, params: Params, parameters: Iterable[str]) -> str | None:
     """The first unsupported argument of a function, as a reason."""
     others = sorted({*arrays, *params} - {*parameters})
     learned = sorted({*arrays} & LEARNED)
@@ -34,14 +33,14 @@ def equal_tokens(*shapes: tuple[int, ...]) -> str | None:
     return None
 
 
-def visible_pairs(arrays: Arrays, params: Arrays) -> np.ndarray | None:
+def visible_pairs(arrays: Arrays, params: Params) -> np.ndarray | None:
     """The visible pairs (A3), broadcastable to (..., L, S); None if all are visible."""
     L, S = arrays["q"].shape[-2], arrays["k"].shape[-2]
     i, j = np.arange(L)[:, None], np.arange(S)
     terms: list[np.ndarray] = []
     if params.get("causal"):
         terms.append(j <= i + (0 if params["causal"] == "upper_left" else S - L))
-    left, right = params.get("window") or (None, None)
+    left, right = window_sides(params)
     if left is not None:
         terms.append(j - (i + S - L) >= -left)
     if right is not None:
@@ -58,7 +57,7 @@ def visible_pairs(arrays: Arrays, params: Arrays) -> np.ndarray | None:
     return total
 
 
-def key_lengths(arrays: Arrays, params: Arrays) -> np.ndarray | None:
+def key_lengths(arrays: Arrays, params: Params) -> np.ndarray | None:
     """The numbers of visible keys (A3): an array, or a plain number as a parameter, which may be one of any size."""
     given = arrays.get("key_lengths", params.get("key_lengths"))
     if isinstance(given, int):
@@ -66,7 +65,7 @@ def key_lengths(arrays: Arrays, params: Arrays) -> np.ndarray | None:
     return None if given is None else np.asarray(given)
 
 
-def of_keys(arrays: Arrays, params: Arrays) -> np.ndarray | None:
+def of_keys(arrays: Arrays, params: Params) -> np.ndarray | None:
     """The keys that some query may see: `visible_pairs` of `mask` and `key_lengths` alone."""
     names = ("q", "k", "mask", "key_lengths")
     return visible_pairs(*({name: given[name] for name in names if name in given} for given in (arrays, params)))

@@ -18,7 +18,6 @@ import ctypes
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,8 +27,8 @@ from attnkit_conformance.adapters.bases.arguments import refusal, visible_pairs
 from attnkit_conformance.adapters.bases.numpy import NumpyAdapter
 from attnkit_conformance.families import softmax
 from attnkit_conformance.model.case import DTYPES
+from attnkit_conformance.model.types import Arrays, Params, Results, option
 
-Arrays = Mapping[str, Any]
 TAKEN = ("q", "k", "v", "mask", "key_lengths", "query_mask", "causal", "window", "scale", "enable_gqa")
 GUARD = 64  # bytes before and behind each array, which nobody may write to
 WATCHED = 0xA5  # their content
@@ -59,13 +58,13 @@ class SharedLibrary(NumpyAdapter):
             raise IllFormed(f"{path}: has none of the functions {', '.join(f'{name}_{dtype}' for dtype in DTYPES)}")
         self.description = f"{Path(path).name}: {', '.join(self.functions)}"
 
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def call(self, op: str, arrays: Arrays, params: Params) -> Results:
         """One call of NAME_<dtype>."""
         dense = Dense(arrays, params)
         (o,) = self.answer("", dense, (), {"o": (*dense.lead, *dense.L_e)})
         return {"o": o}
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         """One call of NAME_<dtype>_vjp."""
         dense = Dense(arrays, params)
         outputs = {f"d{name}": x.shape for name, x in zip("qkv", dense.qkv, strict=True)}
@@ -99,7 +98,7 @@ class SharedLibrary(NumpyAdapter):
 class Dense:
     """Arguments as the interface has them: equal leading axes, and one mask."""
 
-    def __init__(self, arrays: Arrays, params: Arrays) -> None:
+    def __init__(self, arrays: Arrays, params: Params) -> None:
         self.arrays, self.params = arrays, params
         q, k, v = (arrays[name] for name in "qkv")
         self.groups = q.shape[-3] // k.shape[-3] if params.get("enable_gqa") else 1
@@ -109,8 +108,7 @@ class Dense:
         self.qkv = [np.broadcast_to(x, (*self.lead, *x.shape[-2:])) for x in (q, k, v)]
         (L, d), (S, e) = q.shape[-2:], v.shape[-2:]
         self.L_e, self.sizes = (L, e), (int(np.prod(self.lead)), L, S, d, e)
-        scale = params.get("scale")
-        self.scale = float(d**-0.5 if scale is None else scale)
+        self.scale = option(params, "scale", d**-0.5)
 
     @functools.cached_property
     def mask(self) -> np.ndarray | None:

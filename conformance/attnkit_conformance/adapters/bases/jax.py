@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,9 +11,8 @@ from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.derivatives import Transformed, differentiable
 from attnkit_conformance.adapters.derivatives import jax as transformations
 from attnkit_conformance.model.layout import MAKERS
+from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
 from attnkit_conformance.opdb import BY_NAME
-
-Arrays = Mapping[str, Any]
 
 
 class JaxAdapter:
@@ -31,19 +29,19 @@ class JaxAdapter:
     compiles = True
     copied = tuple(MAKERS)  # arrays have no strides
 
-    def array(self, x: np.ndarray, dtype: str) -> Any:
+    def array(self, x: np.ndarray, dtype: str) -> Foreign:
         """An array on the default device."""
         return device_array(x)
 
-    def numpy(self, x: Any) -> np.ndarray:
+    def numpy(self, x: Foreign) -> np.ndarray:
         """The content of an array; TypeError for anything else."""
         return array_of(x, self.name)
 
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> Mapping[str, Any]:
+    def call(self, op: str, arrays: Arrays, params: Params) -> Arrays:
         """Outputs by name: yours."""
         raise NotImplementedError(f"{type(self).__name__} has no call")
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         """jax.vjp of the outputs that have a cotangent."""
         if self.forward_only:
             raise Unsupported("no gradients")
@@ -60,13 +58,13 @@ class JaxAdapter:
 class JaxDerivatives(Transformed, JaxAdapter):
     """The same with `jvp`, `hvp` and `vmap_grad`: they are judged too, in float64."""
 
-    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> dict[str, Any]:
+    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Results:
         """By the transformation of this name."""
         function = differentiable(self.forward, op, arrays, params)
         answer: dict[str, Any] = getattr(transformations, kind)(function, arrays, *map(dict, others))
         return answer
 
-    def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def forward(self, op: str, arrays: Arrays, params: Params) -> Results:
         """The outputs of the call."""
         return dict(self.call(op, arrays, params))
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.model.case import DTYPES
-
-Arrays = Mapping[str, Any]
+from attnkit_conformance.model.types import Arrays, Foreign, Params
 
 
 class NumpyAdapter:
@@ -23,20 +19,20 @@ class NumpyAdapter:
     name = "mine"
     dtypes: tuple[str, ...] = DTYPES
 
-    def array(self, x: np.ndarray, dtype: str) -> Any:
+    def array(self, x: np.ndarray, dtype: str) -> Foreign:
         """The array itself."""
         return x
 
-    def numpy(self, x: Any) -> np.ndarray:
+    def numpy(self, x: Foreign) -> np.ndarray:
         """The array itself; TypeError for anything else."""
         if not isinstance(x, np.ndarray | np.generic):
             raise TypeError(f"{self.name}: expected a NumPy array, got {type(x).__module__}.{type(x).__name__}")
         return np.asarray(x)
 
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> Mapping[str, Any]:
+    def call(self, op: str, arrays: Arrays, params: Params) -> Arrays:
         """Outputs by name: yours."""
         raise NotImplementedError(f"{type(self).__name__} has no call")
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> Mapping[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Arrays:
         """No gradients."""
         raise Unsupported("no gradients")

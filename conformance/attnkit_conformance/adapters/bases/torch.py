@@ -13,9 +13,8 @@ from attnkit_conformance.adapters.derivatives import Transformed, differentiable
 from attnkit_conformance.adapters.derivatives import torch as transformations
 from attnkit_conformance.model.case import DTYPES, is_dtype, numpy_dtype
 from attnkit_conformance.model.memory import memory_of
+from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
 from attnkit_conformance.opdb import BY_NAME
-
-Arrays = Mapping[str, Any]
 
 
 class TorchAdapter:
@@ -36,19 +35,19 @@ class TorchAdapter:
         """Layouts of which there are no tensors; memory of a GPU is aligned."""
         return ("negative", "read_only", *(() if self.device == "cpu" else ("unaligned",)))
 
-    def array(self, x: np.ndarray, dtype: str) -> Any:
+    def array(self, x: np.ndarray, dtype: str) -> Foreign:
         """A tensor in the memory of `x`, or in a copy of it on the device."""
         return tensor_of(x, torch.device(self.device))
 
-    def numpy(self, x: Any) -> np.ndarray:
+    def numpy(self, x: Foreign) -> np.ndarray:
         """The content of a tensor; TypeError for what is none, or is on another device."""
         return array_of(x, torch.device(self.device), self.name)
 
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> Mapping[str, Any]:
+    def call(self, op: str, arrays: Arrays, params: Params) -> Arrays:
         """Outputs by name: yours."""
         raise NotImplementedError(f"{type(self).__name__} has no call")
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         """torch.autograd.grad of the outputs that have a cotangent."""
         if self.forward_only:
             raise Unsupported("no gradients")
@@ -60,13 +59,13 @@ class TorchAdapter:
 class TorchDerivatives(Transformed, TorchAdapter):
     """The same with `jvp`, `hvp` and `vmap_grad`, by torch.func and by autograd twice: they are judged too."""
 
-    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> dict[str, Any]:
+    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Results:
         """By the transformation of this name."""
         function = differentiable(self.forward, op, arrays, params)
         answer: dict[str, Any] = getattr(transformations, kind)(function, arrays, *others)
         return answer
 
-    def forward(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def forward(self, op: str, arrays: Arrays, params: Params) -> Results:
         """The outputs of the call."""
         return dict(self.call(op, arrays, params))
 

@@ -24,13 +24,14 @@ from attnkit.ops.lowrank.soft import soft_attention
 from attnkit.ops.packed import linear_attention_packed, pointwise_attention_packed, softmax_attention_packed
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.statistics import attention_with_statistics, row_statistics
-from attnkit_conformance.adapter import Unsupported
+from attnkit_conformance.adapter import Adapter, Unsupported
 from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.adapters.base import Arrays
 from attnkit_conformance.adapters.cases import POINTWISE, base_arguments, cases, refuse_learned
 from attnkit_conformance.adapters.cuda_cpu.build import Edits, Library, missing_compiler
 from attnkit_conformance.adapters.cuda_cpu.machine import AMPLE, KernelFault, Machine
 from attnkit_conformance.model.case import DTYPES
+from attnkit_conformance.model.types import Foreign, Params
 from attnkit_conformance.opdb import BY_NAME
 
 Call = Callable[..., dict[str, Any]]
@@ -171,22 +172,22 @@ class CudaOnCpu:
         """NumPy arrays stay as they are."""
         return x
 
-    def numpy(self, x: Any) -> np.ndarray:
+    def numpy(self, x: Foreign) -> np.ndarray:
         """Refuses anything that is not a NumPy array."""
         if not isinstance(x, np.ndarray):
             raise TypeError(f"{self.name}: expected a NumPy array, got {type(x).__module__}.{type(x).__name__}")
         return x
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Why the kernels do not support a call on any device."""
         arguments = {**arrays, **params}
         return refuse_learned(op, arguments) or SERVED[op].unsupported_options(**arguments)
 
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, np.ndarray]:
+    def call(self, op: str, arrays: Arrays, params: Params) -> dict[str, np.ndarray]:
         """Outputs, from both runs."""
         return self.twice(op, arrays, params, SERVED[op].forward)
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, np.ndarray]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> dict[str, np.ndarray]:
         """Gradients, from both runs."""
 
         def pull(device: Machine, **options: Any) -> dict[str, Any]:
@@ -195,7 +196,7 @@ class CudaOnCpu:
         return self.twice(op, arrays, params, pull)
 
     def twice(
-        self, op: str, arrays: Arrays, params: Arrays, run: Callable[..., dict[str, Any]]
+        self, op: str, arrays: Arrays, params: Params, run: Callable[..., dict[str, Any]]
     ) -> dict[str, np.ndarray]:
         """Results that depend neither on the placement of arrays nor on the order of threads; KernelFault otherwise."""
         if reason := self.unsupported(op, arrays, params):
@@ -210,7 +211,7 @@ class CudaOnCpu:
         return results[0]
 
 
-def adapters() -> list[Any]:
+def adapters() -> list[Adapter]:
     """The adapter, or one that reports why it is missing."""
     reason = missing_compiler()
     return [Absent("cuda_cpu", reason, DTYPES) if reason else CudaOnCpu()]

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from attnkit_conformance.model.types import Arrays, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
-Arrays = Mapping[str, Any]
 Forward = Callable[[str, Arrays, Arrays], dict[str, Any]]
 
 
 class Transformed:
     """The derivatives of an adapter beyond gradients, by the transformations of its library."""
 
-    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Arrays, *others: Arrays) -> dict[str, Any]:
+    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Results:
         """Those of this kind; attnkit's NotImplementedError becomes Unsupported."""
         raise NotImplementedError
 
-    def jvp(self, op: str, arrays: Arrays, params: Arrays, tangents: Arrays) -> dict[str, Any]:
+    def jvp(self, op: str, arrays: Arrays, params: Params, tangents: Arrays) -> Results:
         """Tangents of the outputs."""
         return self.derivatives("jvp", op, arrays, params, tangents)
 
-    def hvp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays, tangents: Arrays) -> dict[str, Any]:
+    def hvp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays, tangents: Arrays) -> Results:
         """Derivatives of the gradients along the tangents."""
         return self.derivatives("hvp", op, arrays, params, cotangents, tangents)
 
-    def vmap_grad(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays, samples: Arrays) -> dict[str, Any]:
+    def vmap_grad(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays, samples: Arrays) -> Results:
         """Gradients of each sample."""
         return self.derivatives("vmap_grad", op, arrays, params, cotangents, samples)
 
 
-def differentiable(forward: Forward, op: str, arrays: Arrays, params: Arrays) -> Callable[[Arrays], dict[str, Any]]:
+def differentiable(forward: Forward, op: str, arrays: Arrays, params: Params) -> Callable[[Arrays], dict[str, Any]]:
     """The outputs of an op that have a gradient, as a function of arrays that replace some of the call."""
 
     def outputs(some: Arrays) -> dict[str, Any]:

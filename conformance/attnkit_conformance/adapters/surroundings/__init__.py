@@ -7,15 +7,14 @@ that whatever judges adapters judges it. A call in a surrounding is right, or re
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported, package_of
+from attnkit_conformance.model.types import Arrays, Params
 from attnkit_conformance.opdb import BY_NAME
 
-Arrays = Mapping[str, Any]
 Function = Callable[[Arrays], Arrays]
 LIBRARIES = {"numpy": "numpy", "torch": "torch", "jaxlib": "jax", "jax": "jax"}
 """The library of an array by the package that its type is in."""
@@ -53,24 +52,24 @@ class Surrounded:
         self.copied: tuple[str, ...] = getattr(inner, "copied", ())
         self.array, self.numpy = inner.array, inner.numpy
 
-    def refuse_as_elsewhere(self, op: str, arrays: Arrays, params: Arrays) -> None:
+    def refuse_as_elsewhere(self, op: str, arrays: Arrays, params: Params) -> None:
         """Unsupported if the adapter declares to refuse the call, whatever surrounds it."""
         declares = getattr(self.inner, "unsupported", None)
         if declares and (reason := declares(op, arrays, params)):
             raise Unsupported(reason)
 
-    def outputs(self, op: str, arrays: Arrays, params: Arrays) -> Arrays:
+    def outputs(self, op: str, arrays: Arrays, params: Params) -> Arrays:
         """The outputs of the call itself."""
         answer: Arrays = getattr(self.inner, "answer", self.inner.call)(op, arrays, params)
         return answer
 
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> Arrays:
+    def call(self, op: str, arrays: Arrays, params: Params) -> Arrays:
         """The outputs."""
         self.refuse_as_elsewhere(op, arrays, params)
         with refusing():
             return self.surrounding.call(lambda arrays: self.outputs(op, arrays, params), arrays)
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> Arrays:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Arrays:
         """The gradients."""
         if self.surrounding.forward_only:
             raise Unsupported(self.surrounding.forward_only)

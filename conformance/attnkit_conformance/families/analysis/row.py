@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 
 from attnkit_conformance.families.analysis import samples
 from attnkit_conformance.model.binding import Arrays, Binding, Signature, name_outputs, split
-from attnkit_conformance.model.case import ErrorSample
-from attnkit_conformance.model.errors import zeros
+from attnkit_conformance.model.case import Case, ErrorSample, Sample
+from attnkit_conformance.model.errors import Wrong, calls, zeros
 from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.op import Op, Params
+from attnkit_conformance.model.types import Foreign, Results
 from attnkit_conformance.scenes.layouts import apart
 
+Samples = Callable[[Op, str, str], Iterator[Sample]]
+RowCase = Callable[[Op, str, Row, str, float], Case]
 NEEDS_LINALG = ("analysis.condition_number", "analysis.effective_rank")  # the standard's extension
 
 
-def analysis_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+def analysis_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
     """`analysis.<name>(...)`."""
     args, keywords = split(op, arrays, params)
     return name_outputs(op, params, attrgetter(op.name)(module)(*args, **keywords))
 
 
 def analysis_magnitudes(
-    module: Any, op: Signature, arrays: Arrays, params: Arrays, cotangents: Arrays, suffix: str
-) -> dict[str, Any]:
+    module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
+) -> Results:
     """`analysis.<name>_magnitudes(...)`, of the outputs."""
     args, keywords = split(op, arrays, params)
     return dict(attrgetter(op.name + suffix)(module)(*args, **keywords))
@@ -42,15 +44,12 @@ def analysis_errors(op: Op) -> Iterator[ErrorSample]:
         "weights": zeros(2, 3, 5), "x": zeros(2, 3, 5), "branch": zeros(2, 3, 5), "residual": zeros(2, 3, 5),
         "a": zeros(2, 3, 3),
     }  # fmt: skip
-    arrays = {name: good[name] for name in op.arguments}
-    first, params = op.arguments[0], op.variants[0]
-    wrong: list[tuple[str, Any, type[Exception], str]] = [
-        (first, zeros(2, 3, 3, dtype=np.int32), TypeError, f"{first}.*int32")
-    ]
+    first = op.arguments[0]
+    wrong: list[Wrong] = [(first, zeros(2, 3, 3, dtype=np.int32), TypeError, f"{first}.*int32")]
     for mask in op.optional:
         wrong.append((mask, zeros(2, 1, 1), TypeError, f"{mask}.*float32|{mask}.*boolean"))
         wrong.append((mask, zeros(7, dtype=bool), ValueError, mask))
-    own: dict[str, list[tuple[str, Any, type[Exception], str]]] = {
+    own: dict[str, list[Wrong]] = {
         "percent": [("percent", 0, ValueError, "percent"), ("percent", 101.0, ValueError, "percent")],
         "percents": [("percents", (1.0, -2.0), ValueError, "percent"), ("percents", ("1",), TypeError, "percent")],
         "rank": [("rank", 0, ValueError, "rank"), ("rank", 1.5, TypeError, "rank")],
@@ -61,17 +60,14 @@ def analysis_errors(op: Op) -> Iterator[ErrorSample]:
     wrong += [sample for name in op.own for sample in own.get(name, [])]
     if op.name in NEEDS_LINALG:
         wrong.append(("a", zeros(3, 0), ValueError, r"\ba\b"))
-    for n, (name, value, exception, pattern) in enumerate(wrong):
-        inputs, options = dict(arrays), dict(params)
-        (inputs if isinstance(value, np.ndarray) else options)[name] = value
-        yield ErrorSample(f"{name}-{n}", inputs, options, exception, pattern)
+    yield from calls(op, good, op.variants[0], *wrong)
 
 
 OF_HIDING = {"visible": ("pairs", "heads", "keys"), "mask": ("masked", "1d")}
 HIDING: tuple[Choice, ...] = tuple((name, level) for name, levels in OF_HIDING.items() for level in levels)
 """What is hidden holds NaN."""
 FRACTIONAL: Mapping[str, tuple[Level, ...]] = {"fractional": (None, True)}
-GRAMMARS: Mapping[Any, tuple[Mapping[str, tuple[Level, ...]], Any, tuple[Row, ...]]] = {
+GRAMMARS: Mapping[Samples, tuple[Mapping[str, tuple[Level, ...]], RowCase, tuple[Row, ...]]] = {
     samples.weights_samples: (samples.WEIGHTS, samples.weights_row, samples.LONG_WEIGHTS),
     samples.anisotropy_samples: (samples.VECTORS, samples.vectors_row, samples.LONG_VECTORS),
     samples.ratio_samples: (samples.RATIO, samples.ratio_row, samples.LONG_VECTORS),
@@ -84,10 +80,10 @@ def row(
     formula: str,
     arguments: tuple[str, ...],
     outputs: tuple[str, ...],
-    samples: Any,
+    samples: Samples,
     own: tuple[str, ...] = (),
     optional: tuple[str, ...] = (),
-    growth: Any = None,
+    growth: Callable[[Case], float] | None = None,
     variants: tuple[Params, ...] = ({},),
     levels: Mapping[str, tuple[Level, ...]] | None = None,
 ) -> Op:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ParamSpec
 
 import numpy as np
 
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.grammar import Level, Row
+from attnkit_conformance.model.types import Params, option
 from attnkit_conformance.scenes.attention import QUICK
 from attnkit_conformance.scenes.layouts import OF_KERNELS
 from attnkit_conformance.scenes.rows import sizes
@@ -21,15 +22,23 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 CONDITION_STEP = 32.0
-Maker = Callable[..., dict[str, Array]]
+P = ParamSpec("P")
 
 
-def array_case(op: Op, name: str, dtype: str, params: Mapping[str, Any], maker: Maker, *arguments: Any) -> Case:
+def array_case(
+    op: Op,
+    name: str,
+    dtype: str,
+    params: Params,
+    maker: Callable[P, dict[str, Array]],
+    *arguments: P.args,
+    **keywords: P.kwargs,
+) -> Case:
     """A case of the arrays that `maker(*arguments)` draws."""
-    return new_case(op, name, dtype, maker(*arguments), params)
+    return new_case(op, name, dtype, maker(*arguments, **keywords), params)
 
 
-def new_case(op: Op, name: str, dtype: str, arrays: Mapping[str, Array], params: Mapping[str, Any]) -> Case:
+def new_case(op: Op, name: str, dtype: str, arrays: Mapping[str, Array], params: Params) -> Case:
     inputs = {n: rounded(x, dtype) if x.dtype.kind == "f" else x for n, x in arrays.items()}
     return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, inputs, params, {}, frozenset({name}))
 
@@ -42,7 +51,7 @@ ROWS = (2, 2, QUICK[2].L, QUICK[2].S)
 def weights_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """relu and softmax weights, some hidden; besides one key, ties, 257 keys, no keys, no rows, percent·n/100 whole."""
     params = [op.variants[n % len(op.variants)] for n in range(3)]
-    scenes: list[tuple[str, tuple[int, ...], Mapping[str, Any], str, str]] = [
+    scenes: list[tuple[str, tuple[int, ...], Params, str, str]] = [
         ("relu", ROWS, params[0], "relu", "none"),
         ("masked", ROWS, params[1], "relu", "pairs"),
     ]
@@ -105,7 +114,7 @@ LONG_WEIGHTS: tuple[Row, ...] = tuple(
 BATCHES: Mapping[Level, tuple[int, ...]] = {"two": (2, 2), "one": (3,), "none": (), "single": (1, 1)}
 
 
-def parameters_of(op: Op, row: Row) -> dict[str, Any]:
+def parameters_of(op: Op, row: Row) -> Params:
     """The parameters of a row; several percents are one level: "0.2+10"."""
     own = {name: row[name] for name in op.own if row[name] is not None}
     return {n: tuple(map(float, x.split("+"))) if isinstance(x, str) else x for n, x in own.items()}
@@ -308,6 +317,6 @@ def condition_growth(case: Case) -> float:
 def residual_growth(case: Case) -> float:
     """1 + κ/32 with κ = max ‖A‖₂‖X‖₂, as for newton_inverse."""
     a = case.arrays["a"]
-    x = newton_inverse(a, newton_steps=case.params.get("newton_steps", 20))
+    x = newton_inverse(a, newton_steps=option(case.params, "newton_steps", 20))
     largest = np.linalg.norm(a, 2, axis=(-2, -1)) * np.linalg.norm(x, 2, axis=(-2, -1))
     return in_double(case, 1.0 + float(largest.max()) / CONDITION_STEP)

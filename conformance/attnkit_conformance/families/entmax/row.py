@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -34,7 +33,7 @@ def entmax_errors(op: Op) -> Iterator[ErrorSample]:
 
 def rela_errors(op: Op) -> Iterator[ErrorSample]:
     """The errors of group a, and weights, axes and eps that do not fit."""
-    extra: Mapping[str, Any] = {} if op.name.endswith("_weights") else {"norm_weight": zeros(HIDDEN)}
+    extra: Mapping[str, np.ndarray] = {} if op.name.endswith("_weights") else {"norm_weight": zeros(HIDDEN)}
     plain = replace(op, arguments=tuple(name for name in op.arguments if name in GOOD))
     for sample in errors.attention_errors(plain):
         yield replace(sample, arrays={**extra, **sample.arrays})

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnkit_conformance.model import scoring, tolerance
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded
+from attnkit_conformance.model.types import Keywords, Params, option
 from attnkit_conformance.scenes.attention import (
     CAUSAL,
     GQA,
@@ -88,9 +89,9 @@ def with_alpha(case: Case) -> Case:
     return with_array(case, "alpha", np.take(ALPHAS, order % len(ALPHAS)).reshape(shape), compute_dtype(case.dtype))
 
 
-def alphas_of(case: Case, alpha: float) -> Any:
+def alphas_of(case: Case, alpha: float) -> float | Array:
     """The α of a case, as entmax_attention takes it; `alpha` where the case names none."""
-    return case.arrays.get("alpha", case.params.get("alpha", alpha))
+    return case.arrays.get("alpha", option(case.params, "alpha", alpha))
 
 
 def settle(case: Case, default: float) -> Case | None:
@@ -116,12 +117,11 @@ def settle(case: Case, default: float) -> Case | None:
     return None
 
 
-def near_threshold(case: Case, alpha: Any) -> Array:
+def near_threshold(case: Case, alpha: float | Array) -> Array:
     """Rows (..., L) with a score so near to the threshold that rounding decides on which side it lies, or, where
     weights are counted, with one so small that it may become 0. As a number α = 1 is softmax, of which all count.
     """
-    options = {"alpha": alpha, **score_options(case)}
-    rows = entmax_rows("sample", case.arrays["q"], case.arrays["k"], **options)
+    rows = entmax_rows("sample", case.arrays["q"], case.arrays["k"], alpha=alpha, **score_options(case))
     sc = rows.scores
     above = np.broadcast_to(alpha, (*sc.n.shape, 1)) - 1.0
     top = np.max(sc.s, axis=-1, keepdims=True, initial=-np.inf, where=sc.visible)
@@ -156,16 +156,14 @@ def entmax_growth(case: Case, alpha: float = 1.5) -> float:
     return float(1.0 / (np.min(alphas[alphas != 1], initial=2.0) - 1.0) + of_scores)
 
 
-def score_options(case: Case) -> dict[str, Any]:
+def score_options(case: Case) -> Keywords:
     """What weights take of a case beside q, k and α."""
-    options = {**case.arrays, **case.params}
-    return {name: options[name] for name in scoring.COMMON if name in options and not name.startswith("dropout")}
+    return {name: x for name, x in scoring.options(case).items() if not name.startswith("dropout")}
 
 
-def steep(params: Any) -> bool:
+def steep(params: Params) -> bool:
     """α > 1.5: a small weight is t^{1/(α-1)} with t a difference, and its gradient does not vanish."""
-    alpha = params.get("alpha", 1.5)
-    return isinstance(alpha, str) or alpha > 1.5
+    return isinstance(params.get("alpha"), str) or option(params, "alpha", 1.5) > 1.5
 
 
 def entmax_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
@@ -289,7 +287,7 @@ def sima_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
         yield scene_sample(op, scene, {}, dtype)
 
 
-def sima_adapt(scene: Scene, params: Mapping[str, Any]) -> Scene:
+def sima_adapt(scene: Scene, params: Params) -> Scene:
     """The scene without bias and causality, with a key mask."""
     options = tuple("key_mask" if name == "mask" else name for name in scene.options if name != "bias")
     return replace(scene, options=options, params={n: x for n, x in scene.params.items() if n != "causal"})

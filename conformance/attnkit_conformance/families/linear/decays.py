@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnkit_conformance.model import scoring, tolerance
 from attnkit_conformance.model.case import Case, compute_dtype, generator, rounded
 from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.model.types import Option, Params, option
 from attnkit_conformance.scenes.attention import valid_keys
 from attnkit_conformance.scenes.options import DECAYS, LEARNED
 from attnkit_reference._core import reduce_to
@@ -28,22 +28,24 @@ RATES = (-0.25, -0.0625, -1.5, 0.0)  # of heads; equal numbers are rounded alike
 LEVELS: tuple[Level, ...] = (None, RATES[0], *LEARNED, "tokens")
 CAUSAL = {"causal": True}
 LONGEST = 4096
-SCENES: tuple[tuple[Scene, Mapping[str, Any]], ...] = (
-    *(
-        (Scene(f"decay-{name}", 70, 70, d=d, e=e, params=CAUSAL), {"log_decay": name, **more})
-        for name, d, e, more in (
-            ("zero", 8, 5, {"return_state": True}),
-            ("far", 5, 21, {"feature_map": "identity"}),  # memory for v alone is not enough for k, nor the reverse
-            ("faint", 8, 5, {"initial_state": "<array>", "return_state": True, "chunk_size": 32}),
-            ("mixed", 5, 21, {"initial_state": "<array>", "return_state": True, "normalize": False}),
-        )
-    ),
+
+
+def of_gates(kind: str, d: int, e: int, **own: Option) -> tuple[Scene, Params]:
+    """A scene of 70 tokens with gates of one kind."""
+    return Scene(f"decay-{kind}", 70, 70, d=d, e=e, params=CAUSAL), {"log_decay": kind, **own}
+
+
+SCENES: tuple[tuple[Scene, Params], ...] = (
+    of_gates("zero", 8, 5, return_state=True),
+    of_gates("far", 5, 21, feature_map="identity"),  # memory for v alone is not enough for k, nor the reverse
+    of_gates("faint", 8, 5, initial_state="<array>", return_state=True, chunk_size=32),
+    of_gates("mixed", 5, 21, initial_state="<array>", return_state=True, normalize=False),
     (Scene("decay-hidden", 65, 65, d=8, e=5, params=CAUSAL, options=("key_lengths", "poison")),
      {"log_decay": "tokens", "return_state": True}),
     (Scene("decay-heads", 7, 63, d=8, e=5, lead=((2, 4), (2, 2), (2, 2)), params={**CAUSAL, "enable_gqa": True},
            options=("gqa", "key_mask", "query_mask")), {"log_decay": "heads", "feature_map": "identity"}),
 )  # fmt: skip
-LONG_SCENE: tuple[Scene, Mapping[str, Any]] = (
+LONG_SCENE: tuple[Scene, Params] = (
     Scene(f"decay-mixed-{LONGEST}", 64, LONGEST, d=8, e=3, lead=((1,),) * 3, params=CAUSAL),
     {"log_decay": "mixed", "return_state": True},
 )
@@ -62,13 +64,13 @@ def log_gates(kind: str, shape: Shape, rng: np.random.Generator) -> Array:
     return -FAINT * rng.random(shape) if kind == "faint" else np.full(shape, FAR if kind == "far" else 0.0)
 
 
-def decay(level: Any, leading: Shape, heads: Shape, tokens: int, rng: np.random.Generator) -> Array:
+def decay(level: Level, leading: Shape, heads: Shape, tokens: int, rng: np.random.Generator) -> Array:
     """The argument of a level: one number, one for each head, or one for each token over `leading` axes."""
     if level == "array":
         return np.asarray(RATES[0])
     if level == "heads":
         return np.resize(np.asarray(RATES), heads)
-    return log_gates("usual" if level == "tokens" else level, (*leading, tokens, 1), rng)[..., 0]
+    return log_gates("usual" if level == "tokens" else str(level), (*leading, tokens, 1), rng)[..., 0]
 
 
 def growth(case: Case) -> float:
@@ -81,7 +83,7 @@ def growth(case: Case) -> float:
     return tolerance.growth_of_exponent(min(-x * case.arrays["k"].shape[-2], least))
 
 
-def is_drawn(params: Mapping[str, Any]) -> bool:
+def is_drawn(params: Params) -> bool:
     """Whether a call has a decay that is an array to be drawn."""
     return any(isinstance(params.get(name), str) for name in DECAYS)
 
@@ -110,7 +112,7 @@ def hidden_decays(case: Case) -> Array | None:
     if x is None or x.ndim < min(2, 1 + len(sc.leading)):
         return None
     S = sc.visible.shape[-1]
-    valid = valid_keys(case.arrays, S) & (np.arange(S) < case.params.get("key_lengths", S))
+    valid = valid_keys(case.arrays, S) & (np.arange(S) < option(case.params, "key_lengths", S))
     leading = np.broadcast_shapes(sc.leading, valid.shape[:-1])
     wide = np.broadcast_to(~valid, (*leading, S))[..., None]
     return reduce_to(wide, (*x.shape, 1), sc.groups, np.logical_and)[..., 0]

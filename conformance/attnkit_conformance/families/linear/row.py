@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -19,29 +18,30 @@ from attnkit_conformance.model.errors import GOOD, D, E, L, S, wrong, zeros
 from attnkit_conformance.model.grammar import Choice, Level
 from attnkit_conformance.model.op import DECAY, QKV, STATEFUL, Op, Params
 from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.model.types import Foreign, Keyword, Keywords, Option, Results
 from attnkit_conformance.scenes import attention
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY
 
 # ------------------------------------------------------------------------------- calls with states
 
 
-def with_state(keywords: dict[str, Any], name: str) -> dict[str, Any]:
+def with_state(keywords: Keywords, name: str) -> Keywords:
     """The parts of a state among the keywords as the tuple `name`, which is absent if all are."""
     parts = [keywords.pop(INITIAL + part) for part in ("S", "z", "c", "m") if INITIAL + part in keywords]
     return {**keywords, name: tuple(parts)} if parts else keywords
 
 
-def parts_of(op: Signature, params: Arrays) -> tuple[str, ...]:
+def parts_of(op: Signature, params: Params) -> tuple[str, ...]:
     """Names of the parts of a state."""
     return op.outputs({**params, "return_state": True})[1:]
 
 
-def apart(op: Signature, params: Arrays, state: tuple[Any, ...], prefix: str = "") -> dict[str, Any]:
+def apart(op: Signature, params: Params, state: tuple[Foreign, ...], prefix: str = "") -> Results:
     """A state by the names of its parts."""
     return {prefix + name: x for name, x in zip(parts_of(op, params), state, strict=True)}
 
 
-def linear_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+def linear_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
     args, keywords = split(op, arrays, params)
     answer = getattr(module, op.name)(*args, **with_state(keywords, "initial_state"))
     if not params.get("return_state"):
@@ -50,8 +50,8 @@ def linear_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -
 
 
 def linear_backward(
-    module: Any, op: Signature, arrays: Arrays, params: Arrays, cotangents: Arrays, suffix: str
-) -> dict[str, Any]:
+    module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
+) -> Results:
     args, keywords = split(op, arrays, params)
     if not cotangents:  # magnitudes of weights
         return dict(getattr(module, op.name + suffix)(*args, **keywords))
@@ -63,7 +63,7 @@ def linear_backward(
     return grads | (apart(op, params, grads.pop("state")) if "state" in grads else {})
 
 
-def step_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+def step_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
     args, keywords = split(op, arrays, params)
     keywords = with_state(keywords, "state")
     o, state = getattr(module, op.name)(keywords.pop("state", None), *args, **keywords)
@@ -71,8 +71,8 @@ def step_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> 
 
 
 def step_backward(
-    module: Any, op: Signature, arrays: Arrays, params: Arrays, cotangents: Arrays, suffix: str
-) -> dict[str, Any]:
+    module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
+) -> Results:
     args, keywords = split(op, arrays, params)
     keywords = with_state(keywords, "state")
     dstate = tuple(map(cotangents.get, parts_of(op, params)))
@@ -109,7 +109,7 @@ def common_errors(op: Op) -> Iterator[ErrorSample]:
         yield wrong(plain, f"own-{name}", exception, pattern, params, **{**extra, **arrays})
 
 
-def own_errors(op: Op) -> Iterator[tuple[str, Mapping[str, Any], Params, type[Exception], str]]:
+def own_errors(op: Op) -> Iterator[tuple[str, Mapping[str, np.ndarray], Params, type[Exception], str]]:
     """The errors of chunks and states."""
     same = {"q": zeros(2, 2, S, D)}
     first = {f"{INITIAL}S": zeros(2, 2, D, E + 1), f"{INITIAL}z": zeros(2, 2, D)}
@@ -134,15 +134,18 @@ def linear_errors(op: Op) -> Iterator[ErrorSample]:
     yield wrong(op, "eps-negative", ValueError, "eps", {"eps": -1.0})
     yield wrong(op, "scale-nan", ValueError, "scale", {"scale": float("nan")})
     yield wrong(op, "decay-without-order", ValueError, "log_decay.*causal", {"log_decay": -0.1})
-    upper_left = {"log_decay": -0.1, "causal": "upper_left"}
+    upper_left: Params = {"log_decay": -0.1, "causal": "upper_left"}
     yield wrong(op, "decay-upper-left", ValueError, "log_decay.*causal.*upper_left", upper_left)
-    for name, exception, x in (
+    decays: tuple[tuple[str, type[Exception], Option | np.ndarray], ...] = (
         ("above-0", ValueError, 0.1), ("nan", ValueError, float("nan")), ("word", TypeError, "slow"),
         ("heads", ValueError, zeros(3)), ("tokens", ValueError, zeros(2, L)), ("enlarges", ValueError, zeros(3, 2, S)),
         ("integers", TypeError, zeros(2, dtype=np.int32)),
-    ):  # fmt: skip
-        arrays, params = ({"log_decay": x}, {}) if isinstance(x, np.ndarray) else ({}, {"log_decay": x})
-        yield wrong(op, f"decay-{name}", exception, "log_decay", {**attention.CAUSAL, **params}, **arrays)
+    )  # fmt: skip
+    for name, exception, x in decays:
+        if isinstance(x, np.ndarray):
+            yield wrong(op, f"decay-{name}", exception, "log_decay", attention.CAUSAL, log_decay=x)
+        else:
+            yield wrong(op, f"decay-{name}", exception, "log_decay", {**attention.CAUSAL, "log_decay": x})
 
 
 def cosine_errors(op: Op) -> Iterator[ErrorSample]:
@@ -214,7 +217,7 @@ def ties() -> Iterator[tuple[Choice, ...]]:
     return ((("return_state", True), ("values", name)) for name in ("integers", "equal_keys"))
 
 
-def row(name: str, formula: str, group: str, kind: Kind, **own: Any) -> Op:
+def row(name: str, formula: str, group: str, kind: Kind, **own: Keyword) -> Op:
     """An op with states; `arrays` are further ones that it has a gradient of."""
     arrays = own.pop("arrays", ())
     parts = tuple(INITIAL + part for part in kind.parts({}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from attnkit_conformance.model.grammar import Level, Row
 from attnkit_conformance.model.op import STATEFUL, without_parameters
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.tolerance import growth_of_equal_keys, growth_of_exponent
+from attnkit_conformance.model.types import Params
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, attention_samples, scene_sample, valid_keys
 from attnkit_conformance.scenes.rows import HEADS, sizes
 from attnkit_reference._core import reduce_to
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from attnkit_conformance.model.op import Op
 
 Array = np.ndarray
-Params = Mapping[str, Any]
 
 INITIAL = "initial_"
 RETURN_STATE: Params = {"return_state": True}
@@ -233,7 +233,7 @@ def state_arrays(kind: Kind, params: Params, arrays: Mapping[str, Array], rng: n
     return state
 
 
-def outputs(kind: Kind) -> Any:
+def outputs(kind: Kind) -> Callable[[Params], tuple[str, ...]]:
     """Names of outputs: o, and the parts of the state where it is asked for."""
     return lambda params: ("o", *(kind.parts(params) if params.get("return_state") else ()))
 

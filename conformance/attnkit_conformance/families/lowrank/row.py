@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 
 from attnkit_conformance.families.lowrank import rows, samples, softmax_samples
 from attnkit_conformance.model.binding import Arrays, Binding, Signature, split
 from attnkit_conformance.model.case import ErrorSample
-from attnkit_conformance.model.errors import GOOD, zeros
+from attnkit_conformance.model.errors import GOOD, calls, zeros
 from attnkit_conformance.model.op import ALL_TOKENS, QUERIES_AND_KEYS, Op, Tokens, o_only
+from attnkit_conformance.model.types import Foreign, Params, Results
 
 SELF = {"q": GOOD["k"], "k": GOOD["k"], "v": GOOD["v"]}  # q and k are the same tokens: 5 of 4 features
 TOKENS = ("mask", "key_lengths", "query_mask")
 OF_TOKENS = {"mask": -1, "query_mask": -1, "o": -2}  # where queries and keys are the same tokens
 INVERSE = ("newton_steps", "init_scale", "halvings", "inverse_grad")
-
-
-def calls(
-    op: Op, good: Mapping[str, Any], params: Mapping[str, Any], *wrong: tuple[str, Any, type[Exception], str]
-) -> Iterator[ErrorSample]:
-    """Calls that are valid except for one array or parameter."""
-    arguments = {name: x for name, x in good.items() if name in op.arguments}
-    for n, (name, value, exception, pattern) in enumerate(wrong):
-        arrays, own = dict(arguments), dict(params)
-        (arrays if isinstance(value, np.ndarray) else own)[name] = value
-        yield ErrorSample(f"{name}-{n}", arrays, own, exception, pattern)
 
 
 def soft_errors(op: Op) -> Iterator[ErrorSample]:
@@ -87,13 +76,13 @@ def linformer_errors(op: Op) -> Iterator[ErrorSample]:
 # ------------------------------------------------------------------------------- calls that are not plain
 
 
-def product(a: Any, b: Any) -> Any:
+def product(a: Foreign, b: Foreign) -> Foreign:
     """a @ b of small matrices of any library, column by row: torch's autocast rounds the factors of `@`."""
     m = a.shape[-1]
     return sum(a[..., :, j, None] * b[..., j, None, :] for j in range(m)) if m else a
 
 
-def newton_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+def newton_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
     """A X A and the residuals: X itself is not determined by A (semantics B)."""
     args, keywords = split(op, arrays, params)
     x, residuals = module.newton_inverse(*args, **keywords)
@@ -101,8 +90,8 @@ def newton_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -
 
 
 def newton_backward(
-    module: Any, op: Signature, arrays: Arrays, params: Arrays, cotangents: Arrays, suffix: str
-) -> dict[str, Any]:
+    module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
+) -> Results:
     """Through A X A: dX = A^T W A^T, and A is a factor on both sides."""
     args, keywords = split(op, arrays, params)
     del keywords["return_residuals"]
@@ -117,7 +106,7 @@ def newton_backward(
     return {**grads, "a": grads["a"] + w @ (x @ a).mT + (a @ x).mT @ w}
 
 
-def sampler_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+def sampler_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
     """`landmarks.<sampler>(...)`, without its mask."""
     args, keywords = split(op, arrays, {n: value for n, value in params.items() if n != "impl"})
     answer = attrgetter(op.name)(module)(*args, **keywords)
@@ -125,8 +114,8 @@ def sampler_forward(module: Any, op: Signature, arrays: Arrays, params: Arrays) 
 
 
 def sampler_backward(
-    module: Any, op: Signature, arrays: Arrays, params: Arrays, cotangents: Arrays, suffix: str
-) -> dict[str, Any]:
+    module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
+) -> Results:
     args, keywords = split(op, arrays, {n: value for n, value in params.items() if n != "impl"})
     return dict(attrgetter(op.name + suffix)(module)(*args, cotangents["landmarks"], **keywords))
 
@@ -135,7 +124,7 @@ NEWTON = Binding(newton_forward, newton_backward)
 SAMPLER = Binding(sampler_forward, sampler_backward)
 
 
-def landmarks_only(params: Any) -> tuple[str, ...]:
+def landmarks_only(params: Params) -> tuple[str, ...]:
     return ("landmarks",)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from attnkit_conformance.families.lowrank import samples, softmax_samples
 from attnkit_conformance.model.case import Case, NoDraw, compute_dtype, generator, rounded
 from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.types import Option, Params
 from attnkit_conformance.scenes.layouts import OF_KERNELS
 from attnkit_conformance.scenes.rows import HEADS, sizes
 from attnkit_conformance.scenes.sizes import of_one_item
@@ -139,7 +139,7 @@ def scene_of(name: str, row: Row, size: float, options: Mapping[str, bool]) -> s
         "gqa": grouped,
         **options,
     }
-    params: dict[str, Any] = {"enable_gqa": True} if grouped else {}
+    params: dict[str, Option] = {"enable_gqa": True} if grouped else {}
     params |= {own: row[own] for own in ("scale", "ridge", "inverse_grad", "newton_steps", "halvings", "inverse_steps")
                if row.get(own) is not None}  # fmt: skip
     params |= {"key_lengths": max(1, sizes(row["shape"])[-2] - 2)} if row["key_lengths"] == "number" else {}
@@ -160,7 +160,7 @@ def soft_row(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     return with_init_scale(case, row)
 
 
-def few_steps(row: Row) -> dict[str, Any]:
+def few_steps(row: Row) -> Params:
     """After many steps nothing but rounding is left of the gradient of init_scale."""
     if (row["init_scale"], row["inverse_grad"], row["newton_steps"]) == ("items", "unrolled", None):
         return {"newton_steps": 2}

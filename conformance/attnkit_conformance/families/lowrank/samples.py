@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.layout import DENSE
+from attnkit_conformance.model.types import Keywords, Option, Params, option
 from attnkit_conformance.scenes import attention
 from attnkit_conformance.scenes.layouts import lay_out
 from attnkit_conformance.scenes.options import of_some_dtype
@@ -41,7 +42,7 @@ class Scene:
     lead: tuple[Shape, ...] = ((2, 2), (2, 2), (2, 2))
     size: float = 1.0  # standard deviation of q, k and landmarks
     options: tuple[str, ...] = ()
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Params = field(default_factory=dict)
     layout: str = DENSE
     quick: bool = False
 
@@ -110,12 +111,12 @@ def masks_of(scene: Scene, S: int, rng: np.random.Generator) -> dict[str, Array]
     return masks
 
 
-def inputs_of(case: Case) -> dict[str, Any]:
+def inputs_of(case: Case) -> Keywords:
     """Arrays and parameters: key_lengths are either."""
     return {**case.params, **case.arrays}
 
 
-def valid_keys(inputs: Mapping[str, Any], leading: Shape, S: int) -> Array:
+def valid_keys(inputs: Keywords, leading: Shape, S: int) -> Array:
     """Keys (leading..., S) that mask and key_lengths allow."""
     keys = np.ones((*leading, S), bool)
     if "mask" in inputs:
@@ -144,7 +145,7 @@ def finish(op: Op, scene: Scene, dtype: str, case: Case, hidden: Mapping[str, Ar
     return lay_out(op, replace(case, arrays=arrays, cotangents=cotangents if op.vjp else {}), scene.layout)
 
 
-def new_case(op: Op, scene: Scene, dtype: str, arrays: Mapping[str, Array], params: Any, label: str = "") -> Case:
+def new_case(op: Op, scene: Scene, dtype: str, arrays: Mapping[str, Array], params: Params, label: str = "") -> Case:
     name = f"{scene.name}{label}"
     tags = frozenset((scene.name, *scene.options))
     return Case(f"{op.name}/{dtype}/{name}", op.name, dtype, arrays, params, {}, tags)
@@ -171,7 +172,7 @@ def soft_case(op: Op, scene: Scene, dtype: str) -> Case:
     q, landmarks = q * scene.size, landmarks * scene.size
     if "far" in scene.options:
         q = np.broadcast_to(100.0 * np.eye(n, scene.d), q.shape).copy()
-    for size in (APART[option] for option in scene.options if option in APART):  # two tokens near each landmark
+    for size in (APART[name] for name in scene.options if name in APART):  # two tokens near each landmark
         landmarks = np.broadcast_to(size * np.eye(m, scene.d), landmarks.shape).copy()
         q = q + np.concatenate([landmarks, landmarks], axis=-2)
     if "first" in scene.options:
@@ -194,7 +195,7 @@ def soft_case(op: Op, scene: Scene, dtype: str) -> Case:
     return finish(op, scene, dtype, case, hidden, (*leading, n, scene.e))
 
 
-def soft_property(op: Op, scene: attention.Scene, params: Mapping[str, Any], label: str, dtype: str) -> Case:
+def soft_property(op: Op, scene: attention.Scene, params: Params, label: str, dtype: str) -> Case:
     return soft_case(op, of_property(scene), dtype)
 
 
@@ -212,7 +213,7 @@ def kernel_of(case: Case) -> Array:
     _, present = tokens_of(case)
     landmarks = np.where(present[..., None], case.arrays["landmarks"], 0.0)
     a = gaussian(landmarks, landmarks, landmarks.shape[-1] ** -0.5) * (present[..., :, None] & present[..., None, :])
-    return np.asarray(a + case.params.get("ridge", 0.0) * np.eye(a.shape[-1]) * present[..., None])
+    return np.asarray(a + option(case.params, "ridge", 0.0) * np.eye(a.shape[-1]) * present[..., None])
 
 
 def soft_tells(case: Case) -> bool:
@@ -282,7 +283,7 @@ def newton_case(op: Op, name: str, dtype: str) -> Case:
         a = a + 0.02 * rng.standard_normal(a.shape)
     if name.startswith("zeros"):
         a = np.where(a < np.median(a, axis=-1, keepdims=True), 0.0, a)
-    params: dict[str, Any] = {"return_residuals": True}
+    params: dict[str, Option] = {"return_residuals": True}
     if name.endswith("unrolled") or name == "no-steps":
         steps = {"no-steps": 0, "not-symmetric-unrolled": 5, "zeros-unrolled": 3}
         params |= {"inverse_grad": "unrolled", "newton_steps": steps.get(name, 20)}
@@ -299,7 +300,7 @@ def newton_growth(case: Case) -> float:
     a = case.arrays["a"]
     if a.size == 0:
         return 1.0
-    x = newton_inverse(a, newton_steps=case.params.get("newton_steps", 20))
+    x = newton_inverse(a, newton_steps=option(case.params, "newton_steps", 20))
     condition = np.linalg.norm(a, 2, axis=(-2, -1)) * np.linalg.norm(x, 2, axis=(-2, -1))
     return 1.0 + float(condition.max()) / CONDITION_STEP
 
@@ -325,7 +326,7 @@ def halvings_are_told(a: Array, case: Case) -> bool:
     start = 2.0 * factor / np.where(norm > 0, norm, 1.0) ** 2 * (a @ a)
     distances = (
         np.abs(np.eye(a.shape[-1]) - 0.5**n * start).sum(axis=-2).max(axis=-1, initial=0.0)
-        for n in range(case.params.get("halvings", 0))
+        for n in range(option(case.params, "halvings", 0))
     )
     return all(bool(np.all(np.abs(distance - NEAR) > NEAR_HALVING)) for distance in distances)
 
@@ -352,7 +353,7 @@ def sampler_case(
     rng, kind, (height, width, r) = generator(f"sampler/{name}"), op.name.rpartition(".")[-1], sizes
     n, m = height * width, min(CHOSEN, height * width)
     arrays: dict[str, Array] = {"q": rounded(rng.standard_normal((*lead, n, features)), dtype)}
-    params: dict[str, Any] = {"height": height, "width": width, "r": r}
+    params: dict[str, Option] = {"height": height, "width": width, "r": r}
     out: Shape = (*lead, (height // r) * (width // r), features)
     if kind == "convolution":
         arrays["kernel"], out = rounded(rng.standard_normal((7, features, r, r)), dtype), (*out[:-1], 7)

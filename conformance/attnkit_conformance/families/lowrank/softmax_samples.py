@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from attnkit_conformance.families.lowrank.samples import (
     valid_queries,
 )
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, sample
+from attnkit_conformance.model.types import Params
 from attnkit_conformance.scenes import attention
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def whole_items(valid: Array, x: Array, groups: bool) -> Array:
     return np.broadcast_to(valid[..., :1, :], x.shape[:-1]) if groups else valid
 
 
-NYSTROM_VARIANTS: tuple[Mapping[str, Any], ...] = ({}, {"init": "batch_max"})
+NYSTROM_VARIANTS: tuple[Params, ...] = ({}, {"init": "batch_max"})
 
 
 def nystrom_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
@@ -99,11 +100,11 @@ def nystrom_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
                 yield sample(op.name, dtype, name, nystrom_case, op, scene, dtype, variant)
 
 
-def nystrom_label(variant: Mapping[str, Any]) -> str:
+def nystrom_label(variant: Params) -> str:
     return ".batch_max" if variant else ""
 
 
-def nystrom_case(op: Op, scene: Scene, dtype: str, variant: Mapping[str, Any], label: str | None = None) -> Case:
+def nystrom_case(op: Op, scene: Scene, dtype: str, variant: Params, label: str | None = None) -> Case:
     rng = generator(f"nystrom/{scene.name}")
     n, leading = scene.n, scene.leading
     shapes = zip(scene.lead, (scene.d, scene.d, scene.e), strict=True)
@@ -122,7 +123,7 @@ def nystrom_case(op: Op, scene: Scene, dtype: str, variant: Mapping[str, Any], l
     return finish(op, scene, dtype, case, hidden, (*leading, n, scene.e))
 
 
-def nystrom_property(op: Op, scene: attention.Scene, params: Mapping[str, Any], label: str, dtype: str) -> Case:
+def nystrom_property(op: Op, scene: attention.Scene, params: Params, label: str, dtype: str) -> Case:
     return nystrom_case(op, of_property(scene), dtype, params)
 
 
@@ -230,7 +231,7 @@ def linformer_case(op: Op, scene: Scene, dtype: str) -> Case:
     return finish(op, scene, dtype, case, hidden, (*leading, n, scene.e))
 
 
-def linformer_property(op: Op, scene: attention.Scene, params: Mapping[str, Any], label: str, dtype: str) -> Case:
+def linformer_property(op: Op, scene: attention.Scene, params: Params, label: str, dtype: str) -> Case:
     return linformer_case(op, replace(of_property(scene), n=scene.L), dtype)
 
 

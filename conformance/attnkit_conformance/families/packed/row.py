@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from attnkit_conformance.model.errors import zeros
 from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.op import QKV, Op, Params, Tokens, always, exponentiates, has_kinks, o_and_lse, o_only
 from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.model.types import option
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, variant_label
 from attnkit_conformance.scenes.rows import GROUPED, HEADS, sizes
 
@@ -36,7 +38,7 @@ class Pack(NamedTuple):
     queries: tuple[int, ...]
     keys: tuple[int, ...]
     heads: tuple[int, int] = (2, 2)
-    params: Mapping[str, Any] = {}
+    params: Params = MappingProxyType({})
     width: tuple[int, ...] = (8, 5)
 
 
@@ -106,10 +108,10 @@ WITHOUT_DENOMINATOR: tuple[tuple[Choice, ...], ...] = tuple(
     (choice, ("eps", 0.1)) for choice in (("normalize", False), ("feature_map", "identity"))
 )
 """Where eps says nothing."""
-CAUSAL: Mapping[Level, dict[str, Any]] = {
+CAUSAL: Mapping[Level, Params] = {
     "none": {}, "lower_right": {"causal": True}, "upper_left": {"causal": "upper_left"},
 }  # fmt: skip
-WINDOWS: Mapping[Level, dict[str, Any]] = {
+WINDOWS: Mapping[Level, Params] = {
     "none": {}, "left": {"window": (3, None)}, "right": {"window": (None, 2)}, "both": {"window": (4, 2)},
 }  # fmt: skip
 TILES = ("65+3+100x64+7+130", "33+64x257+65")
@@ -180,7 +182,7 @@ def growth(case: Case) -> float:
     """D: 1 + max|exponent|/16, by the largest score of any pair."""
     q, k = case.arrays["q"], case.arrays["k"]
     largest = np.max(np.linalg.norm(q, axis=-1), initial=0.0) * np.max(np.linalg.norm(k, axis=-1), initial=0.0)
-    return tolerance.growth_of_exponent(float(abs(case.params["scale"]) * largest))
+    return tolerance.growth_of_exponent(float(abs(option(case.params, "scale", 1.0)) * largest))
 
 
 def linear_growth(case: Case) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from attnkit_conformance.model.case import Case, ErrorSample
 from attnkit_conformance.model.errors import zeros
 from attnkit_conformance.model.grammar import Row
 from attnkit_conformance.model.op import QKV, Op, Tokens
+from attnkit_conformance.model.types import Keyword
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY
 
 Array = np.ndarray
@@ -113,7 +113,7 @@ def delta_growth(case: Case) -> float:
     return max(1.0, math.sqrt(min(CHUNK, k.shape[-2]) / k.shape[-1]))
 
 
-def row(name: str, formula: str, kind: Kind, gates: tuple[str, ...], **own: Any) -> Op:
+def row(name: str, formula: str, kind: Kind, gates: tuple[str, ...], **own: Keyword) -> Op:
     """An op of whole sequences; the first of its gates is an argument."""
     fields = {"levels": samples.LEVELS, "errors": errors, "invariances": INVARIANCES, **own}
     of_tokens = dict.fromkeys(gates, -2) | ({"beta": -1} if "beta" in gates else {})

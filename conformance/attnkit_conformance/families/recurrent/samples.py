@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from attnkit_conformance.families.linear.decays import LONGEST, log_gates
 from attnkit_conformance.families.linear.samples import INITIAL
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.grammar import Level, Row
+from attnkit_conformance.model.types import Option, Params
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY
 from attnkit_conformance.scenes.options import of_some_dtype
 from attnkit_conformance.scenes.rows import sizes
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 Shape = tuple[int, ...]
-Params = Mapping[str, Any]
 
 SIZES = {"normal": 1.0, "tiny": 1e-2, "large": 4.0}
 LEADS: Mapping[str, tuple[Shape, Shape, Shape]] = {
@@ -128,7 +128,7 @@ def row_case(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     outer = np.broadcast_shapes(*leads)
     if row["mask"] != "none":
         arrays["mask"] = rng.random((*outer, 1, T) if row["mask"] == "keys" else T) < 0.7
-    params: dict[str, Any] = {n: row[n] for n in ("scale", "chunk_size", "return_state") if row[n] is not None}
+    params: dict[str, Option] = {n: row[n] for n in ("scale", "chunk_size", "return_state") if row[n] is not None}
     if row["key_lengths"] == "number":
         params["key_lengths"] = max(1, T - 2)
     elif row["key_lengths"] != "none":
@@ -145,12 +145,11 @@ def row_case(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
 def hidden_tokens(case: Case) -> tuple[Array, Array]:
     """Tokens (..., T) over the leading axes of the output that no query sees, and queries that see nothing."""
     shape = np.broadcast_shapes(*(x.shape[:-2] for n, x in case.arrays.items() if n in ("q", "k", "v")))
-    options = {n: x for n, x in (*case.arrays.items(), *case.params.items()) if n in ("mask", "key_lengths")}
     T = case.arrays["k"].shape[-2]
     valid = np.ones((*shape, T), bool)
-    mask = options.get("mask", np.ones(T, bool))
+    mask = case.arrays.get("mask", np.ones(T, bool))
     valid &= mask[..., 0, :] if mask.ndim > 1 else mask
-    valid &= np.arange(T) < np.asarray(options.get("key_lengths", T))[..., None]
+    valid &= np.arange(T) < np.asarray(case.arrays.get("key_lengths", case.params.get("key_lengths", T)))[..., None]
     null = ~np.logical_or.accumulate(valid, axis=-1)
     return ~valid, np.zeros_like(null) if f"{INITIAL}S" in case.arrays else null
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-Arrays = Mapping[str, Any]
+from attnkit_conformance.model.types import Arrays, Params, Results
+
 TRAILING = {"mask": 2, "bias": 2, "query_mask": 1, "key_lengths": 0}  # axes of options behind the leading ones
 
 
@@ -17,7 +18,7 @@ class FourAxes:
     heads with enable_gqa only. A call that has such arrays already stays as it is.
     """
 
-    def __init__(self, broadcast: Callable[..., Any], arrays: Arrays, params: Arrays) -> None:
+    def __init__(self, broadcast: Callable[..., Any], arrays: Arrays, params: Params) -> None:
         self.broadcast = broadcast  # an array to a shape
         own = 1 if params.get("enable_gqa") else 0  # leading axes that k and v have for themselves
         shapes = [tuple(arrays[name].shape) for name in "qkv"]
@@ -26,7 +27,7 @@ class FourAxes:
         self.suits = all(len(shape) == 4 and shape[:-2] == lead
                          for shape, lead in zip(shapes, self.leads.values(), strict=True))  # fmt: skip
 
-    def arrays(self, arrays: Arrays) -> dict[str, Any]:
+    def arrays(self, arrays: Arrays) -> Results:
         """The arrays of the call with four axes; options have the leading axes of q."""
         if self.suits:
             return dict(arrays)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -13,12 +13,12 @@ from attnkit_conformance.adapters.bases import HIDING, NUMBERS, declaration_of
 from attnkit_conformance.adapters.bases.arguments import visible_pairs
 from attnkit_conformance.adapters.bases.jax import JaxAdapter
 from attnkit_conformance.adapters.jax import light
+from attnkit_conformance.model.types import Arrays, Params, Results, window_sides
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.jax_nn import FLOATS, JaxNn, broadcast, pairs_of
 from attnkit_conformance.peers.like import describe, function_at, keywords_of
 from attnkit_conformance.peers.like.axes import FourAxes
 
-Arrays = Mapping[str, Any]
 KEYWORDS = ("bias", "mask", "scale", "is_causal", "key_value_seq_lengths", "local_window_size")
 
 
@@ -31,7 +31,7 @@ class Called(JaxNn):
         super().__init__(name, (), function)
         self.takes = takes
 
-    def unsupported(self, op: str, arrays: Arrays, params: Arrays) -> str | None:
+    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
         """Also arguments that are lacking, and rows in which a bias hides everything, which are NaN in JAX."""
         reason = super().unsupported(op, arrays, params)
         if reason is not None:
@@ -43,7 +43,7 @@ class Called(JaxNn):
         needed = [*(["bias"] if "bias" in arrays else []), *self.options(arrays, params)]
         return next((f"takes no {name}" for name in needed if name not in self.takes), None)
 
-    def options(self, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def options(self, arrays: Arrays, params: Params) -> Results:
         """The keyword arguments of a call, but for the bias."""
         options: dict[str, Any] = {}
         features, values = arrays["q"].shape[-1], arrays["v"].shape[-1]
@@ -55,7 +55,7 @@ class Called(JaxNn):
         seen = np.broadcast_to(np.asarray(visible_pairs(arrays, params)), pairs_of(arrays))
         return {**options, "mask": jax.numpy.asarray(seen)}
 
-    def outputs(self, arrays: Arrays, params: Arrays) -> Any:
+    def outputs(self, arrays: Arrays, params: Params) -> Any:
         """The outputs, 0 in rows that see nothing: these have the mean of all values by JAX's definition."""
         function, seen = super().outputs(arrays, params), visible_pairs(arrays, params)
         if seen is None and arrays["k"].shape[-2]:
@@ -64,7 +64,7 @@ class Called(JaxNn):
         return lambda leaves: {name: jax.numpy.where(some, x, 0) for name, x in function(leaves).items()}
 
 
-def hidden_by_name(arrays: Arrays, params: Arrays) -> dict[str, Any] | None:
+def hidden_by_name(arrays: Arrays, params: Params) -> dict[str, Any] | None:
     """What hides pairs as arguments of their own, {} if nothing does; None if it takes a mask. JAX aligns causality and
     windows at the upper left, and has one length per item.
     """
@@ -72,9 +72,10 @@ def hidden_by_name(arrays: Arrays, params: Arrays) -> dict[str, Any] | None:
     square = arrays["q"].shape[-2] == arrays["k"].shape[-2]
     if given == ["causal"] and (square or params["causal"] == "upper_left"):
         return {"is_causal": True}
-    if given == ["window"] and square and None not in params["window"]:
+    left, right = window_sides(params)
+    if given == ["window"] and square and left is not None and right is not None:
         longest = arrays["k"].shape[-2]
-        return {"local_window_size": tuple(min(n, longest) for n in params["window"])}
+        return {"local_window_size": (min(left, longest), min(right, longest))}
     if given == ["key_lengths"] and "key_lengths" in arrays:
         lengths = np.asarray(arrays["key_lengths"])
         if lengths.ndim == 2 and lengths.shape[1] == 1:
@@ -83,7 +84,7 @@ def hidden_by_name(arrays: Arrays, params: Arrays) -> dict[str, Any] | None:
     return None if given else {}
 
 
-def hides_everything(arrays: Arrays, params: Arrays) -> bool:
+def hides_everything(arrays: Arrays, params: Params) -> bool:
     """Whether a bias is -inf at all pairs that a query sees."""
     if "bias" not in arrays:
         return False
@@ -111,7 +112,7 @@ class Like(JaxAdapter):
         self.serves = declaration_of(self.ops[0], *levels(takes), self.without)
         self.description = describe("called like jax.nn.dot_product_attention", takes, KEYWORDS, self.forward_only)
 
-    def function(self, op: str, arrays: Arrays, params: Arrays) -> Callable[[Arrays], dict[str, Any]]:
+    def function(self, op: str, arrays: Arrays, params: Params) -> Callable[[Arrays], dict[str, Any]]:
         """The outputs of a call as a function of its floats."""
         axes = FourAxes(broadcast, arrays, params)
         wide = axes.arrays(arrays)
@@ -124,13 +125,13 @@ class Like(JaxAdapter):
 
         return outputs
 
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> dict[str, Any]:
+    def call(self, op: str, arrays: Arrays, params: Params) -> Results:
         """One call, under jit."""
         with refusing():
             outputs = self.function(op, arrays, params)
             return compile_function(outputs)({name: arrays[name] for name in FLOATS if name in arrays})
 
-    def vjp(self, op: str, arrays: Arrays, params: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         """jax.vjp, under jit."""
         if self.forward_only:
             raise Unsupported("no gradients")

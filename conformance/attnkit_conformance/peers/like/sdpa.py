@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -10,11 +10,11 @@ import torch
 from attnkit_conformance.adapter import Unsupported, refusing
 from attnkit_conformance.adapters.bases import HIDING, NUMBERS, declaration_of
 from attnkit_conformance.adapters.bases.torch import TorchAdapter
+from attnkit_conformance.model.types import Arrays, Params
 from attnkit_conformance.peers.like import describe, function_at, keywords_of
 from attnkit_conformance.peers.like.axes import FourAxes
 from attnkit_conformance.peers.torch_sdpa import KEYWORDS, Sdpa
 
-Arrays = Mapping[str, Any]
 PROBED = ("float32", "float16", "bfloat16")  # dtypes of the plain call that tells whether there are gradients
 
 
@@ -36,7 +36,7 @@ class Like(TorchAdapter):
         self.forward_only = self.gives_no_gradient(function)
         self.description = describe(what, takes, KEYWORDS, self.forward_only)
 
-    def call(self, op: str, arrays: Arrays, params: Arrays) -> Mapping[str, Any]:
+    def call(self, op: str, arrays: Arrays, params: Params) -> Arrays:
         """One call."""
         if params.get("causal") not in (None, False, "upper_left") and "attn_mask" not in self.peer.takes:
             raise Unsupported("takes no attn_mask")

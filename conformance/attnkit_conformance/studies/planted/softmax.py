@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,12 +16,15 @@ from torch import Tensor
 
 from attnkit_conformance.families import softmax
 from attnkit_conformance.model.case import DTYPES
+from attnkit_conformance.model.types import Foreign
 
 TILE_Q, TILE_K, SPLIT = 128, 64, 512  # queries and keys of a tile; keys that one partial result is made of
 
 Arrays = Mapping[str, Tensor]
-Params = Mapping[str, Any]
+Params = Mapping[str, Foreign]  # read as by somebody who knows what each of them is
 Lead = tuple[int, ...]
+Array = np.ndarray
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -158,12 +161,12 @@ def factor(scale: float | Tensor | None, N: int, d: int, wide: torch.dtype) -> f
     return 1 / math.sqrt(d) if scale is None else of_items(scale, N, wide)
 
 
-def of_items(x: Any, N: int, wide: torch.dtype) -> Any:
+def of_items(x: T, N: int, wide: torch.dtype) -> T | Tensor:
     """A number of the call as it is, or one for each item (N, 1, 1) of those of its heads."""
     if not isinstance(x, Tensor):
         return x
-    x = x.to(wide).reshape(-1)
-    return x.repeat(N // len(x))[:, None, None]
+    flat = x.to(wide).reshape(-1)
+    return flat.repeat(N // len(flat))[:, None, None]
 
 
 def dropout(arrays: Arrays, params: Params, lead: Lead, L: int, S: int) -> Tensor | None:
@@ -180,7 +183,7 @@ def dropout(arrays: Arrays, params: Params, lead: Lead, L: int, S: int) -> Tenso
     return torch.from_numpy(keep.reshape(*lead, L, S))
 
 
-def philox(a: Any, b: Any, c: Any, d: Any, seed: int) -> tuple[Any, Any, Any, Any]:
+def philox(a: Array, b: Array, c: Array, d: Array, seed: int) -> tuple[Array, Array, Array, Array]:
     """The four words of Philox4x32-10 for the counter (a, b, c, d)."""
     a, b, c, d = (np.asarray(x).astype(np.uint64) for x in (a, b, c, d))
     low, high = seed & 0xFFFFFFFF, seed >> 32

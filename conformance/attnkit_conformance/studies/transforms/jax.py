@@ -20,6 +20,7 @@ from attnkit_conformance.adapters.derivatives import jax as derivatives
 from attnkit_conformance.adapters.derivatives.jax import product
 from attnkit_conformance.adapters.jax import light
 from attnkit_conformance.golden.derivatives import Problem
+from attnkit_conformance.model.types import Foreign
 from attnkit_conformance.studies.transforms.problem import missed, missed_tangents
 
 Arrays = dict[str, jax.Array]
@@ -32,7 +33,7 @@ class Jax:
 
     def __init__(self, problem: Problem, impl: Any, function: Callable[..., Any] | None = None) -> None:
         self.problem, self.op, self.case = problem, problem.op, problem.case
-        self.module: Any = attnkit if function is None else SimpleNamespace(**{self.op.name: function})
+        self.module: Foreign = attnkit if function is None else SimpleNamespace(**{self.op.name: function})
         self.options = {"impl": impl} if function is None and dispatches(self.op) else {}
         self.x, self.u = arrays(problem.inputs), arrays(problem.direction)
         self.do, self.samples = arrays(problem.case.cotangents), arrays(problem.samples)

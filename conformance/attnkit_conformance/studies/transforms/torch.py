@@ -21,6 +21,7 @@ from attnkit_conformance.adapters.base import dispatches
 from attnkit_conformance.adapters.derivatives import torch as derivatives
 from attnkit_conformance.adapters.derivatives.torch import product
 from attnkit_conformance.golden.derivatives import Problem
+from attnkit_conformance.model.types import Foreign
 from attnkit_conformance.studies.transforms.problem import missed, missed_tangents
 
 Tensors = dict[str, torch.Tensor]
@@ -33,7 +34,7 @@ class Torch:
 
     def __init__(self, problem: Problem, impl: Any, function: Callable[..., Any] | None = None) -> None:
         self.problem, self.op, self.case = problem, problem.op, problem.case
-        self.module: Any = attnkit if function is None else SimpleNamespace(**{self.op.name: function})
+        self.module: Foreign = attnkit if function is None else SimpleNamespace(**{self.op.name: function})
         self.options = {"impl": impl} if function is None and dispatches(self.op) else {}
         self.x, self.u = tensors(problem.inputs), tensors(problem.direction)
         self.do, self.samples = tensors(problem.case.cotangents), tensors(problem.samples)
