@@ -74,14 +74,10 @@ class Adapter(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        """What reports call it."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def dtypes(self) -> tuple[str, ...]:
-        """The dtypes that it is judged in."""
-        ...
+    def dtypes(self) -> tuple[str, ...]: ...
 
     def array(self, x: np.ndarray, dtype: str) -> Foreign:
         """Convert a NumPy array."""

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import attnkit
 from attnkit.backends.native import lower
 from attnkit_conformance.adapter import Unsupported, refusing
 from attnkit_conformance.adapters.bases.numpy import NumpyAdapter
 from attnkit_conformance.model.op import Op
-from attnkit_conformance.model.types import Arrays, Params, Results
+from attnkit_conformance.model.types import Arrays, Keyword, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
 VJP = "_vjp"
@@ -149,7 +149,7 @@ class Explained(Exception):
 def explain(row: Op, arrays: Arrays, params: Params) -> dict[str, str | None]:
     """attnkit.explain for a case, with the arguments that the op's binding passes."""
 
-    def explain_call(*arguments: Any, **options: Any) -> None:
+    def explain_call(*arguments: Keyword, **options: Keyword) -> None:
         raise Explained(attnkit.explain(getattr(attnkit, row.name), *arguments, **options))
 
     try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.adapter import arrays_of, as_numpy
+from attnkit_conformance.adapter import Adapter, arrays_of, as_numpy
 from attnkit_conformance.adapters.wire import Packed, Question, unpack
+from attnkit_conformance.model.types import Foreign, Results
 
 CACHED = 1024  # bytes below which NumPy keeps freed memory for itself
 KEPT = 7  # blocks of each size that it keeps
@@ -16,7 +16,7 @@ KEPT = 7  # blocks of each size that it keeps
 Fault = tuple[str, str]  # name of the check, message
 
 
-def convert(adapter: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def convert(adapter: Adapter, arrays: Mapping[str, np.ndarray]) -> Results:
     """Arrays as the adapter takes them."""
     return {name: adapter.array(x, x.dtype.name) for name, x in arrays.items()}
 
@@ -24,7 +24,7 @@ def convert(adapter: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 class Call:
     """A call whose arrays are converted once, to be run any number of times."""
 
-    def __init__(self, adapter: Any, question: Question, arrays: Packed, others: tuple[Packed, ...]) -> None:
+    def __init__(self, adapter: Foreign, question: Question, arrays: Packed, others: tuple[Packed, ...]) -> None:
         self.adapter, self.question = adapter, question
         given = unpack(arrays)
         self.sizes = [x.nbytes for x in given.values()]
@@ -39,7 +39,7 @@ class Call:
         """The bytes of the arguments."""
         return {name: as_numpy(self.adapter, name, x).tobytes() for name, x in self.arrays.items()}
 
-    def run(self) -> tuple[dict[str, np.ndarray], Any]:
+    def run(self) -> tuple[dict[str, np.ndarray], Foreign]:
         """The results as NumPy arrays, and as the adapter returned them."""
         question = self.question
         raw = getattr(self.adapter, question.method)(question.op, self.arrays, question.params, *self.others)
@@ -57,7 +57,7 @@ class Call:
 class Former:
     """The results of a call before, which no later call may change."""
 
-    def __init__(self, adapter: Any, method: str, raw: Any, outputs: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, adapter: Adapter, method: str, raw: Foreign, outputs: Mapping[str, np.ndarray]) -> None:
         self.adapter, self.method, self.raw = adapter, method, raw
         self.contents = {name: x.tobytes() for name, x in outputs.items()}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
 
 from attnkit._core.check import is_learned
 from attnkit._core.dispatch import Kernel
@@ -12,8 +11,9 @@ from attnkit._core.family import RECORDS, Family, special_cases
 from attnkit._core.integers import in_range
 from attnkit._core.learned import numbers
 from attnkit.ops import pointwise
+from attnkit_conformance.model.types import Keyword, Keywords
 
-Arguments = Mapping[str, Any]
+Arguments = Mapping[str, Keyword]
 
 
 def cases(family: Family) -> tuple[str, ...]:
@@ -24,7 +24,7 @@ def cases(family: Family) -> tuple[str, ...]:
 POINTWISE = cases(pointwise.POINTWISE)
 
 
-def refuse_learned(op: str, arguments: Mapping[str, Any], kernels: Mapping[str, Kernel] | None = None) -> str | None:
+def refuse_learned(op: str, arguments: Arguments, kernels: Mapping[str, Kernel] | None = None) -> str | None:
     """Why kernels that are called themselves refuse numbers that are arrays, or that they do not know."""
     given = (*numbers(op, arguments), *(name for name in ("gamma",) if is_learned(arguments.get(name))))
     known = kernels[op].learned if kernels and op in kernels else ()
@@ -41,7 +41,7 @@ def handed_on(arrays: Arguments, params: Arguments) -> tuple[Arguments, Argument
     return {name: every[name] for name in arrays}, {name: every[name] for name in params}
 
 
-def base_arguments(op: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def base_arguments(op: str, arguments: Keywords) -> Keywords:
     """The arguments of a special case as those of the op that it calls; those of another op as they are."""
     translate = RECORDS[op].family.translate
     own = {name: arguments[name] for name in inspect.signature(translate).parameters if name in arguments}

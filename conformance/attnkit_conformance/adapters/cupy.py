@@ -24,7 +24,7 @@ class Cupy(AttnkitAdapter):
         memory = memory_of(x)
         return cupy.ndarray(x.shape, x.dtype, cupy.asarray(memory.content).data + memory.start, x.strides)
 
-    def numpy(self, x: Foreign) -> np.ndarray:
+    def numpy(self, x: object) -> np.ndarray:
         """Refuses anything that is not a CuPy array."""
         if not isinstance(x, cupy.ndarray):
             raise TypeError(f"{self.name}: expected a cupy.ndarray, got {type(x).__module__}.{type(x).__name__}")

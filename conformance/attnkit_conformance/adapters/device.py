@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
-from typing import Any
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters import families
@@ -34,7 +33,7 @@ def of_jax() -> list[Adapter]:
     return [adapter for adapter in families.family("jax") if adapter.name == "jax-triton"]
 
 
-LIBRARIES: dict[str, Callable[[], list[Any]]] = {"torch": of_torch, "cupy": of_cupy, "jax": of_jax}
+LIBRARIES: dict[str, Callable[[], list[Adapter]]] = {"torch": of_torch, "cupy": of_cupy, "jax": of_jax}
 
 
 def kernels() -> list[Adapter]:

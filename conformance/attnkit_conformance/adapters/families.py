@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.absent import Absent
@@ -64,12 +63,12 @@ def adapters_of(module: str) -> ModuleType:
     return importlib.import_module(f"{HERE}.{module}")
 
 
-def in_double(names: Iterable[str]) -> list[Any]:
+def in_double(names: Iterable[str]) -> list[Adapter]:
     """JAX's adapters of these names in double precision, each in a process."""
     return workers("jax", {name: IN_DOUBLE[name] for name in names}, {"JAX_ENABLE_X64": "1"})
 
 
-def workers(module: str, targets: Mapping[str, str], mode: dict[str, str]) -> list[Any]:
+def workers(module: str, targets: Mapping[str, str], mode: dict[str, str]) -> list[Adapter]:
     """Adapters {name: class or function} of a module in processes with other environment variables."""
     return [WorkerAdapter(name, f"{HERE}.{module}:{target}", mode) for name, target in targets.items()]
 

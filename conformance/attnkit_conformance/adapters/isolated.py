@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from attnkit_conformance.adapter import DERIVATIVES, Unsupported
 from attnkit_conformance.adapters.watch import REFERENCE
 from attnkit_conformance.adapters.wire import Again, Question, pack, unpack
 from attnkit_conformance.adapters.worker import Arrays, Worker, WorkerAdapter
-from attnkit_conformance.model.types import Params
+from attnkit_conformance.model.types import Params, Plain
 
 LIMIT = 60.0  # seconds for a call: compiling a kernel takes some, and a hang must not take an hour
 GIVES_UP = 12  # what `Worker.deaths` counts before an adapter is asked no more: twelve crashes, or three hangs
@@ -67,8 +67,8 @@ class Isolated(WorkerAdapter):
         worker.name = str(worker.traits["name"][1])
         self.take(worker.name, worker)
         self.seed, self.surrounding, self.threads = seed, "", 0
-        self.refused: dict[str, dict[Any, list[Refused]]] = {}  # by op and kind: dtype and arguments
-        self.served: set[Any] = set()  # the kinds, with their ops, of which a call was answered
+        self.refused: dict[str, dict[tuple[str, ...], list[Refused]]] = {}  # by op and kind: dtype and arguments
+        self.served: set[tuple[str, ...]] = set()  # the kinds, with their ops, of which a call was answered
 
     def take(self, name: str, worker: Worker) -> None:
         """Be the adapter of a worker, in everything that adapters may have."""
@@ -115,7 +115,7 @@ class Isolated(WorkerAdapter):
         question = super().question(method, op, arrays, params, *others)
         return question._replace(surrounding=self.surrounding, threads=self.threads, freed=freed)
 
-    def ask(self, method: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Any:
+    def ask(self, method: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Plain:
         """One call in the worker, of which is remembered whether it was refused."""
         if method != "call" or self.surrounding or any(isinstance(x, Freed) for x in arrays.values()):
             return super().ask(method, op, arrays, params, *others)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ from attnkit_conformance.opdb import BY_NAME
 CACHE_SIZE = 60  # jitted functions of a process: each holds memory maps, whose number is limited
 # Every case is a separate program, run once or twice, so compiling takes nearly all of the time: this halves it.
 LIGHT = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-Options = dict[str, Any]
+Options = dict[str, bool | int]
 
 
 def light() -> Options:
@@ -47,7 +47,7 @@ class Jax(Transformed, AttnkitAdapter):
 
     compiles = True
     copied = tuple(MAKERS)  # arrays have no strides
-    jitted: ClassVar[dict[tuple[Any, ...], Any]] = {}
+    jitted: ClassVar[dict[tuple[int, str, str, str], Foreign]] = {}
     numbers: ClassVar[Iterator[int]] = itertools.count()
 
     def __init__(
@@ -61,13 +61,13 @@ class Jax(Transformed, AttnkitAdapter):
         """On the default device."""
         return device_array(x)
 
-    def numpy(self, x: Foreign) -> np.ndarray:
+    def numpy(self, x: object) -> np.ndarray:
         """Refuses anything that is not a JAX array."""
         return array_of(x, self.name)
 
     def compiled(
-        self, kind: str, op: str, params: Params, make: Callable[[], Callable[..., Any]]
-    ) -> Callable[..., Any]:
+        self, kind: str, op: str, params: Params, make: Callable[[], Callable[..., Foreign]]
+    ) -> Callable[..., Foreign]:
         """The jitted function of an op with these parameters."""
         key = (self.number, kind, op, repr(sorted(params.items())))
         if key not in self.jitted:
@@ -78,9 +78,7 @@ class Jax(Transformed, AttnkitAdapter):
 
     def forward(self, op: str, arrays: Arrays, params: Params) -> Results:
         """The outputs under jit."""
-        outputs: dict[str, Any] = self.compiled("call", op, params, lambda: lambda a: self.answer(op, a, params))(
-            dict(arrays)
-        )
+        outputs: Results = self.compiled("call", op, params, lambda: lambda a: self.answer(op, a, params))(dict(arrays))
         return outputs
 
     def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
@@ -88,27 +86,28 @@ class Jax(Transformed, AttnkitAdapter):
         leaves = {name: arrays[name] for name in BY_NAME[op].differentiable if name in arrays}
         rest = {name: x for name, x in arrays.items() if name not in leaves}
 
-        def pull(leaves: Any, rest: Any, cotangents: Any) -> Any:
-            def outputs(leaves: Any) -> Any:
+        def pull(leaves: Arrays, rest: Arrays, cotangents: Arrays) -> Results:
+            def outputs(leaves: Arrays) -> Results:
                 results = self.answer(op, {**leaves, **rest}, params)
                 return {name: results[name] for name in cotangents}
 
-            return jax.vjp(outputs, leaves)[1](cotangents)[0]
+            grads: Results = jax.vjp(outputs, leaves)[1](cotangents)[0]
+            return grads
 
         with refusing():
-            answer: dict[str, Any] = self.compiled("vjp", op, params, lambda: pull)(leaves, rest, dict(cotangents))
+            answer: Results = self.compiled("vjp", op, params, lambda: pull)(leaves, rest, dict(cotangents))
         return answer
 
     def derivatives(self, kind: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Results:
         """By the transformation of this name, under jit."""
 
-        def transform(arrays: Arrays, *others: Arrays) -> Any:
-            return getattr(transformations, kind)(differentiable(self.answer, op, arrays, params), arrays, *others)
+        def transform(arrays: Arrays, *others: Arrays) -> Results:
+            function = differentiable(self.answer, op, arrays, params)
+            tangents: Results = getattr(transformations, kind)(function, arrays, *others)
+            return tangents
 
         with refusing_by_name(op, self.impl):
-            answer: dict[str, Any] = self.compiled(kind, op, params, lambda: transform)(
-                dict(arrays), *map(dict, others)
-            )
+            answer: Results = self.compiled(kind, op, params, lambda: transform)(dict(arrays), *map(dict, others))
         return answer
 
 

@@ -11,13 +11,13 @@ import pickle
 import sys
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
-from typing import Any
 
-from attnkit_conformance.adapter import DERIVATIVES, IllFormed, Unsupported, cut, package_of
+from attnkit_conformance.adapter import DERIVATIVES, Adapter, IllFormed, Unsupported, cut, package_of
 from attnkit_conformance.adapters.calls import Call, Fault, Former, convert, poison
 from attnkit_conformance.adapters.repetition import repeat_call
 from attnkit_conformance.adapters.watch import Watch
-from attnkit_conformance.adapters.wire import Question, pack, plain, unpack
+from attnkit_conformance.adapters.wire import Question, Traits, pack, plain, unpack
+from attnkit_conformance.model.types import Foreign, Plain
 
 RARELY = 200_000  # objects between collections of garbage
 DATA = (
@@ -27,10 +27,11 @@ DATA = (
 NEEDED = ("array", "numpy", "call", "vjp")
 METHODS = (*NEEDED, "unsupported", "with_threads", "freed", *DERIVATIVES)
 METHOD = "method"
+Answer = tuple[str, Plain, list[Fault]]  # its kind, what it is, and what was noticed besides
 SHOWN = 3  # functions that are named of those that were called
 
 
-def load(target: str) -> Any:
+def load(target: str) -> Foreign:
     """The object named "package.module:ATTRIBUTE"; a class or function without arguments is called."""
     module, _, attribute = target.partition(":")
     value = getattr(importlib.import_module(module), attribute)
@@ -42,9 +43,9 @@ def collect_rarely() -> None:
     gc.set_threshold(RARELY)
 
 
-def traits_of(adapter: Any) -> dict[str, Any]:
+def traits_of(adapter: Adapter) -> Traits:
     """What an adapter says of itself, by attribute that it has: (True, plain data or METHOD), or (False, its repr)."""
-    traits: dict[str, Any] = {}
+    traits: Traits = {}
     for name in (name for name in DATA if hasattr(adapter, name)):
         try:
             traits[name] = (True, plain(getattr(adapter, name)))
@@ -60,12 +61,12 @@ def traits_of(adapter: Any) -> dict[str, Any]:
 class Served:
     """An adapter in its process, with what is remembered from one call to the next."""
 
-    def __init__(self, adapter: Any, calls: tuple[str, ...]) -> None:
+    def __init__(self, adapter: Foreign, calls: tuple[str, ...]) -> None:
         self.adapter, self.watch = adapter, Watch(calls)
-        self.inside: dict[str, Any] = {"": adapter}  # the adapter in surroundings, by name
+        self.inside: dict[str, Adapter] = {"": adapter}  # the adapter in surroundings, by name
         self.former: list[Former] = []
 
-    def in_surrounding(self, name: str) -> Any:
+    def in_surrounding(self, name: str) -> Adapter:
         """The adapter, in a surrounding if one is named."""
         if name not in self.inside:
             from attnkit_conformance.adapters.surroundings import surround
@@ -73,7 +74,7 @@ class Served:
             self.inside[name] = surround(self.adapter, name)
         return self.inside[name]
 
-    def reply(self, question: Question) -> tuple[str, Any, list[Fault]]:
+    def reply(self, question: Question) -> Answer:
         """The kind of an answer, the answer, and what was noticed besides."""
         faults: list[Fault] = []
         try:
@@ -90,7 +91,7 @@ class Served:
         return kind, value, faults
 
 
-def answer(adapter: Any, question: Question, faults: list[Fault], former: list[Former]) -> tuple[str, Any]:
+def answer(adapter: Foreign, question: Question, faults: list[Fault], former: list[Former]) -> tuple[str, Plain]:
     """Run one call, or the repeats of one."""
     try:
         if question.method == "package":
@@ -125,7 +126,7 @@ def serve(pipe: Connection, target: str, calls: tuple[str, ...]) -> None:
     """The loop of the process: a question in, an answer out, until the pipe ends."""
     collect_rarely()
 
-    def send(message: tuple[str, Any, list[Fault]]) -> None:
+    def send(message: Answer) -> None:
         pipe.send_bytes(pickle.dumps(message))
 
     try:

@@ -27,7 +27,7 @@ class Strict(AttnkitAdapter):
         """Why a call needs the extension linalg."""
         return "no extension linalg" if op in NEEDS_LINALG else super().unsupported(op, arrays, params)
 
-    def numpy(self, x: Foreign) -> np.ndarray:
+    def numpy(self, x: object) -> np.ndarray:
         """Refuses anything else."""
         if not isinstance(x, type(array_api_strict.asarray(0))):
             raise TypeError(f"expected an array_api_strict array, got {type(x).__module__}.{type(x).__name__}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ class Explicit(AttnkitAdapter):
         return tensor_of(x, self.device)
 
     @property
-    def freed(self) -> Callable[[Any], Any] | None:
+    def freed(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Gives the storage of a tensor back, as training in shards does between uses. Only for the CPU library: where
         torch's own operators and kernels of a device read what is not there, the process or the context ends.
         """
@@ -47,7 +46,7 @@ class Explicit(AttnkitAdapter):
         finally:
             torch.set_num_threads(before)
 
-    def numpy(self, x: Foreign) -> np.ndarray:
+    def numpy(self, x: object) -> np.ndarray:
         """Refuses anything that is not a tensor on this device."""
         return array_of(x, self.device, self.name)
 
@@ -73,7 +72,7 @@ class Autograd(Transformed, Explicit):
     def derivatives(self, kind: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Results:
         """By the transformation of this name."""
         with refusing_by_name(op, self.impl):
-            answer: dict[str, Any] = getattr(transformations, kind)(
+            answer: Results = getattr(transformations, kind)(
                 differentiable(self.forward, op, arrays, params), arrays, *others
             )
         return answer

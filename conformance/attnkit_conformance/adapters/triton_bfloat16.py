@@ -8,7 +8,6 @@ matrices are exact and added in float32. Loads, stores, selections and changes o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import triton.language as tl
@@ -17,27 +16,27 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from attnkit_conformance.model.case import HAS_BFLOAT16, numpy_dtype
 
 
-def is_bfloat16(x: Any) -> bool:
+def is_bfloat16(x: TensorHandle) -> bool:
     """Whether a handle has numbers in bfloat16, not pointers to them."""
     return bool(x.dtype.scalar == tl.bfloat16)
 
 
-def float32_of(x: Any) -> Any:
+def float32_of(x: TensorHandle) -> TensorHandle:
     """A handle in float32 for one in bfloat16, any other as it is."""
     if not is_bfloat16(x):
         return x
     return TensorHandle(x.data.view(numpy_dtype("bfloat16")).astype(np.float32), tl.float32)
 
 
-def bfloat16_of(x: Any) -> Any:
+def bfloat16_of(x: TensorHandle) -> TensorHandle:
     """A handle of numbers of any dtype in bfloat16."""
     return TensorHandle(x.data.astype(np.float32).astype(numpy_dtype("bfloat16")).view(np.uint16), tl.bfloat16)
 
 
-def cast(convert: Callable[..., Any]) -> Callable[..., Any]:
+def cast(convert: Callable[..., TensorHandle]) -> Callable[..., TensorHandle]:
     """A conversion of the interpreter, through float32 if it is from or to bfloat16."""
 
-    def cast_or_round(self: Any, x: Any, dtype: Any, *mode: Any) -> Any:
+    def cast_or_round(self: InterpreterBuilder, x: TensorHandle, dtype: tl.dtype, *mode: object) -> TensorHandle:
         if is_bfloat16(x):
             x = float32_of(x)
             return x if dtype.scalar == tl.float32 else cast_or_round(self, x, dtype, *mode)
@@ -46,10 +45,10 @@ def cast(convert: Callable[..., Any]) -> Callable[..., Any]:
     return cast_or_round
 
 
-def arithmetic(operation: Callable[..., Any]) -> Callable[..., Any]:
+def arithmetic(operation: Callable[..., TensorHandle]) -> Callable[..., TensorHandle]:
     """An operation of the interpreter on numbers, in float32 for those in bfloat16; the results of comparisons stay."""
 
-    def in_float32(self: Any, *operands: Any) -> Any:
+    def in_float32(self: InterpreterBuilder, *operands: TensorHandle) -> TensorHandle:
         if not is_bfloat16(operands[0]):
             return operation(self, *operands)
         result = operation(self, *(float32_of(x) if isinstance(x, TensorHandle) else x for x in operands))
@@ -58,10 +57,10 @@ def arithmetic(operation: Callable[..., Any]) -> Callable[..., Any]:
     return in_float32
 
 
-def product(dot: Callable[..., Any]) -> Callable[..., Any]:
+def product(dot: Callable[..., TensorHandle]) -> Callable[..., TensorHandle]:
     """The interpreter's product of matrices, of numbers in float32 for those in bfloat16."""
 
-    def in_float32(self: Any, x: Any, y: Any, *rest: Any) -> Any:
+    def in_float32(self: InterpreterBuilder, x: TensorHandle, y: TensorHandle, *rest: object) -> TensorHandle:
         return dot(self, float32_of(x), float32_of(y), *rest)
 
     return in_float32

@@ -9,10 +9,10 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import base_op, special_cases
@@ -40,27 +40,27 @@ from attnkit_conformance.adapters import triton_bfloat16
 from attnkit_conformance.adapters.base import VJP, Arrays
 from attnkit_conformance.adapters.cases import base_arguments, handed_on, refuse_learned
 from attnkit_conformance.adapters.torch import Autograd
-from attnkit_conformance.model.types import Foreign, Keywords, Params, Results
+from attnkit_conformance.model.types import Foreign, Keyword, Keywords, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
 
-def without_gradients(kernels: Mapping[str, Kernel]) -> dict[str, Callable[..., Any]]:
+def without_gradients(kernels: Mapping[str, Kernel]) -> dict[str, Callable[..., Foreign]]:
     """What serves the ops of a table."""
     return {op: kernel.call for op, kernel in kernels.items() if not op.endswith(VJP)}
 
 
-def forget(q: Any, k: Any, v: Any, log_forget: Any, **options: Any) -> Any:
+def forget(q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor, **options: Keyword) -> Tensor:
     """forgetting_attention, whose gates kernels take as an option."""
     return rows.KERNELS[FORGETTING.name].call(q, k, v, log_forget=log_forget, **options)
 
 
-KERNELS: dict[str, Callable[..., Any]] = {}
+KERNELS: dict[str, Callable[..., Foreign]] = {}
 for table in (pointwise, linear, linear_features, rows, softpick, newton, packed):
     KERNELS |= without_gradients(table.KERNELS)
 KERNELS |= {op: stepping(row.call) for op, row in linear_step.KERNELS.items()} | {FORGETTING.name: forget}
 
 
-def special_case(op: str, q: Any, k: Any, v: Any, **options: Any) -> Any:
+def special_case(op: str, q: Tensor, k: Tensor, v: Tensor, **options: Keyword) -> Foreign:
     """The op that it is a case of, with its options."""
     return KERNELS[base_op(op)](q, k, v, **base_arguments(op, options))
 
@@ -68,19 +68,19 @@ def special_case(op: str, q: Any, k: Any, v: Any, **options: Any) -> Any:
 SERVED = KERNELS | {op: partial(special_case, op) for op, base in special_cases().items() if base in KERNELS}
 
 
-def statistics(q: Any, k: Any, v: Any = None, *, op: str, **options: Any) -> dict[str, Any]:
+def statistics(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: Keyword) -> Results:
     """o, if there is a v, and the statistics."""
     return triton_statistics.attend(
         q, k, v, op=op, **{"fields": triton_statistics.FIELDS, **base_arguments(op, options)}
     )
 
 
-def unserved_statistics(*, op: str, **options: Any) -> str | None:
+def unserved_statistics(*, op: str, **options: Keyword) -> str | None:
     """Why statistics of the rows of `op` are not supported."""
     return triton_statistics.unsupported_options(op, **base_arguments(op, options))
 
 
-def unserved_features(record: Linear, *, projection: Any = None, **arguments: Any) -> str | None:
+def unserved_features(record: Linear, *, projection: Tensor | None = None, **arguments: Keyword) -> str | None:
     """Why the features of a linear op are not served; an initial state comes in parts."""
     arrays = () if projection is None else (projection,)
     return linear_features.unsupported_options(
@@ -89,18 +89,20 @@ def unserved_features(record: Linear, *, projection: Any = None, **arguments: An
     )  # fmt: skip
 
 
-def unserved_step(*, initial_S: Any = None, initial_z: Any = None, **arguments: Any) -> str | None:
+def unserved_step(
+    *, initial_S: Tensor | None = None, initial_z: Tensor | None = None, **arguments: Keyword
+) -> str | None:
     """Why a step is not supported."""
-    state = None if initial_S is None else (initial_S, initial_z)
+    state = None if initial_S is None or initial_z is None else (initial_S, initial_z)
     return linear_step.unsupported_options(**arguments, state=state)
 
 
-def unserved_inverse(*, a: Any = None, landmarks: Any = None, **arguments: Any) -> str | None:
+def unserved_inverse(*, a: Foreign = None, landmarks: Foreign = None, **arguments: Keyword) -> str | None:
     """Why a matrix is not inverted."""
     return newton.unsupported_options((a if landmarks is None else landmarks).shape[-2], **arguments)
 
 
-def unserved_factors(**arguments: Any) -> str | None:
+def unserved_factors(**arguments: Keyword) -> str | None:
     """Why scalable softmax is not supported, which calls softmax by its public name."""
     tensors = (x for x in arguments.values() if isinstance(x, torch.Tensor))
     return None if are_aligned(tensors) else UNALIGNED
@@ -147,7 +149,7 @@ class Interpreted(Autograd):
         self.served = SERVED
         np.seterr(all="ignore")  # a GPU does not warn about NaN and infinities either
 
-    def array(self, x: np.ndarray, dtype: str) -> Foreign:
+    def array(self, x: np.ndarray, dtype: str) -> Tensor:
         """A tensor stored as (B, L, H, d), if it has both axes."""
         tensor = super().array(x, dtype)
         return (

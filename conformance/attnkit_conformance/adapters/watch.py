@@ -9,7 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import BuiltinFunctionType, CodeType, FrameType
-from typing import Any
+
+from attnkit_conformance.model.types import Foreign
 
 REFERENCE = "attnkit_reference"
 
@@ -24,7 +25,7 @@ class Watch:
     def __init__(self, names: tuple[str, ...]) -> None:
         self.modules = tuple(name for name in names if ":" not in name)
         self.codes: dict[CodeType, str] = {}
-        self.builtins: dict[Any, str] = {}
+        self.builtins: dict[object, str] = {}
         self.seen: set[str] = set()
         for name in names:
             if ":" in name:
@@ -34,7 +35,7 @@ class Watch:
         """Watch one function or class."""
         module, _, attribute = name.partition(":")
         try:
-            value: Any = importlib.import_module(module)
+            value: Foreign = importlib.import_module(module)
             for part in attribute.split("."):
                 value = getattr(value, part)
         except (ImportError, AttributeError) as error:

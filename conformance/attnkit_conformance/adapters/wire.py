@@ -8,14 +8,16 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
 from attnkit_conformance.model.memory import Memory, memory_of
+from attnkit_conformance.model.types import Params, Plain
 
 PLAIN = (str, int, float, bool, bytes, type(None))
-Packed = dict[str, tuple[Any, ...]]
+Traits = dict[str, tuple[bool, Plain]]  # of an adapter: whether an attribute is sent, and its value or else its repr
+Packed = dict[str, tuple[Plain, ...]]
 
 
 class Question(NamedTuple):
@@ -24,7 +26,7 @@ class Question(NamedTuple):
     method: str
     op: str
     arrays: Packed
-    params: dict[str, Any]
+    params: Params
     others: tuple[Packed, ...] = ()  # cotangents, tangents, samples
     surrounding: str = ""
     threads: int = 0
@@ -59,7 +61,7 @@ def unpack(packed: Packed) -> dict[str, np.ndarray]:
     return {name: Memory(np.frombuffer(x, np.uint8), *rest).array() for name, (x, *rest) in packed.items()}
 
 
-def plain(value: object) -> Any:
+def plain(value: object) -> Plain:
     """A value as plain data, each mapping a dict; TypeError for anything else."""
     if isinstance(value, Mapping):
         return {plain(key): plain(item) for key, item in value.items()}
@@ -74,10 +76,10 @@ def plain(value: object) -> Any:
 class PlainUnpickler(pickle.Unpickler):
     """Reads plain data alone."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
 
 
-def read(message: bytes) -> Any:
+def read(message: bytes) -> Plain:
     """Plain data from a message; UnpicklingError for anything else."""
     return PlainUnpickler(io.BytesIO(message)).load()

@@ -20,13 +20,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
 from attnkit_conformance.adapter import DERIVATIVES, IllFormed, Unsupported, cut
-from attnkit_conformance.adapters.wire import Question, pack, read, unpack
-from attnkit_conformance.model.types import Arrays, Foreign, Params
+from attnkit_conformance.adapters.wire import Question, Traits, pack, read, unpack
+from attnkit_conformance.model.types import Arrays, Params, Plain
 
 PATIENCE = 600.0  # seconds for one call, compilation included
 FAREWELL = 60.0  # seconds for a worker to exit after its pipe is closed
@@ -92,7 +92,7 @@ class Worker:
         self.deaths = 0
         self.traits = self.start()
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> Traits:
         """Start the process and wait for what the adapter says of itself."""
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **self.environment}
@@ -116,10 +116,10 @@ class Worker:
         self.written: deque[str] = deque(maxlen=TAIL)
         self.reader = threading.Thread(target=drain, args=(self.process.stdout, self.written), daemon=True)
         self.reader.start()
-        traits: dict[str, Any] = self.receive("loading")
+        traits: Traits = self.receive("loading")
         return traits
 
-    def receive(self, doing: str, calls: int = 1) -> Any:
+    def receive(self, doing: str, calls: int = 1) -> Plain:
         """The worker's next answer; an exception in the worker is raised here."""
         try:
             if not self.pipe.poll(calls * self.patience):
@@ -147,7 +147,7 @@ class Worker:
         self.deaths += weight
         return WorkerDied(f"{self.name}: {text}{self.last_words() if last_words else ''}")
 
-    def told(self, message: bytes) -> Any:
+    def told(self, message: bytes) -> Plain:
         """The answer in a message; what the worker raised is raised here."""
         try:
             kind, value, faults = read(message)
@@ -171,7 +171,7 @@ class Worker:
         text = "\n".join(self.written).strip()[-LONGEST:]
         return f"; it had written: {text}" if text else ""
 
-    def ask(self, question: Question, calls: int = 1) -> Any:
+    def ask(self, question: Question, calls: int = 1) -> Plain:
         """An answer, of a fresh process if the last one is gone; for so many `calls` there is as much patience."""
         if self.process.poll() is not None:
             self.close()
@@ -225,7 +225,7 @@ class WorkerAdapter:
         self.description: str = traits.get("description", "")
         self.ops: tuple[str, ...] | None = traits.get("ops")
         self.without: tuple[str, ...] = tuple(traits.get("without", ()))
-        self.serves: Mapping[str, Mapping[str, Any]] | None = traits.get("serves")
+        self.serves: Mapping[str, Mapping[str, Plain]] | None = traits.get("serves")
         self.compiles: bool = traits.get("compiles", False)
         self.copied: tuple[str, ...] = tuple(traits.get("copied", ()))
         self.declines: tuple[str, ...] | None = traits.get("declines")
@@ -238,11 +238,11 @@ class WorkerAdapter:
         """A question for the worker."""
         return Question(method, op, pack(arrays), dict(params), tuple(map(pack, others)))
 
-    def ask(self, method: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Any:
+    def ask(self, method: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Plain:
         """One call in the worker."""
         return self.worker.ask(self.question(method, op, arrays, params, *others))
 
-    def array(self, x: np.ndarray, dtype: str) -> Foreign:
+    def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
         """Arrays stay NumPy's on this side; the worker converts them."""
         return x
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from attnkit_conformance.model.binding import FIELDS, PLAIN, Binding
 from attnkit_conformance.model.case import DTYPES, INTEGER, Case, ErrorSample, Sample, compute_dtype
 from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.scene import Scene
-from attnkit_conformance.model.types import Foreign, Params, option
+from attnkit_conformance.model.types import Params, option
 from attnkit_reference._core import Scores
 from attnkit_reference.pointwise import SCORE_FUNCTIONS, ScoreFunction
 
@@ -115,7 +116,7 @@ class Op:
     scene_case: Callable[[Op, Scene, Params, str, str], Case] | None = None  # of a scene; None: `attention_case`
     converged: Params = field(default_factory=dict)  # with which an implicit gradient is a derivative
     telling: Callable[[Case], bool] = always  # whether a case that a search draws tells anything
-    kind: Foreign = None  # what the samples of its family know of it
+    kind: Any = None  # what the samples of its family know of it, and nobody else reads
 
     def adapted(self, scene: Scene, params: Params) -> Scene | None:
         """The scene reduced to what this op supports with these parameters; None if nothing is left, or where rounding

@@ -8,11 +8,14 @@ from typing import Any, TypeAlias, TypeVar
 from attnkit_conformance.model.grammar import Level
 
 Foreign: TypeAlias = Any
-"""An array, function or module of a library that is judged: which one is known only when it runs."""
+"""An array, function, module or adapter of a library that is judged: which one is known only when it runs."""
 Arrays: TypeAlias = Mapping[str, Foreign]
 """Such arrays by name."""
 Results: TypeAlias = dict[str, Foreign]
 """What a call returns: outputs or gradients by name."""
+
+Plain: TypeAlias = Any
+"""Numbers, texts and containers of them that a file or another process holds: what, is known after a look at them."""
 
 Option: TypeAlias = Level
 """A parameter of an op."""

@@ -6,8 +6,8 @@ One module per library, which imports it: `numpy`, `torch`, `jax`, and `c` for a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
+from attnkit_conformance.model.grammar import Level
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes import rows
 
@@ -18,8 +18,8 @@ NUMBERS = ("0.7", "-0.3")
 
 
 def declaration_of(
-    op: str, every: Iterable[str], some: Mapping[str, Collection[Any]], without: Collection[str] = ()
-) -> dict[str, dict[str, Any]]:
+    op: str, every: Iterable[str], some: Mapping[str, Collection[Level]], without: Collection[str] = ()
+) -> dict[str, dict[str, Level]]:
     """`serves` of an adapter of one op: every level of some factors, some of others, and what it is asked without.
     Calls inside may be refused, for a reason that no level names.
     """

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.derivatives import Transformed, differentiable
 from attnkit_conformance.adapters.derivatives import jax as transformations
+from attnkit_conformance.adapters.derivatives.jax import Arrays
 from attnkit_conformance.model.layout import MAKERS
-from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
+from attnkit_conformance.model.types import Params
 from attnkit_conformance.opdb import BY_NAME
 
 
@@ -29,11 +28,11 @@ class JaxAdapter:
     compiles = True
     copied = tuple(MAKERS)  # arrays have no strides
 
-    def array(self, x: np.ndarray, dtype: str) -> Foreign:
+    def array(self, x: np.ndarray, dtype: str) -> jax.Array:
         """An array on the default device."""
         return device_array(x)
 
-    def numpy(self, x: Foreign) -> np.ndarray:
+    def numpy(self, x: object) -> np.ndarray:
         """The content of an array; TypeError for anything else."""
         return array_of(x, self.name)
 
@@ -41,30 +40,30 @@ class JaxAdapter:
         """Outputs by name: yours."""
         raise NotImplementedError(f"{type(self).__name__} has no call")
 
-    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Arrays:
         """jax.vjp of the outputs that have a cotangent."""
         if self.forward_only:
             raise Unsupported("no gradients")
         leaves = {name: arrays[name] for name in BY_NAME[op].differentiable if name in arrays}
 
-        def outputs(leaves: Arrays) -> dict[str, Any]:
+        def outputs(leaves: Arrays) -> Arrays:
             answer = self.call(op, {**arrays, **leaves}, params)
             return {name: answer[name] for name in cotangents}
 
-        grads: dict[str, Any] = jax.vjp(outputs, leaves)[1](dict(cotangents))[0]
+        grads: Arrays = jax.vjp(outputs, leaves)[1](dict(cotangents))[0]
         return grads
 
 
 class JaxDerivatives(Transformed, JaxAdapter):
     """The same with `jvp`, `hvp` and `vmap_grad`: they are judged too, in float64."""
 
-    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Results:
+    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Arrays:
         """By the transformation of this name."""
         function = differentiable(self.forward, op, arrays, params)
-        answer: dict[str, Any] = getattr(transformations, kind)(function, arrays, *map(dict, others))
+        answer: Arrays = getattr(transformations, kind)(function, arrays, *map(dict, others))
         return answer
 
-    def forward(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def forward(self, op: str, arrays: Arrays, params: Params) -> Arrays:
         """The outputs of the call."""
         return dict(self.call(op, arrays, params))
 
@@ -77,7 +76,7 @@ def device_array(x: np.ndarray) -> jax.Array:
     return jax.device_put(x)  # jax.numpy.asarray would compile a copy for each shape
 
 
-def array_of(x: Any, name: str) -> np.ndarray:
+def array_of(x: object, name: str) -> np.ndarray:
     """The content of a JAX array; TypeError, with the name of an adapter, for anything else."""
     if not isinstance(x, jax.Array):
         raise TypeError(f"{name}: expected a jax.Array, got {type(x).__module__}.{type(x).__name__}")

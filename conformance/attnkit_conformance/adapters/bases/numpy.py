@@ -23,7 +23,7 @@ class NumpyAdapter:
         """The array itself."""
         return x
 
-    def numpy(self, x: Foreign) -> np.ndarray:
+    def numpy(self, x: object) -> np.ndarray:
         """The array itself; TypeError for anything else."""
         if not isinstance(x, np.ndarray | np.generic):
             raise TypeError(f"{self.name}: expected a NumPy array, got {type(x).__module__}.{type(x).__name__}")

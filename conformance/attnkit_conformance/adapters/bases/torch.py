@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +12,10 @@ from attnkit_conformance.adapters.derivatives import Transformed, differentiable
 from attnkit_conformance.adapters.derivatives import torch as transformations
 from attnkit_conformance.model.case import DTYPES, is_dtype, numpy_dtype
 from attnkit_conformance.model.memory import memory_of
-from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
+from attnkit_conformance.model.types import Params
 from attnkit_conformance.opdb import BY_NAME
+
+Tensors = Mapping[str, torch.Tensor]
 
 
 class TorchAdapter:
@@ -35,19 +36,19 @@ class TorchAdapter:
         """Layouts of which there are no tensors; memory of a GPU is aligned."""
         return ("negative", "read_only", *(() if self.device == "cpu" else ("unaligned",)))
 
-    def array(self, x: np.ndarray, dtype: str) -> Foreign:
+    def array(self, x: np.ndarray, dtype: str) -> torch.Tensor:
         """A tensor in the memory of `x`, or in a copy of it on the device."""
         return tensor_of(x, torch.device(self.device))
 
-    def numpy(self, x: Foreign) -> np.ndarray:
+    def numpy(self, x: object) -> np.ndarray:
         """The content of a tensor; TypeError for what is none, or is on another device."""
         return array_of(x, torch.device(self.device), self.name)
 
-    def call(self, op: str, arrays: Arrays, params: Params) -> Arrays:
+    def call(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """Outputs by name: yours."""
         raise NotImplementedError(f"{type(self).__name__} has no call")
 
-    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
+    def vjp(self, op: str, arrays: Tensors, params: Params, cotangents: Tensors) -> Tensors:
         """torch.autograd.grad of the outputs that have a cotangent."""
         if self.forward_only:
             raise Unsupported("no gradients")
@@ -59,13 +60,13 @@ class TorchAdapter:
 class TorchDerivatives(Transformed, TorchAdapter):
     """The same with `jvp`, `hvp` and `vmap_grad`, by torch.func and by autograd twice: they are judged too."""
 
-    def derivatives(self, kind: str, op: str, arrays: Arrays, params: Params, *others: Arrays) -> Results:
+    def derivatives(self, kind: str, op: str, arrays: Tensors, params: Params, *others: Tensors) -> Tensors:
         """By the transformation of this name."""
         function = differentiable(self.forward, op, arrays, params)
-        answer: dict[str, Any] = getattr(transformations, kind)(function, arrays, *others)
+        answer: Tensors = getattr(transformations, kind)(function, arrays, *others)
         return answer
 
-    def forward(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def forward(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """The outputs of the call."""
         return dict(self.call(op, arrays, params))
 
@@ -85,7 +86,7 @@ def on_device(x: np.ndarray, device: torch.device) -> torch.Tensor:
     return elements.as_strided(x.shape, [n // x.itemsize for n in x.strides], memory.start // x.itemsize)
 
 
-def array_of(x: Any, device: torch.device, name: str) -> np.ndarray:
+def array_of(x: object, device: torch.device, name: str) -> np.ndarray:
     """The content of a tensor on a device; TypeError, with the name of an adapter, for anything else."""
     if not isinstance(x, torch.Tensor) or x.device.type != device.type:
         where = f" on {x.device}" if isinstance(x, torch.Tensor) else ""
@@ -95,7 +96,7 @@ def array_of(x: Any, device: torch.device, name: str) -> np.ndarray:
 
 
 def pulled_back(
-    outputs: Mapping[str, torch.Tensor], leaves: Mapping[str, torch.Tensor], cotangents: Arrays
+    outputs: Mapping[str, torch.Tensor], leaves: Mapping[str, torch.Tensor], cotangents: Tensors
 ) -> dict[str, torch.Tensor]:
     """Gradients of leaves; a leaf that no output depends on has gradient 0."""
     live = [name for name in cotangents if outputs[name].requires_grad]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,10 +31,10 @@ from attnkit_conformance.adapters.cases import POINTWISE, base_arguments, cases,
 from attnkit_conformance.adapters.cuda_cpu.build import Edits, Library, missing_compiler
 from attnkit_conformance.adapters.cuda_cpu.machine import AMPLE, KernelFault, Machine
 from attnkit_conformance.model.case import DTYPES
-from attnkit_conformance.model.types import Foreign, Params
+from attnkit_conformance.model.types import Foreign, Keyword, Keywords, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
-Call = Callable[..., dict[str, Any]]
+Call = Callable[..., Results]
 
 
 class Served(NamedTuple):
@@ -45,7 +45,7 @@ class Served(NamedTuple):
     unsupported_options: Callable[..., str | None]  # (**arrays and params)
 
 
-def pointwise_served(op: str, **own: Any) -> Served:
+def pointwise_served(op: str, **own: Keyword) -> Served:
     """Point-wise attention, or a case of it; what the kernels take instead of parameters is the op's `own`."""
     return Served(
         lambda device, **arguments: {"o": pointwise.forward(device, **base_arguments(op, arguments), **own)},
@@ -57,7 +57,7 @@ def pointwise_served(op: str, **own: Any) -> Served:
 
 
 def bound(
-    function: Callable[..., Any],
+    function: Callable[..., Foreign],
     forward: Callable[..., object],
     backward: Call,
     unsupported_options: Callable[..., str | None],
@@ -66,7 +66,7 @@ def bound(
     op = function.__name__
     row = BY_NAME[op]
 
-    def apart(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def apart(options: Keywords) -> tuple[Arrays, Params]:
         arrays = {name: x for name, x in options.items() if isinstance(x, np.ndarray)}
         return arrays, {name: x for name, x in options.items() if name not in arrays}
 
@@ -83,7 +83,7 @@ def bound(
 
 
 def packed_served(
-    op: Callable[..., Any],
+    op: Callable[..., Foreign],
     forward: Callable[..., object],
     backward: Call,
     unsupported_options: Callable[..., str | None] = pointwise.unsupported_options,
@@ -99,12 +99,12 @@ def with_norm(device: Machine) -> dict[str, Kernel]:
     return rela.kernels(of, partial(pointwise.backward, device))
 
 
-def rela_forward(device: Machine, *arrays: Any, **options: Any) -> Any:
+def rela_forward(device: Machine, *arrays: np.ndarray, **options: Keyword) -> Foreign:
     """Its output."""
     return with_norm(device)[rela.RELA.name].call(*arrays, **options)
 
 
-def rela_backward(device: Machine, *arrays: Any, **options: Any) -> Any:
+def rela_backward(device: Machine, *arrays: np.ndarray, **options: Keyword) -> Foreign:
     """Its gradients."""
     return with_norm(device)[rela.rela_attention_vjp.__name__].call(*arrays, **options)
 
@@ -112,11 +112,13 @@ def rela_backward(device: Machine, *arrays: Any, **options: Any) -> Any:
 def rows_served(op: str, alpha: float) -> Served:
     """Softmax or entmax attention, or a case of it, with α where the call names none."""
 
-    def forward(device: Machine, **options: Any) -> dict[str, Any]:
+    def forward(device: Machine, **options: Keyword) -> Results:
         outputs = rows.forward(device, **{"alpha": alpha, **base_arguments(op, options)})
         return dict(zip(("o", "lse"), outputs, strict=True)) if options.get("return_lse") else {"o": outputs}
 
-    def backward(device: Machine, cotangents: Arrays, q: Any, k: Any, v: Any, **options: Any) -> dict[str, Any]:
+    def backward(
+        device: Machine, cotangents: Arrays, q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Keyword
+    ) -> Results:
         options = {
             name: x for name, x in {"alpha": alpha, **base_arguments(op, options)}.items() if name != "return_lse"
         }
@@ -125,12 +127,12 @@ def rows_served(op: str, alpha: float) -> Served:
     return Served(forward, backward, rows.unsupported_options)
 
 
-def statistics_forward(device: Machine, op: str, **options: Any) -> dict[str, Any]:
+def statistics_forward(device: Machine, op: str, **options: Keyword) -> Results:
     """Statistics of an op, and its output if there is a v."""
     return statistics.forward(device, op=op, **base_arguments(op, options))
 
 
-def statistics_backward(device: Machine, cotangents: Arrays, **options: Any) -> dict[str, Any]:
+def statistics_backward(device: Machine, cotangents: Arrays, **options: Keyword) -> Results:
     """Unsupported."""
     raise Unsupported("the kernel of statistics has no gradients")
 
@@ -172,7 +174,7 @@ class CudaOnCpu:
         """NumPy arrays stay as they are."""
         return x
 
-    def numpy(self, x: Foreign) -> np.ndarray:
+    def numpy(self, x: object) -> np.ndarray:
         """Refuses anything that is not a NumPy array."""
         if not isinstance(x, np.ndarray):
             raise TypeError(f"{self.name}: expected a NumPy array, got {type(x).__module__}.{type(x).__name__}")
@@ -190,14 +192,12 @@ class CudaOnCpu:
     def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> dict[str, np.ndarray]:
         """Gradients, from both runs."""
 
-        def pull(device: Machine, **options: Any) -> dict[str, Any]:
+        def pull(device: Machine, **options: Keyword) -> Results:
             return SERVED[op].backward(device, cotangents, **options)
 
         return self.twice(op, arrays, params, pull)
 
-    def twice(
-        self, op: str, arrays: Arrays, params: Params, run: Callable[..., dict[str, Any]]
-    ) -> dict[str, np.ndarray]:
+    def twice(self, op: str, arrays: Arrays, params: Params, run: Callable[..., Results]) -> dict[str, np.ndarray]:
         """Results that depend neither on the placement of arrays nor on the order of threads; KernelFault otherwise."""
         if reason := self.unsupported(op, arrays, params):
             raise Unsupported(reason)

@@ -12,11 +12,11 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from attnkit.backends.cupy.launch import ACTIVATIONS, FEATURE_MAPS, OF_DISTANCES, Launch
 from attnkit.backends.cupy.rows import NORMALISERS
 from attnkit.kernels.cuda import SOURCES
+from attnkit_conformance.model.types import Foreign
 
 HERE = Path(__file__).parent
 COMPILER = "g++"
@@ -135,7 +135,7 @@ class Library:
         self.files = sources(edits or {})
         self.loaded: dict[str, ctypes.PyDLL] = {}
 
-    def function(self, launch: Launch) -> Any:
+    def function(self, launch: Launch) -> Foreign:
         """The function that runs the kernel of a launch; compiled on first use."""
         text = unit(launch)
         if text not in self.loaded:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from attnkit.backends.cupy.launch import Launch
 from attnkit_conformance.adapters.cuda_cpu.build import Library
@@ -69,10 +69,10 @@ class Machine:
         self.library, self.behind, self.descending = library, behind, descending
         self.shared_bytes = shared_bytes
         self.regions: list[Region] = []
-        self.known: dict[tuple[Any, ...], int] = {}
+        self.known: dict[tuple[object, ...], int] = {}
         self.keepalive: list[np.ndarray] = []
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """Poisoned memory that kernels may write to."""
         kind = np.dtype(dtype)
         size = int(np.prod(shape)) * kind.itemsize

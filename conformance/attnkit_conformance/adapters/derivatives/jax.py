@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +11,18 @@ Arrays = Mapping[str, jax.Array]
 Function = Callable[[Arrays], Arrays]
 
 
-def jvp(function: Function, arrays: Arrays, tangents: Arrays) -> Any:
+def jvp(function: Function, arrays: Arrays, tangents: Arrays) -> Arrays:
     """The tangents of the outputs, by jax.jvp."""
     return jax.jvp(function, ({name: arrays[name] for name in tangents},), (tangents,))[1]
 
 
-def hvp(function: Function, arrays: Arrays, cotangents: Arrays, tangents: Arrays) -> Any:
+def hvp(function: Function, arrays: Arrays, cotangents: Arrays, tangents: Arrays) -> Arrays:
     """The derivatives of the gradients along the tangents, by jax.grad of jax.grad."""
     grad = jax.grad(lambda x: product(function(x), cotangents))
     return jax.grad(lambda x: product(grad(x), tangents))({name: arrays[name] for name in tangents})
 
 
-def vmap_grad(function: Function, arrays: Arrays, cotangents: Arrays, samples: Arrays) -> Any:
+def vmap_grad(function: Function, arrays: Arrays, cotangents: Arrays, samples: Arrays) -> Arrays:
     """The gradients of every sample, by jax.vmap of jax.grad."""
     return jax.vmap(jax.grad(lambda sample: product(function(sample), cotangents)))(samples)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +13,9 @@ from jax.sharding import AxisType, PartitionSpec
 from attnkit_conformance.adapters.jax import light
 from attnkit_conformance.adapters.surroundings import Arrays, Function, Surrounding
 from attnkit_conformance.adapters.surroundings.together import InThreads
+from attnkit_conformance.model.types import Foreign
 
-Tree = Any
+Tree = Foreign  # arrays in dicts and tuples
 Program = Callable[..., Tree]
 OfTwo = Callable[[Tree, Tree], Tree]
 Around = Callable[[OfTwo], OfTwo]
@@ -24,7 +24,7 @@ AXIS = "surrounding"
 
 def run_compiled(program: Program, *arguments: Tree) -> Tree:
     """A program under jit; what is compiled of it is not kept."""
-    jitted: Any = jax.jit(program, compiler_options=light())
+    jitted: Foreign = jax.jit(program, compiler_options=light())
     try:
         return jitted(*arguments)
     finally:
@@ -63,7 +63,7 @@ def program(
     return Surrounding(name, text, call, vjp)
 
 
-def within(name: str, text: str, context: Callable[[], AbstractContextManager[Any]]) -> Surrounding:
+def within(name: str, text: str, context: Callable[[], AbstractContextManager[object]]) -> Surrounding:
     """A context in which a program is traced, compiled and run."""
 
     def run(program: Program, *arguments: Tree) -> Tree:

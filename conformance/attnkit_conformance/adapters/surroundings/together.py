@@ -6,9 +6,13 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
+
+from attnkit_conformance.model.types import Arrays
 
 T = TypeVar("T")
+Work: TypeAlias = Callable[[], Arrays]
+Task: TypeAlias = Callable[[], Coroutine[None, None, Arrays]]
 REPEATS = 3  # of the call that is judged
 
 
@@ -18,25 +22,25 @@ class Beside(Generic[T]):
     def __init__(self) -> None:
         self.last: T | None = None
 
-    def with_last(self, work: T, run: Callable[[T, T], Any]) -> Any:
+    def with_last(self, work: T, run: Callable[[T, T], Arrays]) -> Arrays:
         """run(work, the work before), which is kept unless it raises."""
         answer = run(work, work if self.last is None else self.last)
         self.last = work
         return answer
 
 
-class InThreads(Beside[Callable[[], Any]]):
+class InThreads(Beside[Work]):
     """Work in a thread while another thread does the work before it again and again."""
 
-    def __call__(self, work: Callable[[], Any]) -> Any:
+    def __call__(self, work: Work) -> Arrays:
         return self.with_last(work, both_in_threads)
 
 
-def both_in_threads(mine: Callable[[], Any], other: Callable[[], Any]) -> Any:
+def both_in_threads(mine: Work, other: Work) -> Arrays:
     """What `mine` returns the last time of several, while another thread repeats `other` until then."""
     start, done = threading.Barrier(2), threading.Event()
 
-    def repeat() -> Any:
+    def repeat() -> Arrays:
         start.wait()
         try:
             return [mine() for _ in range(REPEATS)][-1]
@@ -55,17 +59,17 @@ def both_in_threads(mine: Callable[[], Any], other: Callable[[], Any]) -> Any:
     return answer.result()
 
 
-class InTasks(Beside[Callable[[], Coroutine[Any, Any, Any]]]):
+class InTasks(Beside[Task]):
     """Work in an asyncio task that takes turns with the task before it."""
 
-    def __call__(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    def __call__(self, work: Task) -> Arrays:
         return self.with_last(work, both_in_tasks)
 
 
-def both_in_tasks(mine: Callable[[], Coroutine[Any, Any, Any]], other: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+def both_in_tasks(mine: Task, other: Task) -> Arrays:
     """What `mine` returns beside `other`."""
 
-    async def both() -> Any:
+    async def both() -> Arrays:
         return (await asyncio.gather(mine(), other()))[0]
 
     loop = asyncio.new_event_loop()  # asyncio.run writes a task with all of its arrays as text

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -16,9 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from attnkit_conformance.adapters.surroundings import Arrays, Function, Surrounding
 from attnkit_conformance.adapters.surroundings.together import InTasks, InThreads
+from attnkit_conformance.model.types import Foreign, Keywords
 
 Tensors = Mapping[str, torch.Tensor]
-Context = Callable[[], AbstractContextManager[Any]]
+Context = Callable[[], AbstractContextManager[object]]
 
 
 def fresh(leaves: Tensors) -> dict[str, torch.Tensor]:
@@ -26,7 +26,7 @@ def fresh(leaves: Tensors) -> dict[str, torch.Tensor]:
     return {name: x.detach().requires_grad_() for name, x in leaves.items()}
 
 
-def pull_back(outputs: Tensors, leaves: Tensors, cotangents: Tensors, retain_graph: bool = False) -> dict[str, Any]:
+def pull_back(outputs: Tensors, leaves: Tensors, cotangents: Tensors, retain_graph: bool = False) -> Tensors:
     """The gradients that `backward` adds up in leaves; 0 in one that no output depends on."""
     live = [name for name in cotangents if outputs[name].requires_grad]
     if live:
@@ -66,7 +66,7 @@ def without_gradients(name: str, text: str, context: Context) -> Surrounding:
     return Surrounding(name, text, call, forward_only=f"no gradients under {name}")
 
 
-def autocast() -> AbstractContextManager[Any]:
+def autocast() -> AbstractContextManager[object]:
     return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
@@ -137,7 +137,7 @@ def detecting_anomalies(name: str, text: str) -> Surrounding:
     return Surrounding(name, text, call, vjp)
 
 
-def copies_saved() -> AbstractContextManager[Any]:
+def copies_saved() -> AbstractContextManager[object]:
     """Tensors kept for the backward pass are copied, and copied back."""
     return torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach().clone(), torch.clone)
 
@@ -145,14 +145,20 @@ def copies_saved() -> AbstractContextManager[Any]:
 class Functions(TorchFunctionMode):
     """Passes on every function."""
 
-    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Callable[..., Foreign], types: object, arguments: tuple[Foreign, ...] = (),
+        keywords: Keywords | None = None,
+    ) -> Foreign:  # fmt: skip
         return function(*arguments, **(keywords or {}))
 
 
 class Operators(TorchDispatchMode):
     """Passes on every operator."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Callable[..., Foreign], types: object, arguments: tuple[Foreign, ...] = (),
+        keywords: Keywords | None = None,
+    ) -> Foreign:  # fmt: skip
         return function(*arguments, **(keywords or {}))
 
 
@@ -214,10 +220,10 @@ def beside_a_thread(name: str, text: str) -> Surrounding:
     run_call, run_vjp = InThreads(), InThreads()
     plain = within(name, text)
 
-    def call(function: Function, arrays: Arrays) -> Any:
+    def call(function: Function, arrays: Arrays) -> Arrays:
         return run_call(lambda: plain.call(function, arrays))
 
-    def vjp(function: Function, leaves: Arrays, rest: Arrays, cotangents: Arrays) -> Any:
+    def vjp(function: Function, leaves: Arrays, rest: Arrays, cotangents: Arrays) -> Arrays:
         assert plain.vjp is not None
         return run_vjp(partial(plain.vjp, function, leaves, rest, cotangents))
 
@@ -228,15 +234,15 @@ def beside_a_task(name: str, text: str) -> Surrounding:
     """A call in a task; another one comes between its forward and its backward pass."""
     run_call, run_vjp = InTasks(), InTasks()
 
-    def call(function: Function, arrays: Arrays) -> Any:
-        async def work() -> Any:
+    def call(function: Function, arrays: Arrays) -> Arrays:
+        async def work() -> Arrays:
             await asyncio.sleep(0)
             return function(arrays)
 
         return run_call(work)
 
-    def vjp(function: Function, leaves: Arrays, rest: Arrays, cotangents: Arrays) -> Any:
-        async def work() -> Any:
+    def vjp(function: Function, leaves: Arrays, rest: Arrays, cotangents: Arrays) -> Arrays:
+        async def work() -> Arrays:
             x = fresh(leaves)
             outputs = function({**x, **rest})
             await asyncio.sleep(0)

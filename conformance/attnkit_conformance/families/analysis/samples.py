@@ -26,14 +26,9 @@ P = ParamSpec("P")
 
 
 def array_case(
-    op: Op,
-    name: str,
-    dtype: str,
-    params: Params,
-    maker: Callable[P, dict[str, Array]],
-    *arguments: P.args,
-    **keywords: P.kwargs,
-) -> Case:
+    op: Op, name: str, dtype: str, params: Params, maker: Callable[P, dict[str, Array]],
+    *arguments: P.args, **keywords: P.kwargs,
+) -> Case:  # fmt: skip
     """A case of the arrays that `maker(*arguments)` draws."""
     return new_case(op, name, dtype, maker(*arguments, **keywords), params)
 
