@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Any
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.absent import Absent
@@ -42,7 +41,7 @@ def family(name: str) -> list[Adapter]:
         return [absent(item) for item in GPU_ONLY if item.name.partition("-")[0] == name]
     if missing := missing_modules(name):
         return [Absent(name, f"{', '.join(missing)} is not installed", DTYPES)]
-    adapters: list[Any] = importlib.import_module(f"{HERE}.{name}").adapters()
+    adapters: list[Adapter] = importlib.import_module(f"{HERE}.{name}").adapters()
     return adapters
 
 

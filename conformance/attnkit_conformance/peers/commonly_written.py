@@ -15,23 +15,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import einops
 import torch
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import refusal
-from attnkit_conformance.model.types import Arrays, Params, Results, option
+from attnkit_conformance.adapters.bases.torch import Tensors
+from attnkit_conformance.model.types import Params, option
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 
 Tensor = torch.Tensor
-Function = Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]
+Function = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 QKV = ("q", "k", "v")
 PAIRS = ("mask", "key_lengths", "query_mask", "causal", "window")
 KEYS = ("mask", "key_lengths")
-RELU = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "shift": 0.0, "length": "visible"}
+RELU: Params = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "shift": 0.0, "length": "visible"}
 
 
 def softmax_fill(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float) -> Tensor:
@@ -88,13 +88,13 @@ class Written(TorchPeer):
 
     without = ("return_lse", "return_state")
 
-    def __init__(self, function: Function, op: str, about: Arrays, options: tuple[str, ...]) -> None:
+    def __init__(self, function: Function, op: str, about: Params, options: tuple[str, ...]) -> None:
         self.function, self.ops, self.about, self.options = function, (op,), about, options
         summary = f"torch {torch.__version__}, einops {einops.__version__}, CPU, autograd"
         super().__init__(f"commonly_written-{function.__name__}", ("float64", "float32"), summary)
         self.of_keys = options == KEYS  # masks of keys only: (b, h, 1, j)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Other shapes than (b, h, i, d), and parameters that the lines do not support."""
         shapes = [arrays[name].shape for name in QKV]
         if any(len(shape) != 4 or shape[:2] != shapes[0][:2] for shape in shapes) or shapes[1][2] != shapes[2][2]:
@@ -108,7 +108,7 @@ class Written(TorchPeer):
             return "takes no mask of pairs"
         return refusal(arrays, params, (*QKV, *self.about, *self.options))
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """One call."""
         q, k, v = (arrays[name] for name in QKV)
         pairs = visible(arrays, params)
@@ -116,7 +116,7 @@ class Written(TorchPeer):
         seen = None if pairs is None else pairs.expand(*q.shape[:2], rows, k.shape[2])
         return {"o": self.function(q, k, v, seen, option(params, "scale", q.shape[-1] ** -0.5))}
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The function itself, on its arguments."""
         text = inspect.getsource(self.function).replace(": Tensor | None", "").replace(": Tensor", "")
         lines = text.replace(": float", "").replace(" -> Tensor", "").rstrip().splitlines()
@@ -130,7 +130,7 @@ class Written(TorchPeer):
 
 def adapters() -> list[Adapter]:
     """One per function."""
-    softplus = {**RELU, "activation": "softplus", "alpha": 0.0}
+    softplus: Params = {**RELU, "activation": "softplus", "alpha": 0.0}
     return [
         Written(softmax_fill, "softmax_attention", {}, (*PAIRS, "scale")),
         Written(softmax_inf, "softmax_attention", {}, (*PAIRS, "scale")),

@@ -12,14 +12,14 @@ steps, and 60 in float64.
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any
 
 import entmax
 import torch
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import refusal
-from attnkit_conformance.model.types import Arrays, Params, Results
+from attnkit_conformance.adapters.bases.torch import Tensors
+from attnkit_conformance.model.types import Option, Params
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 
@@ -44,7 +44,7 @@ class Entmax(TorchPeer):
         )
         self.bisects = bisects
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Why a call is unsupported: dropout by a seed, and α without an exact function."""
         if not self.bisects and ("alpha" in arrays or params.get("alpha", 1.5) not in (1.5, 2.0)):
             return "exact for alpha = 1.5 and 2 only"
@@ -52,13 +52,12 @@ class Entmax(TorchPeer):
             return "empty logits have no maximum"
         return refusal(arrays, params, TAKEN)
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """Scores, weights by entmax, and their product with v."""
-        q: Any = arrays["q"]
-        k: Any = arrays["k"]
-        v: Any = arrays.get("v")
+        q, k, v = arrays["q"], arrays["k"], arrays.get("v")
         groups = q.shape[-3] // k.shape[-3] if params.get("enable_gqa") else 1
-        k, v = (x if x is None or groups == 1 else x.repeat_interleave(groups, -3) for x in (k, v))
+        if groups > 1:
+            k, v = k.repeat_interleave(groups, -3), v if v is None else v.repeat_interleave(groups, -3)
         others = [x.shape[:-2] for x in (q, k, v) if x is not None]
         shape = (*torch.broadcast_shapes(*others), q.shape[-2], k.shape[-2])
         pairs = visible(arrays, params)
@@ -78,7 +77,7 @@ class Entmax(TorchPeer):
         o = dropped @ torch.where(mask.any(-2)[..., None], v, 0)
         return {"o": torch.where(alive, o, 0)}  # for gradients, where cotangents of such rows are NaN
 
-    def weights(self, op: str, s: torch.Tensor, alpha: Any) -> torch.Tensor:
+    def weights(self, op: str, s: torch.Tensor, alpha: torch.Tensor | Option) -> torch.Tensor:
         """The function of entmax."""
         if op.startswith("sparsemax"):
             alpha = 2.0
@@ -89,7 +88,7 @@ class Entmax(TorchPeer):
         exact: torch.Tensor = (entmax.sparsemax if alpha == 2.0 else entmax.entmax15)(s, dim=-1)
         return exact
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The function on scores."""
         scale = repr(params["scale"]) if "scale" in params else "q.shape[-1] ** -0.5"
         lines = [f"s = q @ k.mT * {scale}"]

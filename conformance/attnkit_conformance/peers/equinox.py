@@ -5,8 +5,6 @@ Takes (tokens, heads·features), masks of pairs for each head, and no bias, scal
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox
 import jax
 
@@ -26,7 +24,7 @@ LINES = (
 NAMES = ("query_proj", "key_proj", "value_proj", "output_proj")
 
 
-def attend(call: Call) -> Any:
+def attend(call: Call) -> jax.Array:
     batch, heads, _, features = call.q.shape
     module = equinox.nn.MultiheadAttention(heads, heads * features, vo_size=call.v.shape[3], key=jax.random.key(0))
     module = equinox.tree_at(lambda m: [getattr(m, name) for name in NAMES], module, [equinox.nn.Identity()] * 4)

@@ -14,14 +14,14 @@ of attention by pairs are in fla_attention.
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any
 
 import torch
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import refusal
+from attnkit_conformance.adapters.bases.torch import Tensors
 from attnkit_conformance.model.case import DTYPES
-from attnkit_conformance.model.types import Arrays, Params, Results, option
+from attnkit_conformance.model.types import Keyword, Keywords, Params, option
 from attnkit_conformance.peers import fla_attention
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.fla_attention import IMPORTS, VERSION, layout_reason, loading, naive, time_first
@@ -45,6 +45,7 @@ TAKEN = (
 )  # fmt: skip
 STATES = ("initial_S", "initial_z", "return_state")
 CHUNK = 64
+State = torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None  # S, with z where there is a denominator
 
 
 class Linear(TorchPeer):
@@ -59,7 +60,7 @@ class Linear(TorchPeer):
         dtypes = ("float64", "float32") if chunks else ("float32",)
         super().__init__(name, dtypes, f"fla-core {version('fla-core')}, {self.function.__name__}, CPU, autograd")
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Arguments and shapes beyond those of the function."""
         reason = refusal(arrays, params, TAKEN if self.chunks else (*TAKEN, *STATES))
         reason = reason or layout_reason(arrays, params)
@@ -74,7 +75,7 @@ class Linear(TorchPeer):
             return "keeps no sum of keys without normalize"
         return reason
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """One call on features."""
         q, k, v = (arrays[name] for name in ("q", "k", "v"))
         pairs = visible_keys(arrays, params)
@@ -86,7 +87,7 @@ class Linear(TorchPeer):
             fq = torch.where(live, phi(torch.where(live, q, 0)), 0)
         groups = q.shape[1] // k.shape[1]
         fk, v = (x.repeat_interleave(groups, 1) for x in (fk, v))
-        options: dict[str, Any] = {"scale": params.get("scale", 1.0), "normalize": normalizes(params)}
+        options: Keywords = {"scale": params.get("scale", 1.0), "normalize": normalizes(params)}
         if not self.chunks:
             options |= {"initial_state": self.first(arrays, options["normalize"], groups), "output_final_state": True}
         answer = self.function(time_first(fq), time_first(fk), time_first(v), **options)
@@ -97,7 +98,7 @@ class Linear(TorchPeer):
             return {"o": time_first(o)}
         return {"o": time_first(o), "S": state[0][:, ::groups], "z": state[1][:, 0, ::groups]}
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The function on features of q and k."""
         phi = FEATURE_TEXTS[option(params, "feature_map", "elu_plus_one")]
         lines = (*loading("linear_attn"), f"phi = lambda x: ({phi}).transpose(1, 2)")
@@ -106,7 +107,7 @@ class Linear(TorchPeer):
         result = f"{call if self.chunks else call + '[0]'}.transpose(1, 2)"
         return Source("torch", IMPORTS, lines, result, VERSION)
 
-    def first(self, arrays: Arrays, normalize: bool, groups: int) -> Any:
+    def first(self, arrays: Tensors, normalize: bool, groups: int) -> State:
         """The state before the first token in fla's layout."""
         if "initial_S" not in arrays:
             return None
@@ -117,8 +118,10 @@ class Linear(TorchPeer):
 def recurrences() -> list[Recurrence]:
     """Gated linear attention, the delta rule, and linear attention that fades, token by token and in chunks."""
 
-    def of(name: str, family: str, function: str, op: str, gate: str, gate_name: str = "g", **own: Any) -> Recurrence:
-        told: dict[str, Any] = {
+    def of(
+        name: str, family: str, function: str, op: str, gate: str, gate_name: str = "g", **own: Keyword
+    ) -> Recurrence:
+        told: Keywords = {
             "text": f"naive.{function}",
             "imports": IMPORTS,
             "lines": loading(family),
@@ -127,11 +130,11 @@ def recurrences() -> list[Recurrence]:
         return Recurrence(f"fla-{name}", getattr(naive(family), function), op, gate, gate_name, **told, **own)
 
     gla, rule, gated = "simple_gla", "delta_rule", "gated_delta_rule"
-    stateless: dict[str, Any] = {"begins": False, "ends": False}
-    sized: dict[str, Any] = {"chunks": ("chunk_size",)}
+    stateless: Keywords = {"begins": False, "ends": False}
+    sized: Keywords = {"chunks": ("chunk_size",)}
     divided = sized | {"divides": True}
-    blocks: dict[str, Any] = {"chunks": ("BM", "BN"), "divides": True, "chunk": 32}
-    first: dict[str, Any] = {"heads_first": True}
+    blocks: Keywords = {"chunks": ("BM", "BN"), "divides": True, "chunk": 32}
+    first: Keywords = {"heads_first": True}
     return [
         of("simple_gla", gla, "naive_recurrent_simple_gla", LINEAR, NUMBER, scales=True),
         of("simple_gla_chunk", gla, "naive_chunk_simple_gla", LINEAR, NUMBER, scales=True, **sized),

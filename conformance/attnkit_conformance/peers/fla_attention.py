@@ -10,14 +10,14 @@ import importlib.util
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import refusal
+from attnkit_conformance.adapters.bases.torch import Tensors
 from attnkit_conformance.model.case import DTYPES
-from attnkit_conformance.model.types import Arrays, Foreign, Params, Results, option, window_sides
+from attnkit_conformance.model.types import Foreign, Params, option, window_sides
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer
 
@@ -54,7 +54,7 @@ def loading(family: str) -> tuple[str, ...]:
     )
 
 
-def layout_reason(arrays: Arrays, params: Params) -> str | None:
+def layout_reason(arrays: Tensors, params: Params) -> str | None:
     """Shapes that are not (B, T, H, K)."""
     q, k, v = (arrays[name] for name in ("q", "k", "v"))
     if any(x.ndim != 4 or x.shape[0] != q.shape[0] for x in (q, k, v)) or k.shape[1] != v.shape[1]:
@@ -75,7 +75,7 @@ class Pairs(TorchPeer):
         self.function, self.family, self.ops, self.without = getattr(naive(family), function), family, (op,), without
         super().__init__(name, DTYPES, f"fla-core {version('fla-core')}, {function}, CPU, autograd")
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Masks, biases, windows that are not causal, and other than as many queries as keys."""
         numbers = {name: x for name, x in arrays.items() if name != "sink"}  # a sink may be an array
         reason = refusal(numbers, params, (*PLAIN, *OWN[op])) or layout_reason(arrays, params)
@@ -89,7 +89,7 @@ class Pairs(TorchPeer):
             return "windows are causal"
         return reason
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """One call."""
         q, k, v = (time_first(arrays[name]) for name in ("q", "k", "v"))
         o = self.function(q, k, v, **{name: x for name, (x, _) in self.options(op, arrays, params).items()})
@@ -97,7 +97,7 @@ class Pairs(TorchPeer):
             return {"o": time_first(o)}
         return {"o": time_first(o[0])} | ({"r": time_first(o[1])} if params.get("return_remainder") else {})
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The same call."""
         options = ", ".join(f"{name}={text}" for name, (_, text) in self.options(op, arrays, params).items())
         call = f"naive.{self.function.__name__}(*(x.transpose(1, 2) for x in (q, k, v)), {options})"
@@ -105,7 +105,7 @@ class Pairs(TorchPeer):
         lines = (*loading(self.family), f"{'o, other' if several else 'o'} = {call}")
         return Source("torch", IMPORTS, lines, "o.transpose(1, 2)", VERSION, others={"r": "other.transpose(1, 2)"})
 
-    def options(self, op: str, arrays: Arrays, params: Params) -> dict[str, tuple[Any, str]]:
+    def options(self, op: str, arrays: Tensors, params: Params) -> dict[str, tuple[Foreign, str]]:
         """The keywords of a call: values, and their texts in a program."""
         q = arrays["q"]
         given = {name: params[name] for name in ("scale", "attend_current") if name in params}

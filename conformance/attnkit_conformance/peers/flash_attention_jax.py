@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import partial
 from importlib.metadata import version
-from typing import Any
 
 import flash_attention_jax
 import jax
@@ -24,12 +23,12 @@ VERSION = 'importlib.metadata.version("flash-attention-jax")'
 PLAIN = "{q}, {k}, {v}"
 
 
-def with_keys(name: str, call: Call) -> Any:
+def with_keys(name: str, call: Call) -> jax.Array:
     seen = np.ones((call.k.shape[0], call.k.shape[2]), bool) if call.seen is None else call.seen
     return getattr(flash_attention_jax, name)(call.q, call.k, call.v, jax.numpy.asarray(seen))
 
 
-def causal(name: str, call: Call) -> Any:
+def causal(name: str, call: Call) -> jax.Array:
     return getattr(flash_attention_jax, name)(call.q, call.k, call.v)
 
 

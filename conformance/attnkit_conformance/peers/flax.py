@@ -7,30 +7,29 @@ hands over to jax.nn.dot_product_attention, which needs as many features in v as
 
 from __future__ import annotations
 
-from typing import Any
-
 import flax
 import jax
 from flax import nnx
 from flax.nnx.nn.attention import dot_product_attention_weights
 
 from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.model.types import Keywords
 from attnkit_conformance.peers.heads import Call, Function, Takes
 from attnkit_conformance.peers.jax_base import JaxHeads
 
 TURNED = ("turned = lambda x: x.swapaxes(1, 2)",)
 
 
-def options(call: Call) -> dict[str, Any]:
+def options(call: Call) -> Keywords:
     return {"bias": call.bias, "mask": None if call.seen is None else jax.numpy.asarray(call.seen)}
 
 
-def attend(call: Call) -> Any:
+def attend(call: Call) -> jax.Array:
     q, k, v = (x.swapaxes(1, 2) for x in (call.q, call.k, call.v))
     return nnx.dot_product_attention(q, k, v, is_causal=call.causal, **options(call)).swapaxes(1, 2)
 
 
-def by_weights(call: Call) -> Any:
+def by_weights(call: Call) -> jax.Array:
     q, k = (x.swapaxes(1, 2) for x in (call.q, call.k))
     return dot_product_attention_weights(q, k, is_causal=call.causal, **options(call)) @ call.v
 

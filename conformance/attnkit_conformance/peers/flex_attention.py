@@ -9,14 +9,14 @@ compiled function takes 41 s per shape on one core, and is not judged.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 from attnkit_conformance.adapter import Adapter, Unsupported
 from attnkit_conformance.adapters.bases.arguments import refusal
-from attnkit_conformance.model.types import Arrays, Params, Results, option
+from attnkit_conformance.adapters.bases.torch import Tensors
+from attnkit_conformance.model.types import Foreign, Keywords, Params, option
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 
@@ -41,7 +41,7 @@ class Flex(TorchPeer):
         function = f"flex_attention, CPU, eager{what}, outputs only"
         super().__init__(name, ("float64", "float32"), f"torch {torch.__version__}, {function}")
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Why a call is unsupported: other than two leading axes, and unknown arguments."""
         shapes = [arrays[name].shape for name in ("q", "k", "v")]
         if any(len(shape) != 4 or shape[0] != shapes[0][0] for shape in shapes) or shapes[1][1] != shapes[2][1]:
@@ -52,12 +52,14 @@ class Flex(TorchPeer):
             return "takes no empty inputs"
         return refusal(arrays, params, self.parameters)
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """One call."""
         o, lse = self.attend(arrays, params, lambda s: s)
         return {"o": o, "lse": lse} if params.get("return_lse") else {"o": o}
 
-    def attend(self, arrays: Arrays, params: Params, score: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    def attend(
+        self, arrays: Tensors, params: Params, score: Callable[[torch.Tensor], torch.Tensor]
+    ) -> tuple[torch.Tensor, Foreign]:
         """Outputs and lse under a function of the biased scores; hidden pairs get -inf."""
         q, k, v = (arrays[name] for name in ("q", "k", "v"))
         shape = (*q.shape[:-1], k.shape[-2])
@@ -65,18 +67,20 @@ class Flex(TorchPeer):
         seen = None if pairs is None else pairs.expand(shape)
         bias = None if bias is None else bias.to(q.dtype).expand(shape)
 
-        def score_mod(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        def score_mod(
+            s: torch.Tensor, b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor
+        ) -> torch.Tensor:
             biased = score(s if bias is None else s + bias[b, h, i, j])
             return biased if seen is None else torch.where(seen[b, h, i, j], biased, -torch.inf)
 
-        options: dict[str, Any] = {"scale": params.get("scale"), "enable_gqa": bool(params.get("enable_gqa"))}
+        options: Keywords = {"scale": params.get("scale"), "enable_gqa": bool(params.get("enable_gqa"))}
         o, aux = flex_attention(q, k, v, score_mod=score_mod, return_aux=AuxRequest(lse=True), **options)
         return o, aux.lse
 
-    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
+    def vjp(self, op: str, arrays: Tensors, params: Params, cotangents: Tensors) -> Tensors:
         raise Unsupported("no gradient on a CPU")
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The same call."""
         hides = visible(arrays, params) is not None
         score = "s + bias.expand(shape)[b, h, i, j]" if "bias" in arrays else "s"
@@ -94,7 +98,7 @@ class ScoreMod(Flex):
     ops = ("pointwise_attention",)
     parameters = POINTWISE
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Signed activations, and shifts that depend on the length."""
         if params.get("activation", "relu") not in ACTIVATIONS:
             return "the logarithm takes no activation that is negative somewhere"
@@ -102,7 +106,7 @@ class ScoreMod(Flex):
             return "the shift depends on the number of visible keys"
         return super().unsupported(op, arrays, params)
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """softmax of log(h(s) + LIFT), undone; n^-alpha afterwards."""
         h, shift = ACTIVATIONS[option(params, "activation", "relu")], option(params, "shift", 0.0)
         o, lse = self.attend(arrays, params, lambda s: torch.log(h(s + shift) + LIFT))
@@ -115,7 +119,7 @@ class ScoreMod(Flex):
         length = seen.sum(-1, keepdim=True).clamp(min=1)
         return {"o": option(params, "gain", 1.0) * total * length ** -option(params, "alpha", 1.0)}
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The same steps, for the first activation."""
         lines = (
             "seen = torch.ones(*q.shape[:3], k.shape[2], dtype=torch.bool)" if visible(arrays, params) is None

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.model.case import DTYPES
 
@@ -66,6 +66,6 @@ GPU_ONLY = (
 )  # fmt: skip
 
 
-def absent(item: OnGpu) -> Any:
+def absent(item: OnGpu) -> Adapter:
     """An adapter that supports nothing, with the reason."""
     return AbsentFor(item.name, item.reason, (item.op,))

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from attnkit_conformance.adapters.bases.arguments import of_keys, refusal, visible_pairs
-from attnkit_conformance.model.types import Arrays, Params, option
+from attnkit_conformance.model.types import Arrays, Foreign, Params, option
 from attnkit_conformance.peers.base import Source
 
 HIDING = ("mask", "key_lengths", "query_mask", "window")
@@ -104,11 +103,11 @@ class Call:
     None for d^-½.
     """
 
-    q: Any
-    k: Any
-    v: Any
-    seen: Any
-    bias: Any
+    q: Foreign
+    k: Foreign
+    v: Foreign
+    seen: Foreign
+    bias: Foreign
     causal: bool
     scale: float | None
 
@@ -123,12 +122,12 @@ class Function:
     description: str
     dtypes: tuple[str, ...]
     takes: Takes
-    run: Callable[[Call], Any]
+    run: Callable[[Call], Foreign]
     text: str
     imports: tuple[str, ...]
     version: str
     lines: tuple[str, ...] = ()
-    limits: Callable[[Arrays, Arrays], str | None] = field(default=lambda arrays, params: None)
+    limits: Callable[[Arrays, Params], str | None] = field(default=lambda arrays, params: None)
 
     def reason(self, arrays: Arrays, params: Params) -> str | None:
         """Why a call is unsupported."""
@@ -168,8 +167,9 @@ class Function:
         return np.array(np.broadcast_to(seen, (q[0], 1, 1, k[2]))[:, 0, 0])
 
     def answer(
-        self, arrays: Arrays, params: Params, seen: Any, pad: Callable[[Any, int], Any], broadcast: Callable[..., Any]
-    ) -> Any:
+        self, arrays: Arrays, params: Params, seen: Foreign,
+        pad: Callable[[Foreign, int], Foreign], broadcast: Callable[..., Foreign],
+    ) -> Foreign:  # fmt: skip
         """The output for arrays of a library, `mask` as `seen`; `pad(x, n)` adds n zeros to the features."""
         lacking = 4 - len(arrays["q"].shape)
         q, k, v = (arrays[name][(None,) * lacking] for name in ("q", "k", "v"))

@@ -9,7 +9,6 @@ Unsupported: dropout. Not judged: float64, since its softmax computes in float32
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +16,8 @@ import numpy as np
 from attnkit_conformance.adapter import Adapter, Unsupported
 from attnkit_conformance.adapters.bases.arguments import refusal, visible_pairs
 from attnkit_conformance.adapters.bases.jax import JaxAdapter
-from attnkit_conformance.model.types import Arrays, Params, Results
+from attnkit_conformance.adapters.derivatives.jax import Arrays
+from attnkit_conformance.model.types import Foreign, Params
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.base import Source
 
@@ -34,7 +34,7 @@ class JaxNn(JaxAdapter):
     compiles = False
 
     def __init__(
-        self, name: str, dtypes: tuple[str, ...], function: Callable[..., Any] = jax.nn.dot_product_attention
+        self, name: str, dtypes: tuple[str, ...], function: Callable[..., Foreign] = jax.nn.dot_product_attention
     ) -> None:
         self.name, self.dtypes, self.function = name, dtypes, function
         self.description = f"jax {jax.__version__}, jax.nn.dot_product_attention, CPU, jit, jax.vjp"
@@ -50,7 +50,7 @@ class JaxNn(JaxAdapter):
             return "the lse of half types is a half type"
         return refusal(arrays, params, TAKEN)
 
-    def options(self, arrays: Arrays, params: Params) -> Results:
+    def options(self, arrays: Arrays, params: Params) -> Arrays:
         """The keyword arguments of a call, but for the bias."""
         seen = visible_pairs(arrays, params)
         mask = None if seen is None else jax.numpy.asarray(np.broadcast_to(seen, pairs_of(arrays)))
@@ -58,36 +58,36 @@ class JaxNn(JaxAdapter):
         residual = {"return_residual": True} if params.get("return_lse") else {}
         return {"mask": mask, "scale": scale, "implementation": "xla", **residual}
 
-    def outputs(self, arrays: Arrays, params: Params) -> Any:
+    def outputs(self, arrays: Arrays, params: Params) -> Callable[[Arrays], Arrays]:
         """The outputs as a function of q, k, v and bias."""
         options, residual = self.options(arrays, params), bool(params.get("return_lse"))
         features, values = arrays["q"].shape[-1], arrays["v"].shape[-1]
 
-        def outputs(leaves: Any) -> dict[str, Any]:
+        def outputs(leaves: Arrays) -> Arrays:
             q, k, v = (pad_features(leaves[name], max(features, values)) for name in ("q", "k", "v"))
             bias = {"bias": broadcast(leaves["bias"], pairs_of(arrays))} if "bias" in leaves else {}
             answer = self.function(q, k, v, **bias, **options)
-            o: Any = answer[0] if residual else answer
+            o: Foreign = answer[0] if residual else answer
             results = {"o": jax.numpy.swapaxes(o, 1, 2)[..., :values]}
             return {**results, "lse": jax.numpy.swapaxes(answer[1], 1, 2)} if residual else results
 
         return outputs
 
-    def call(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def call(self, op: str, arrays: Arrays, params: Params) -> Arrays:
         reason = self.unsupported(op, arrays, params)
         if reason is not None:
             raise Unsupported(reason)
         floats = {name: arrays[name] for name in FLOATS if name in arrays}
-        outputs: dict[str, Any] = jax.jit(self.outputs(arrays, params))(floats)
+        outputs: Arrays = jax.jit(self.outputs(arrays, params))(floats)
         return outputs
 
-    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Arrays:
         if params.get("return_lse"):
             raise Unsupported("lse passes no gradient on")
         leaves = {name: arrays[name] for name in BY_NAME[op].differentiable if name in arrays}
         function = self.outputs(arrays, params)
         pull = jax.jit(lambda leaves, cotangents: jax.vjp(function, leaves)[1](cotangents)[0])
-        grads: dict[str, Any] = pull(leaves, dict(cotangents))
+        grads: Arrays = pull(leaves, dict(cotangents))
         return grads
 
     def source(self, op: str, arrays: Arrays, params: Params) -> Source:
@@ -112,13 +112,13 @@ def pairs_of(arrays: Arrays) -> tuple[int, ...]:
     return (*arrays["q"].shape[:-1], arrays["k"].shape[-2])
 
 
-def broadcast(x: Any, shape: tuple[int, ...]) -> Any:
+def broadcast(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The array broadcast; by way of float32, so that the gradient, which is a sum, is not rounded on the way."""
     wide = x if x.dtype.itemsize > 2 else x.astype("float32")
     return jax.numpy.broadcast_to(wide, shape).astype(x.dtype)
 
 
-def pad_features(x: Any, features: int) -> Any:
+def pad_features(x: jax.Array, features: int) -> jax.Array:
     """(B, N, T, H) as (B, T, N, features), padded with zeros."""
     x = jax.numpy.swapaxes(x, 1, 2)
     return jax.numpy.pad(x, ((0, 0), (0, 0), (0, 0), (0, features - x.shape[-1])))

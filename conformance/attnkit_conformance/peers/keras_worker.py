@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 
@@ -69,11 +67,10 @@ class Functions:
 
     def sparsemax(self, op: str, seen: np.ndarray | None, params: Params, floats: Arrays) -> Results:
         """Scores with -inf at hidden pairs, keras.ops.sparsemax, and the product with v."""
-        q: Any = floats["q"]
-        k: Any = floats["k"]
-        v: Any = floats.get("v")
+        q, k, v = floats["q"], floats["k"], floats.get("v")
         groups = q.shape[1] // k.shape[1]
-        k, v = (x if x is None or groups == 1 else keras.ops.repeat(x, groups, 1) for x in (k, v))
+        if groups > 1:
+            k, v = keras.ops.repeat(k, groups, 1), v if v is None else keras.ops.repeat(v, groups, 1)
         clean = seen is None
         seen = np.ones((*q.shape[:-1], k.shape[-2]), bool) if seen is None else seen
         rows, keys = (keras.ops.convert_to_tensor(np.any(seen, axis=axis, keepdims=True)) for axis in (-1, -2))
@@ -127,7 +124,7 @@ class Jax(Functions):
         return {name: np.asarray(x) for name, x in grads.items()}
 
 
-def pad_features(x: Any, features: int) -> Any:
+def pad_features(x: Foreign, features: int) -> Foreign:
     """x padded with zeros."""
     return x if x.shape[-1] == features else keras.ops.pad(x, [(0, 0)] * 3 + [(0, features - x.shape[-1])])
 

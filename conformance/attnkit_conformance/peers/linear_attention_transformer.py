@@ -19,7 +19,8 @@ from torch.nn.functional import pad
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import equal_heads, of_keys, refusal
-from attnkit_conformance.model.types import Arrays, Params, Results, option
+from attnkit_conformance.adapters.bases.torch import Tensors
+from attnkit_conformance.model.types import Params, option
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.heads import is_of_keys
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
@@ -28,7 +29,7 @@ IMPORT = "from linear_attention_transformer.linear_attention_transformer import 
 VERSION = 'importlib.metadata.version("linear-attention-transformer")'
 
 
-def keys_reason(arrays: Arrays) -> str | None:
+def keys_reason(arrays: Tensors) -> str | None:
     """Shapes that do not suit, and masks of pairs."""
     shapes = [arrays[name].shape for name in ("q", "k", "v")]
     if reason := equal_heads(*shapes):
@@ -51,7 +52,7 @@ BY_PARTS = (
 )
 
 
-def mask_of(arrays: Arrays, params: Params) -> torch.Tensor | None:
+def mask_of(arrays: Tensors, params: Params) -> torch.Tensor | None:
     """(B, S)."""
     seen = visible_keys(arrays, params)
     return None if seen is None else seen.expand(arrays["k"].shape[0], 1, 1, arrays["k"].shape[2])[:, 0, 0]
@@ -63,17 +64,17 @@ class Efficient(TorchPeer):
     ops = ("efficient_attention",)
     without = ("return_state",)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Why a call is unsupported."""
         return refusal(arrays, params, ("q", "k", "v", "mask", "key_lengths")) or keys_reason(arrays)
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """One call."""
         q, k, v = (arrays[name].clone() if arrays[name].requires_grad else arrays[name] for name in ("q", "k", "v"))
         mask = mask_of(arrays, params)  # linear_attn overwrites k and v in place, which autograd refuses for leaves
         return {"o": by_parts(lambda part: linear_attn(q, k, part, mask) * q.shape[3] ** 0.5, v, q.shape[3])}
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The same call."""
         hides = of_keys(arrays, params) is not None
         lines = (MASK,) if hides else ()
@@ -93,7 +94,7 @@ class Causal(TorchPeer):
     ops = ("linear_attention",)
     without = ("return_state",)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Why a call is unsupported."""
         names = ("q", "k", "v", "mask", "key_lengths", "causal", "feature_map", "normalize", "chunk_size", "scale")
         if reason := refusal(arrays, params, names) or keys_reason(arrays):
@@ -107,14 +108,14 @@ class Causal(TorchPeer):
             return "is about positive weights"
         return None
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """One call on logarithms of features."""
         q, k = (log_features(arrays[name]) for name in ("q", "k"))
         mask = mask_of(arrays, params)
         attend = partial(causal_linear_attn, q, k, kv_mask=mask, bucket_size=1)
         return {"o": by_parts(lambda part: attend(v=part), arrays["v"], q.shape[3])}
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The same call."""
         hides = of_keys(arrays, params) is not None
         lines = ["log_features = lambda x: torch.where(x > 0, torch.log1p(x.clamp(min=0)), x)  # of elu(x) + 1"]

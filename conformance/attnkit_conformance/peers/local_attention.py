@@ -13,7 +13,8 @@ from local_attention import LocalAttention
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import of_keys, refusal
-from attnkit_conformance.model.types import Arrays, Params, Results, window_sides
+from attnkit_conformance.adapters.bases.torch import Tensors
+from attnkit_conformance.model.types import Params, window_sides
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.heads import is_of_keys
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
@@ -27,7 +28,7 @@ class Local(TorchPeer):
     ops = ("softmax_attention",)
     without = ("return_lse",)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Why a call is unsupported: other windows, and masks of pairs."""
         shapes = [arrays[name].shape for name in ("q", "k", "v")]
         if any(len(shape) != 4 or shape[:3] != shapes[0][:3] for shape in shapes) or 0 in shapes[0]:
@@ -41,12 +42,12 @@ class Local(TorchPeer):
             return "takes no mask of pairs"
         return None
 
-    def window(self, arrays: Arrays, params: Params) -> tuple[int | None, int | None]:
+    def window(self, arrays: Tensors, params: Params) -> tuple[int | None, int | None]:
         """The window of a call; all tokens without one."""
         tokens = arrays["q"].shape[2]
         return window_sides({"window": (tokens, 0 if params.get("causal") else tokens), **params})
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """One module."""
         q = arrays["q"]
         seen = visible_keys(arrays, params)
@@ -56,7 +57,7 @@ class Local(TorchPeer):
         module = LocalAttention(size, causal=causal, exact_windowsize=True, autopad=True, scale=params.get("scale"))
         return {"o": module(q, arrays["k"], arrays["v"], mask=mask)}
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The same module."""
         options = f"causal={bool(params.get('causal'))}, exact_windowsize=True, autopad=True"
         options += f", scale={params['scale']!r}" if "scale" in params else ""

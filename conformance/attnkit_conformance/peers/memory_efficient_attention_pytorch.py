@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from importlib.metadata import version
-from typing import Any
 
 import torch
 from memory_efficient_attention_pytorch.flash_attention import FlashAttentionFunction
@@ -37,11 +36,11 @@ class Backward(TorchHeads):
         return {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
 
 
-def plain(call: Call) -> Any:
+def plain(call: Call) -> torch.Tensor:
     return attention(call.q, call.k, call.v, mask=call.seen, causal=call.causal, attn_bias=call.bias)
 
 
-def attend_in_blocks(call: Call) -> Any:
+def attend_in_blocks(call: Call) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a checkpoint without use_reentrant
         return memory_efficient_attention(
@@ -49,7 +48,7 @@ def attend_in_blocks(call: Call) -> Any:
         )
 
 
-def flash(call: Call) -> Any:
+def flash(call: Call) -> torch.Tensor:
     return FlashAttentionFunction.apply(call.q, call.k, call.v, call.seen, call.causal, *BUCKETS)
 
 

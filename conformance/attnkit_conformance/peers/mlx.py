@@ -7,7 +7,6 @@ right. A bias beside a mask is passed as one, with -inf at hidden pairs.
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -66,7 +65,7 @@ class Mlx(NumpyHeads):
     def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         names = [name for name in BY_NAME[op].differentiable if name in arrays]
 
-        def outputs(*leaves: Any) -> Any:
+        def outputs(*leaves: Foreign) -> list[Foreign]:
             return [self.call(op, {**arrays, **dict(zip(names, leaves, strict=True))}, params)["o"]]
 
         grads = mx.vjp(outputs, [arrays[name] for name in names], [cotangents["o"]])[1]

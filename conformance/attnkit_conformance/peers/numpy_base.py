@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from attnkit_conformance.adapter import Unsupported
@@ -17,7 +15,7 @@ class NumpyHeads:
 
     ops = ("softmax_attention",)
     without = ("return_lse",)
-    library: Any = np
+    library: Foreign = np
 
     def __init__(self, function: Function) -> None:
         self.function, self.name, self.dtypes = function, function.name, function.dtypes
@@ -26,7 +24,7 @@ class NumpyHeads:
     def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
         return x
 
-    def numpy(self, x: Foreign) -> np.ndarray:
+    def numpy(self, x: object) -> np.ndarray:
         return np.asarray(x)
 
     def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
@@ -47,6 +45,6 @@ class NumpyHeads:
         """The same call."""
         return self.function.source("numpy", arrays, params)
 
-    def padded(self, x: Any, features: int) -> Any:
+    def padded(self, x: Foreign, features: int) -> Foreign:
         """x with so many zeros as further features."""
         return self.library.pad(x, [*((0, 0),) * (x.ndim - 1), (0, features)])

@@ -14,7 +14,8 @@ from torch.nn.functional import pad
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import equal_tokens, of_keys, refusal
-from attnkit_conformance.model.types import Arrays, Params, Results
+from attnkit_conformance.adapters.bases.torch import Tensors
+from attnkit_conformance.model.types import Params, option
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
@@ -27,17 +28,17 @@ class Nystrom(TorchPeer):
 
     ops = ("nystrom_attention",)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Why a call is unsupported: another start of the inverse, no tokens."""
         reason = refusal(arrays, params, TAKEN) or equal_tokens(*(arrays[name].shape for name in ("q", "k", "v")))
         if reason is None and params.get("init") != "batch_max":
             return "the inverse starts with the norms of the whole batch"
         tokens = arrays["q"].shape[-2]
-        if reason is None and (not tokens or tokens % params["num_landmarks"]):
+        if reason is None and (not tokens or tokens % option(params, "num_landmarks", 1)):
             return "tokens are a multiple of the landmarks"
         return reason
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """One module."""
         q, k, v = (arrays[name] for name in ("q", "k", "v"))
         heads, own, width = q.shape[1], q.shape[3], max(q.shape[3], v.shape[3])
@@ -53,7 +54,7 @@ class Nystrom(TorchPeer):
         o = module(torch.cat(parts, -1), mask=mask)
         return {"o": o.unflatten(-1, (heads, -1)).transpose(1, 2)[..., : v.shape[3]]}
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The same module; q, k and v with the same features."""
         own, width = arrays["q"].shape[3], max(arrays["q"].shape[3], arrays["v"].shape[3])
         factor = params.get("scale", own**-0.5) * width**0.5

@@ -6,13 +6,13 @@ Takes (B, heads, tokens, features), masks of pairs, of booleans or added, a scal
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import openvino
 from openvino import opset13
 
 from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.model.types import Foreign
 from attnkit_conformance.peers.heads import Call, Function, Takes
 from attnkit_conformance.peers.numpy_base import NumpyHeads
 
@@ -43,7 +43,7 @@ def attend(call: Call) -> np.ndarray:
 
 
 @cache
-def build_model(inputs: tuple[tuple[str, str, int], ...], causal: bool) -> Any:
+def build_model(inputs: tuple[tuple[str, str, int], ...], causal: bool) -> Foreign:
     """The compiled model of arguments of any size: mask and scale have to be in their places."""
     nodes = {name: opset13.parameter([-1] * axes, np.dtype(dtype)) for name, dtype, axes in inputs}
     node = opset13.scaled_dot_product_attention(**nodes, causal=causal)

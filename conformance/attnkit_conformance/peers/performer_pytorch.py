@@ -20,7 +20,8 @@ from performer_pytorch.performer_pytorch import (
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import equal_heads, refusal
-from attnkit_conformance.model.types import Arrays, Params, Results
+from attnkit_conformance.adapters.bases.torch import Tensors
+from attnkit_conformance.model.types import Params
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer
 
@@ -37,7 +38,7 @@ class Performer(TorchPeer):
     ops = ("performer_attention",)
     without = ("return_state",)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Why a call is unsupported: masks, states, a projection for each head."""
         reason = refusal(arrays, params, TAKEN) or equal_heads(*(arrays[name].shape for name in ("q", "k", "v")))
         if reason is None and arrays["projection"].ndim != 2:
@@ -50,12 +51,12 @@ class Performer(TorchPeer):
 class Module(Performer):
     """FastAttention."""
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Also other kernels."""
         other = params.get("kernel", "softmax") != "softmax"
         return super().unsupported(op, arrays, params) or ("is for the softmax kernel" if other else None)
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """One module."""
         projection = arrays["projection"]
         module = FastAttention(projection.shape[1], projection.shape[0])
@@ -64,7 +65,7 @@ class Module(Performer):
             module.causal, module.causal_linear_fn = True, causal_linear_attention_noncuda
         return {"o": module(arrays["q"], arrays["k"], arrays["v"])}
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The same module."""
         features, own = arrays["projection"].shape
         lines = (
@@ -77,7 +78,7 @@ class Module(Performer):
 class Functions(Performer):
     """Its kernels and sums."""
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """Features by its kernel, and its sums."""
         q, k, v, projection = (arrays[name] for name in ("q", "k", "v", "projection"))
         if params.get("kernel", "softmax") == "softmax":
@@ -91,7 +92,7 @@ class Functions(Performer):
             return {"o": causal_linear_attention_noncuda(q, k, v, eps=0.0)}
         return {"o": linear_attention(q, k, v)}
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The same functions."""
         kernel = "projection_matrix=projection, "
         eps = RELU_EPS * arrays["projection"].shape[0] ** 0.5

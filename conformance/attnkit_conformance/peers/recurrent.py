@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn.functional import elu, pad, relu
 
 from attnkit_conformance.adapters.bases.arguments import refusal
-from attnkit_conformance.model.types import Arrays, Params, Results, option
+from attnkit_conformance.adapters.bases.torch import Tensors
+from attnkit_conformance.model.types import Keywords, Params, option
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
@@ -32,6 +32,8 @@ OWN = {
 GATE = {LINEAR: "log_decay", GATED: "log_gate", DELTA: "log_decay"}
 NOTHING, NUMBER, VECTOR = "nothing", "a number per token", "a vector per token"
 
+Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
 
 @dataclass(frozen=True)
 class Recurrence:
@@ -41,7 +43,7 @@ class Recurrence:
     """
 
     name: str
-    function: Callable[..., Any]
+    function: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
     op: str
     gate: str = NUMBER
     gate_name: str = "g"
@@ -75,7 +77,7 @@ class Recurrent(TorchPeer):
 
     # ------------------------------------------------------------------------------------ what it supports
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Arguments, shapes and gates beyond those of the function."""
         own = [name for name in OWN[op] if self.own.begins or not name.startswith("initial_")]
         q, k, v = (arrays[name] for name in "qkv")
@@ -92,7 +94,7 @@ class Recurrent(TorchPeer):
             return "takes no scale, which q would be rounded with"
         return self.other_gates(op, arrays, params)
 
-    def other_gates(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def other_gates(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Why a call has other gates than the function."""
         names = [name for name in ("beta", GATE[op]) if name in arrays]
         if any(arrays[name].ndim > 2 and arrays[name].shape[:2] != arrays["k"].shape[:2] for name in names):
@@ -104,10 +106,10 @@ class Recurrent(TorchPeer):
 
     # ------------------------------------------------------------------------------------ a call
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """One call."""
         (q, k, v), gates, live = self.without_hidden(op, arrays, params)
-        options: dict[str, Any] = self.own.sizes(q.shape[-2], params)
+        options: Keywords = self.own.sizes(q.shape[-2], params)
         if self.own.scales:
             options["scale"] = scale(op, params, q)
         else:
@@ -124,7 +126,7 @@ class Recurrent(TorchPeer):
         """Between the layouts."""
         return x if self.own.heads_first else x.transpose(1, 2)
 
-    def without_hidden(self, op: str, arrays: Arrays, params: Params) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    def without_hidden(self, op: str, arrays: Tensors, params: Params) -> tuple[Rows, Tensors, torch.Tensor]:
         """φ(q), φ(k) and v, and gates, without hidden tokens; and which queries see anything."""
         q, k, v = (arrays[name] for name in "qkv")
         phi, keys = FEATURES[feature_map(op, params)], visible_keys(arrays, params)
@@ -139,10 +141,10 @@ class Recurrent(TorchPeer):
         gates = {name: torch.where(valid if x.ndim == 4 else valid[..., 0], x, 0) for name, x in gates.items()}
         return (q, k, v), {name: self.swap_axes(x) for name, x in gates.items()}, live
 
-    def answer(self, op: str, o: torch.Tensor, S: torch.Tensor | None, params: Params) -> Results:
+    def answer(self, op: str, o: torch.Tensor, S: torch.Tensor | None, params: Params) -> Tensors:
         """The outputs by name; of linear attention from sums with denominators."""
         if op != LINEAR:
-            parts = {"o": o, "S": S}
+            parts = {"o": o} if S is None else {"o": o, "S": S}
         else:
             o, total = o[..., :-1], o[..., -1:]
             o = o / (total + option(params, "eps", 1e-6)) if normalizes(params) else o
@@ -151,7 +153,7 @@ class Recurrent(TorchPeer):
 
     # ------------------------------------------------------------------------------------ a program
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The same call."""
         names = ["q", "k", "v", *(["beta"] if op == DELTA else []), *([] if self.own.gate == NOTHING else [GATE[op]])]
         texts, lines = {name: name for name in names}, [*self.own.lines]
@@ -212,7 +214,7 @@ def scale(op: str, params: Params, q: torch.Tensor) -> float:
     return option(params, "scale", 1.0 if op == LINEAR else q.shape[-1] ** -0.5)
 
 
-def gate(own: Recurrence, arrays: Arrays, params: Params) -> torch.Tensor:
+def gate(own: Recurrence, arrays: Tensors, params: Params) -> torch.Tensor:
     """What the state fades by at every token: a decay of linear attention may be one number, or one for each head."""
     x, k = arrays.get(GATE[own.op]), arrays["k"]
     if x is None:
@@ -221,7 +223,7 @@ def gate(own: Recurrence, arrays: Arrays, params: Params) -> torch.Tensor:
     return x.expand(k.shape if own.gate == VECTOR else k.shape[:-1])
 
 
-def gate_text(own: Recurrence, arrays: Arrays, params: Params) -> str:
+def gate_text(own: Recurrence, arrays: Tensors, params: Params) -> str:
     """`gate` in a program."""
     name, shape = GATE[own.op], "k.shape" if own.gate == VECTOR else "k.shape[:-1]"
     if name not in arrays:
@@ -230,7 +232,7 @@ def gate_text(own: Recurrence, arrays: Arrays, params: Params) -> str:
     return f"{name}{'[:, None]' if arrays[name].ndim == 1 else ''}.expand({shape})" if few else name
 
 
-def first(arrays: Arrays) -> torch.Tensor | None:
+def first(arrays: Tensors) -> torch.Tensor | None:
     """The state before the first token; of linear attention with the sums of keys as a last column."""
     if "initial_z" not in arrays:
         return arrays.get("initial_S")

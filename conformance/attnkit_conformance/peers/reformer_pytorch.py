@@ -16,7 +16,8 @@ from torch.nn.functional import pad
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import equal_tokens, refusal
-from attnkit_conformance.model.types import Arrays, Params, Results, option
+from attnkit_conformance.adapters.bases.torch import Tensors
+from attnkit_conformance.model.types import Params, option
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer
 
@@ -28,7 +29,7 @@ class Reformer(TorchPeer):
 
     ops = ("lsh_attention",)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Why a call is unsupported: an odd number of chunks, or partial ones."""
         reason = refusal(arrays, params, TAKEN) or equal_tokens(arrays["qk"].shape, arrays["v"].shape)
         tokens = arrays["qk"].shape[-2]
@@ -36,7 +37,7 @@ class Reformer(TorchPeer):
             return "takes an even number of whole chunks"
         return reason
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """One module."""
         qk, v, rotations = (arrays[name] for name in ("qk", "v", "rotations"))
         batch, heads, tokens, own = qk.shape
@@ -61,7 +62,7 @@ class Reformer(TorchPeer):
         rounds = 2 * rotations.shape[-1] * torch.arange(rotations.shape[-2])
         return (buckets + rounds[:, None]).flatten(2).flatten(0, 1)
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The same module."""
         rounds, half = arrays["rotations"].shape[-2:]
         width = max(arrays["qk"].shape[-1], arrays["v"].shape[-1])

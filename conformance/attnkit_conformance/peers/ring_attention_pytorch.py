@@ -7,9 +7,10 @@ float64.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
 
+import torch
 from ring_attention_pytorch.ring_attention import default_attention
 from ring_attention_pytorch.ring_flash_attention import ring_flash_attn
 
@@ -22,7 +23,7 @@ VERSION = 'importlib.metadata.version("ring-attention-pytorch")'
 TURNED = ("turned = lambda x: x.swapaxes(1, 2)",)
 
 
-def attend(function: Any, call: Call) -> Any:
+def attend(function: Callable[..., torch.Tensor], call: Call) -> torch.Tensor:
     q, k, v = (x.transpose(1, 2) for x in (call.q, call.k, call.v))
     return function(q, k, v, mask=call.seen, causal=call.causal).transpose(1, 2)
 

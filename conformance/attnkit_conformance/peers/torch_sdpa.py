@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Container
-from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -19,8 +18,9 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attnkit_conformance.adapter import Adapter, Unsupported
 from attnkit_conformance.adapters.bases.arguments import refusal
+from attnkit_conformance.adapters.bases.torch import Tensors
 from attnkit_conformance.model.case import DTYPES
-from attnkit_conformance.model.types import Arrays, Params, Results
+from attnkit_conformance.model.types import Keywords, Params
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 
@@ -35,24 +35,24 @@ class Sdpa(TorchPeer):
     without = ("return_lse",)
 
     def __init__(
-        self, name: str, kernel: SDPBackend | None = None, function: Callable[..., Any] = scaled_dot_product_attention,
-        takes: Container[str] = KEYWORDS,
+        self, name: str, kernel: SDPBackend | None = None,
+        function: Callable[..., torch.Tensor] = scaled_dot_product_attention, takes: Container[str] = KEYWORDS,
     ) -> None:  # fmt: skip
         which = "the kernel that torch chooses" if kernel is None else f"kernel {kernel.name}"
         description = f"torch {torch.__version__}, scaled_dot_product_attention, CPU, {which}, autograd"
         super().__init__(name, DTYPES, description)
         self.kernel, self.function, self.takes = kernel, function, takes
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Why a call is unsupported: arguments that the function does not take."""
         if "bias" in arrays and arrays["bias"].dtype != arrays["q"].dtype:
             return "attn_mask has the dtype of q"
         lacking = (f"takes no {name}" for name in self.options(arrays, params) if name not in self.takes)
         return refusal(arrays, params, TAKEN) or next(lacking, None)
 
-    def options(self, arrays: Arrays, params: Params) -> Results:
+    def options(self, arrays: Tensors, params: Params) -> Keywords:
         """The keyword arguments of a call: is_causal, which is aligned at the upper left, if there is nothing else."""
-        options = {name: params[name] for name in ("scale", "enable_gqa") if name in params}
+        options: Keywords = {name: params[name] for name in ("scale", "enable_gqa") if name in params}
         alone = not {"mask", "bias", "key_lengths", "query_mask", "window"} & {*arrays, *params}
         aligned = params.get("causal") == "upper_left" or arrays["q"].shape[-2] == arrays["k"].shape[-2]
         if params.get("causal") and alone and aligned and "is_causal" in self.takes:
@@ -60,13 +60,13 @@ class Sdpa(TorchPeer):
         mask = attn_mask(arrays, params)
         return options if mask is None else {**options, "attn_mask": mask}
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """One call."""
         q, k, v = (arrays[name] for name in ("q", "k", "v"))
         with contextlib.nullcontext() if self.kernel is None else sdpa_kernel(self.kernel):
             return {"o": self.function(q, k, v, **self.options(arrays, params))}
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The same call."""
         given = {name: repr(x) for name, x in self.options(arrays, params).items()}
         if "attn_mask" in given:
@@ -87,7 +87,7 @@ class Sdpa(TorchPeer):
 class Flash(Sdpa):
     """The flash attention kernel, which supports less."""
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Also other than two leading axes."""
         shapes = [arrays[name].shape for name in ("q", "k", "v")]
         if any(len(shape) != 4 or shape[0] != shapes[0][0] for shape in shapes):
@@ -98,7 +98,7 @@ class Flash(Sdpa):
             return "has no kernel for empty inputs"
         return super().unsupported(op, arrays, params)
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """One call with equal features everywhere."""
         features, values = arrays["q"].shape[-1], arrays["v"].shape[-1]
         wide = {
@@ -107,13 +107,13 @@ class Flash(Sdpa):
         o = super().outputs(op, {**arrays, **wide}, {"scale": features**-0.5, **params})["o"]
         return {"o": o[..., :values]}
 
-    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
+    def vjp(self, op: str, arrays: Tensors, params: Params, cotangents: Tensors) -> Tensors:
         if "bias" in arrays:
             raise Unsupported("attn_mask has no gradient")
         return super().vjp(op, arrays, params, cotangents)
 
 
-def attn_mask(arrays: Arrays, params: Params) -> torch.Tensor | None:
+def attn_mask(arrays: Tensors, params: Params) -> torch.Tensor | None:
     """Masks, or a bias with -inf at hidden pairs."""
     seen = visible(arrays, params)
     if "bias" not in arrays or seen is None:

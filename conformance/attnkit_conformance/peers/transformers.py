@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 import transformers
@@ -22,14 +21,16 @@ from transformers.models.llama.modeling_llama import eager_attention_forward as 
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import refusal
+from attnkit_conformance.adapters.bases.torch import Tensors
 from attnkit_conformance.model.case import DTYPES
-from attnkit_conformance.model.types import Arrays, Params, Results
+from attnkit_conformance.model.types import Params
 from attnkit_conformance.peers import transformers_modules, transformers_recurrent
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 from attnkit_conformance.peers.transformers_modules import hiding
 
 TAKEN = ("q", "k", "v", "mask", "bias", "key_lengths", "query_mask", "causal", "window", "scale", "enable_gqa")
+Eager = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 
 class Forward(TorchPeer):
@@ -38,12 +39,12 @@ class Forward(TorchPeer):
     ops = ("softmax_attention",)
     without = ("return_lse",)
 
-    def __init__(self, name: str, function: Callable[..., Any], dtypes: tuple[str, ...], repeats: bool) -> None:
+    def __init__(self, name: str, function: Eager, dtypes: tuple[str, ...], repeats: bool) -> None:
         path = f"{function.__module__.removeprefix('transformers.')}.{function.__name__}"
         super().__init__(name, dtypes, f"transformers {transformers.__version__}, {path}, CPU, autograd")
         self.function, self.repeats = function, repeats
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Why a call is unsupported: other than two leading axes, grouped heads without repetition, empty inputs."""
         shapes = [arrays[name].shape for name in ("q", "k", "v")]
         if any(len(shape) != 4 or shape[0] != shapes[0][0] for shape in shapes) or shapes[1][1] != shapes[2][1]:
@@ -54,7 +55,7 @@ class Forward(TorchPeer):
             return "attention_mask has the dtype of query"
         return refusal(arrays, params, TAKEN)
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """One call."""
         q, k, v = (arrays[name] for name in ("q", "k", "v"))
         module = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=False, is_causal=False)
@@ -62,14 +63,14 @@ class Forward(TorchPeer):
         scaling = params.get("scale", q.shape[-1] ** -0.5)
         return {"o": self.function(module, q, k, v, additive(arrays, params), scaling=scaling)[0].transpose(1, 2)}
 
-    def prepare(self, module: SimpleNamespace, arrays: Arrays, params: Params) -> None:
+    def prepare(self, module: SimpleNamespace, arrays: Tensors, params: Params) -> None:
         """What the function reads of its module beside that."""
 
-    def preparation(self, arrays: Arrays, params: Params) -> list[str]:
+    def preparation(self, arrays: Tensors, params: Params) -> list[str]:
         """The same in a program."""
         return []
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The same call."""
         lines = [
             "module = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=False, is_causal=False)",
@@ -96,26 +97,26 @@ class Forward(TorchPeer):
 class Sinks(Forward):
     """The same with a sink for each head, which is a parameter of the module."""
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Why a call is unsupported: without a sink; and as above."""
         if arrays.get("sink", params.get("sink")) is None:
             return "has a sink"
-        left = ({name: x for name, x in given.items() if name != "sink"} for given in (arrays, params))
-        return super().unsupported(op, *left)
+        numbers = {name: x for name, x in params.items() if name != "sink"}
+        return super().unsupported(op, {name: x for name, x in arrays.items() if name != "sink"}, numbers)
 
-    def prepare(self, module: SimpleNamespace, arrays: Arrays, params: Params) -> None:
+    def prepare(self, module: SimpleNamespace, arrays: Tensors, params: Params) -> None:
         """A parameter of every head, in the dtype of q as in the models."""
         q = arrays["q"]
         sink = torch.tensor(params["sink"]) if "sink" in params else arrays["sink"]
         module.sinks = sink.to(q.dtype).expand(q.shape[1])
 
-    def preparation(self, arrays: Arrays, params: Params) -> list[str]:
+    def preparation(self, arrays: Tensors, params: Params) -> list[str]:
         """The same in a program."""
         sink = f"torch.tensor({params['sink']!r})".replace("-inf", "-torch.inf") if "sink" in params else "sink"
         return [f"module.sinks = {sink}.to(q.dtype).expand(q.shape[1])"]
 
 
-def additive(arrays: Arrays, params: Params) -> torch.Tensor | None:
+def additive(arrays: Tensors, params: Params) -> torch.Tensor | None:
     """The additive mask: the bias, and the lowest float at hidden pairs."""
     seen, bias = visible(arrays, params), arrays.get("bias")
     if seen is None:

@@ -16,7 +16,8 @@ from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import equal_tokens, refusal
-from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
+from attnkit_conformance.adapters.bases.torch import Tensors
+from attnkit_conformance.model.types import Foreign, Params, option
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
@@ -47,17 +48,17 @@ class Nystromformer(TorchPeer):
 
     ops = ("nystrom_attention",)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Why a call is unsupported: uneven segments, other numbers of steps, and masks of pairs."""
         reason = refusal(arrays, params, NYSTROM) or equal_tokens(*(arrays[name].shape for name in ("q", "k", "v")))
-        tokens, landmarks = arrays["q"].shape[-2], params["num_landmarks"]
+        tokens, landmarks = arrays["q"].shape[-2], option(params, "num_landmarks", 1)
         if reason is None and (not tokens or tokens % landmarks):
             return "tokens are a multiple of the landmarks"
         if reason is None and params.get("inverse_steps", STEPS) != STEPS:
             return f"always {STEPS} steps"
         return reason
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """One module with the arrays instead of its projections."""
         q, k, v = (arrays[name] for name in ("q", "k", "v"))
         heads, tokens, own = q.shape[1:]
@@ -78,7 +79,7 @@ class Nystromformer(TorchPeer):
         o = module(q.transpose(1, 2).flatten(2), mask)[0]
         return {"o": o.unflatten(-1, (heads, -1)).transpose(1, 2)[..., : v.shape[-1]]}
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The module with the arrays instead of its projections; all have the same features."""
         masked = visible_keys(arrays, params) is not None
         lines = (
@@ -114,15 +115,15 @@ class Reformer(TorchPeer):
 
     ops = ("lsh_attention",)
 
-    def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:
+    def unsupported(self, op: str, arrays: Tensors, params: Params) -> str | None:
         """Why a call is unsupported: fewer than two chunks, or partial chunks."""
         reason = refusal(arrays, params, LSH) or equal_tokens(arrays["qk"].shape, arrays["v"].shape)
-        tokens, chunk = arrays["qk"].shape[-2], params["chunk_size"]
+        tokens, chunk = arrays["qk"].shape[-2], option(params, "chunk_size", 1)
         if reason is None and (tokens % chunk or tokens <= chunk):
             return "takes whole chunks, at least two"
         return reason
 
-    def outputs(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def outputs(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """One module with the arrays instead of its projections, and the buckets of the rotations."""
         qk, v, rotations = (arrays[name] for name in ("qk", "v", "rotations"))
         batch, heads, tokens, d = qk.shape
@@ -151,7 +152,7 @@ class Reformer(TorchPeer):
         projected = torch.einsum("bhtd,hdrm->bhrtm", qk.detach(), directions)
         return torch.cat([projected, -projected], -1).argmax(-1)
 
-    def source(self, op: str, arrays: Arrays, params: Params) -> Source:
+    def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The module with the arrays instead of its projections; all have the same features."""
         rounds, buckets = arrays["rotations"].shape[-2], 2 * arrays["rotations"].shape[-1]
         masked = "mask" in arrays

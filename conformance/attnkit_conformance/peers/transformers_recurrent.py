@@ -7,6 +7,7 @@ is the torch function beneath (`inspect.unwrap`). OLMo Hybrid, Qwen3.5 and Baili
 from __future__ import annotations
 
 import inspect
+from types import ModuleType
 
 import transformers
 from transformers.models.kimi_linear import modeling_kimi_linear
@@ -14,11 +15,10 @@ from transformers.models.qwen3_next import modeling_qwen3_next
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.model.case import DTYPES
-from attnkit_conformance.model.types import Foreign
 from attnkit_conformance.peers.recurrent import DELTA, NUMBER, VECTOR, Recurrence, Recurrent
 
 
-def recurrence(name: str, module: Foreign, function: str, gate: str, *chunks: str) -> Recurrence:
+def recurrence(name: str, module: ModuleType, function: str, gate: str, *chunks: str) -> Recurrence:
     """One function of a module."""
     imports = ("import inspect", "import transformers", f"from {module.__name__} import {function}")
     return Recurrence(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 from importlib.metadata import version
-from typing import Any
 
+import torch
 from x_transformers.attend import Attend
 
 from attnkit_conformance.adapter import Adapter
@@ -16,7 +16,7 @@ from attnkit_conformance.peers.heads import Call, Function, Takes
 from attnkit_conformance.peers.torch_base import TorchHeads
 
 
-def attend(flash: bool, call: Call) -> Any:
+def attend(flash: bool, call: Call) -> torch.Tensor:
     module = Attend(causal=call.causal, scale=call.scale, flash=flash)
     return module(call.q, call.k, call.v, mask=call.seen, attn_bias=call.bias)[0]
 

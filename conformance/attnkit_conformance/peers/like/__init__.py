@@ -11,7 +11,9 @@ import inspect
 import re
 from collections.abc import Callable, Collection
 from operator import attrgetter
-from typing import Any
+
+from attnkit_conformance.adapter import Adapter
+from attnkit_conformance.model.types import Foreign
 
 KINDS = {
     "sdpa": "torch.nn.functional.scaled_dot_product_attention: PACKAGE.MODULE:FUNCTION",
@@ -37,7 +39,7 @@ def path_of(kind: str, target: str, device: str = "", op: str = "") -> str:
     return f"{__name__}:{kind}{options}={target}"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Adapter:
     """The adapter of a name; see `path_of`."""
     parts = NAME.fullmatch(name)
     if parts is None or parts["kind"] not in KINDS:
@@ -47,21 +49,22 @@ def __getattr__(name: str) -> Any:
     unknown = [option for option in options if option not in inspect.signature(make).parameters]
     if unknown:
         raise ValueError(f"{parts['kind']} has no option {unknown[0]}")
-    return make(parts["target"], **options)
+    adapter: Adapter = make(parts["target"], **options)
+    return adapter
 
 
-def function_at(path: str) -> Callable[..., Any]:
+def function_at(path: str) -> Callable[..., Foreign]:
     """The function at "package.module:function"; ValueError for another path, TypeError for what is not callable."""
     module, colon, names = path.partition(":")
     if not (module and colon and names):
         raise ValueError(f"expected package.module:function, got {path!r}")
-    function: Callable[..., Any] = attrgetter(names)(importlib.import_module(module))
+    function: Callable[..., Foreign] = attrgetter(names)(importlib.import_module(module))
     if not callable(function):
         raise TypeError(f"{path} is not a function: {type(function).__name__}")
     return function
 
 
-def keywords_of(function: Callable[..., Any], names: Collection[str]) -> tuple[str, ...]:
+def keywords_of(function: Callable[..., Foreign], names: Collection[str]) -> tuple[str, ...]:
     """Which of some keyword arguments a function takes: all if it does not say, as functions of C++ do not."""
     try:
         parameters = inspect.signature(function).parameters

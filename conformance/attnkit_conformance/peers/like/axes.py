@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from attnkit_conformance.model.types import Arrays, Params, Results
+from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
 
 TRAILING = {"mask": 2, "bias": 2, "query_mask": 1, "key_lengths": 0}  # axes of options behind the leading ones
 
@@ -18,7 +17,7 @@ class FourAxes:
     heads with enable_gqa only. A call that has such arrays already stays as it is.
     """
 
-    def __init__(self, broadcast: Callable[..., Any], arrays: Arrays, params: Params) -> None:
+    def __init__(self, broadcast: Callable[..., Foreign], arrays: Arrays, params: Params) -> None:
         self.broadcast = broadcast  # an array to a shape
         own = 1 if params.get("enable_gqa") else 0  # leading axes that k and v have for themselves
         shapes = [tuple(arrays[name].shape) for name in "qkv"]
@@ -34,14 +33,14 @@ class FourAxes:
         behind = {**dict.fromkeys("qkv", 2), **TRAILING}
         return {name: self.folded(name, x, behind[name]) if name in behind else x for name, x in arrays.items()}
 
-    def folded(self, name: str, x: Any, trailing: int) -> Any:
+    def folded(self, name: str, x: Foreign, trailing: int) -> Foreign:
         """An array with its leading axes broadcast and made two."""
         x = x.reshape((*(1 for _ in range(trailing - x.ndim)), *x.shape))
         behind = tuple(x.shape[x.ndim - trailing :])
         lead = self.leads.get(name, self.leads["q"])
         return self.broadcast(x, (*lead, *behind)).reshape((*two(lead), *behind))
 
-    def outputs(self, outputs: Arrays) -> dict[str, Any]:
+    def outputs(self, outputs: Arrays) -> Results:
         """The outputs of that call with all leading axes; one that has others stays as it is, and is judged so."""
         lead = self.leads["q"]
         return {
@@ -55,6 +54,6 @@ def two(lead: tuple[int, ...]) -> tuple[int, int]:
     return math.prod(lead[:-1]), lead[-1] if lead else 1
 
 
-def is_of(x: Any, lead: tuple[int, int]) -> bool:
+def is_of(x: Foreign, lead: tuple[int, int]) -> bool:
     """Whether x is an array that begins with these axes."""
     return tuple(getattr(x, "shape", ()))[:2] == lead

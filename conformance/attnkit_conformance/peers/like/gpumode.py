@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from torch import Tensor
 
 from attnkit_conformance.peers.like.files import module_at
 from attnkit_conformance.peers.like.sdpa import Like
@@ -12,7 +12,7 @@ def adapter(target: str, device: str = "cpu", op: str = "") -> Like:
     """The adapter of a file; the problem's task.py belongs beside it if it imports one."""
     custom_kernel = module_at(target).custom_kernel
 
-    def function(q: Any, k: Any, v: Any) -> Any:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return custom_kernel((q, k, v))
 
     return Like(target, "custom_kernel of a file for GPU MODE", function, (), device, op)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
 
 import jax
 import numpy as np
@@ -12,8 +11,9 @@ from attnkit_conformance.adapter import Unsupported, refusing
 from attnkit_conformance.adapters.bases import HIDING, NUMBERS, declaration_of
 from attnkit_conformance.adapters.bases.arguments import visible_pairs
 from attnkit_conformance.adapters.bases.jax import JaxAdapter
+from attnkit_conformance.adapters.derivatives.jax import Arrays
 from attnkit_conformance.adapters.jax import light
-from attnkit_conformance.model.types import Arrays, Params, Results, window_sides
+from attnkit_conformance.model.types import Foreign, Keywords, Params, window_sides
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.jax_nn import FLOATS, JaxNn, broadcast, pairs_of
 from attnkit_conformance.peers.like import describe, function_at, keywords_of
@@ -27,7 +27,7 @@ class Called(JaxNn):
     else one mask.
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], takes: Collection[str]) -> None:
+    def __init__(self, name: str, function: Callable[..., Foreign], takes: Collection[str]) -> None:
         super().__init__(name, (), function)
         self.takes = takes
 
@@ -43,9 +43,9 @@ class Called(JaxNn):
         needed = [*(["bias"] if "bias" in arrays else []), *self.options(arrays, params)]
         return next((f"takes no {name}" for name in needed if name not in self.takes), None)
 
-    def options(self, arrays: Arrays, params: Params) -> Results:
+    def options(self, arrays: Arrays, params: Params) -> Arrays:
         """The keyword arguments of a call, but for the bias."""
-        options: dict[str, Any] = {}
+        options: Keywords = {}
         features, values = arrays["q"].shape[-1], arrays["v"].shape[-1]
         if "scale" in params or features < values:  # q is padded
             options["scale"] = params.get("scale", features**-0.5)
@@ -55,7 +55,7 @@ class Called(JaxNn):
         seen = np.broadcast_to(np.asarray(visible_pairs(arrays, params)), pairs_of(arrays))
         return {**options, "mask": jax.numpy.asarray(seen)}
 
-    def outputs(self, arrays: Arrays, params: Params) -> Any:
+    def outputs(self, arrays: Arrays, params: Params) -> Callable[[Arrays], Arrays]:
         """The outputs, 0 in rows that see nothing: these have the mean of all values by JAX's definition."""
         function, seen = super().outputs(arrays, params), visible_pairs(arrays, params)
         if seen is None and arrays["k"].shape[-2]:
@@ -64,7 +64,7 @@ class Called(JaxNn):
         return lambda leaves: {name: jax.numpy.where(some, x, 0) for name, x in function(leaves).items()}
 
 
-def hidden_by_name(arrays: Arrays, params: Params) -> dict[str, Any] | None:
+def hidden_by_name(arrays: Arrays, params: Params) -> Keywords | None:
     """What hides pairs as arguments of their own, {} if nothing does; None if it takes a mask. JAX aligns causality and
     windows at the upper left, and has one length per item.
     """
@@ -102,7 +102,7 @@ class Like(JaxAdapter):
     ops = JaxNn.ops
     without = ("return_lse",)
 
-    def __init__(self, name: str, function: Callable[..., Any], takes: Collection[str]) -> None:
+    def __init__(self, name: str, function: Callable[..., Foreign], takes: Collection[str]) -> None:
         self.name, self.peer = name, Called(name, function, takes)
         on_cpu = jax.default_backend() == "cpu"  # not all of which multiply float16
         doubles = jax.dtypes.canonicalize_dtype(np.float64) == np.float64  # JAX_ENABLE_X64
@@ -112,7 +112,7 @@ class Like(JaxAdapter):
         self.serves = declaration_of(self.ops[0], *levels(takes), self.without)
         self.description = describe("called like jax.nn.dot_product_attention", takes, KEYWORDS, self.forward_only)
 
-    def function(self, op: str, arrays: Arrays, params: Params) -> Callable[[Arrays], dict[str, Any]]:
+    def function(self, op: str, arrays: Arrays, params: Params) -> Callable[[Arrays], Arrays]:
         """The outputs of a call as a function of its floats."""
         axes = FourAxes(broadcast, arrays, params)
         wide = axes.arrays(arrays)
@@ -120,18 +120,18 @@ class Like(JaxAdapter):
         if reason is not None:
             raise Unsupported(reason)
 
-        def outputs(floats: Arrays) -> dict[str, Any]:
+        def outputs(floats: Arrays) -> Arrays:
             return axes.outputs(self.peer.outputs(wide, params)(axes.arrays(floats)))
 
         return outputs
 
-    def call(self, op: str, arrays: Arrays, params: Params) -> Results:
+    def call(self, op: str, arrays: Arrays, params: Params) -> Arrays:
         """One call, under jit."""
         with refusing():
             outputs = self.function(op, arrays, params)
             return compile_function(outputs)({name: arrays[name] for name in FLOATS if name in arrays})
 
-    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
+    def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Arrays:
         """jax.vjp, under jit."""
         if self.forward_only:
             raise Unsupported("no gradients")
@@ -142,9 +142,9 @@ class Like(JaxAdapter):
             return pull(leaves, dict(cotangents))
 
 
-def compile_function(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+def compile_function(function: Callable[..., Arrays]) -> Callable[..., Arrays]:
     """A function under jit, which runs it once."""
-    jitted: Callable[..., dict[str, Any]] = jax.jit(function, compiler_options=light())
+    jitted: Callable[..., Arrays] = jax.jit(function, compiler_options=light())
     return jitted
 
 
@@ -160,7 +160,7 @@ def levels(takes: Collection[str]) -> tuple[tuple[str, ...], dict[str, tuple[str
     return (*every, *(factor for name, factor in own.items() if name in takes)), some
 
 
-def no_gradient(function: Callable[..., Any]) -> bool:
+def no_gradient(function: Callable[..., Foreign]) -> bool:
     """Whether a plain call answers, but cannot be differentiated."""
     x = jax.numpy.ones((1, 64, 1, 64))
     try:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
 
 import torch
 
 from attnkit_conformance.adapter import Unsupported, refusing
 from attnkit_conformance.adapters.bases import HIDING, NUMBERS, declaration_of
-from attnkit_conformance.adapters.bases.torch import TorchAdapter
-from attnkit_conformance.model.types import Arrays, Params
+from attnkit_conformance.adapters.bases.torch import Tensors, TorchAdapter
+from attnkit_conformance.model.types import Foreign, Params
 from attnkit_conformance.peers.like import describe, function_at, keywords_of
 from attnkit_conformance.peers.like.axes import FourAxes
 from attnkit_conformance.peers.torch_sdpa import KEYWORDS, Sdpa
@@ -27,8 +26,8 @@ class Like(TorchAdapter):
 
     without = Sdpa.without
 
-    def __init__(self, name: str, what: str, function: Callable[..., Any], takes: Collection[str], device: str = "cpu",
-                 op: str = "", biased: bool = True) -> None:  # fmt: skip
+    def __init__(self, name: str, what: str, function: Callable[..., Foreign], takes: Collection[str],
+                 device: str = "cpu", op: str = "", biased: bool = True) -> None:  # fmt: skip
         self.name, self.device = name, device
         self.ops = (op,) if op else Sdpa.ops
         self.peer = Sdpa(name, None, function, takes)
@@ -36,7 +35,7 @@ class Like(TorchAdapter):
         self.forward_only = self.gives_no_gradient(function)
         self.description = describe(what, takes, KEYWORDS, self.forward_only)
 
-    def call(self, op: str, arrays: Arrays, params: Params) -> Arrays:
+    def call(self, op: str, arrays: Tensors, params: Params) -> Tensors:
         """One call."""
         if params.get("causal") not in (None, False, "upper_left") and "attn_mask" not in self.peer.takes:
             raise Unsupported("takes no attn_mask")
@@ -46,7 +45,7 @@ class Like(TorchAdapter):
         with refusing():
             return axes.outputs(self.peer.call(op, axes.arrays(arrays), params))
 
-    def gives_no_gradient(self, function: Callable[..., Any]) -> bool:
+    def gives_no_gradient(self, function: Callable[..., Foreign]) -> bool:
         """Whether a plain call gives an output without a gradient. One that raises tells nothing."""
         for dtype in PROBED:
             x = torch.ones((1, 1, 64, 64), dtype=getattr(torch, dtype), device=self.device, requires_grad=True)
