@@ -13,7 +13,6 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from attnkit_conformance import core
 from attnkit_conformance.adapter import DERIVATIVES, Adapter, Unsupported
@@ -22,6 +21,7 @@ from attnkit_conformance.golden import draw_case
 from attnkit_conformance.model.case import Sample
 from attnkit_conformance.model.grammar import Choice, Grammar, Level, Row
 from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.types import Plain
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes import layouts, rows
 from attnkit_conformance.scenes.layouts import dense, with_layouts
@@ -47,9 +47,15 @@ def declares(adapter: Adapter, op: str) -> bool:
     return op in (getattr(adapter, "serves", None) or {})
 
 
+def declaration(adapter: Adapter, op: Op) -> Mapping[str, Plain]:
+    """What an adapter that declares an op says of it."""
+    serves: Mapping[str, Mapping[str, Plain]] = adapter.serves  # type: ignore[attr-defined]
+    return serves[op.name]
+
+
 def derivatives(adapter: Adapter, op: Op) -> tuple[str, ...]:
     """The derivatives beyond gradients that an adapter declares for an op; ValueError for others."""
-    names = tuple(adapter.serves[op.name].get("derivatives", ()))  # type: ignore[attr-defined]
+    names = tuple(declaration(adapter, op).get("derivatives", ()))
     possible = [kind for kind in DERIVATIVES if op.vjp and getattr(adapter, kind, None) is not None]
     unknown = [name for name in names if name not in possible]
     if unknown:
@@ -62,7 +68,7 @@ def derivatives(adapter: Adapter, op: Op) -> tuple[str, ...]:
 
 def grammar(adapter: Adapter, op: Op, array: str = "pairs") -> Grammar:
     """The grammar of an op within what an adapter declares; ValueError for unknown factors or levels."""
-    declared = {name: levels for name, levels in adapter.serves[op.name].items() if name not in NOT_FACTORS}  # type: ignore[attr-defined]
+    declared = {name: levels for name, levels in declaration(adapter, op).items() if name not in NOT_FACTORS}
     whole = with_sizes(op, rows.grammar(op, array), declared)
     free = {name: whole.factors[name] for name in OF_EVERYONE if name in whole.factors and name not in declared}
     free |= {name: whole.factors[name] for name in COUNTS if name in whole.factors}
@@ -79,7 +85,7 @@ def grammar(adapter: Adapter, op: Op, array: str = "pairs") -> Grammar:
     return whole.within({**plain, **free, "dtype": adapter.dtypes})
 
 
-def with_sizes(op: Op, whole: Grammar, declared: Mapping[str, Sequence[Any]]) -> Grammar:
+def with_sizes(op: Op, whole: Grammar, declared: Mapping[str, Sequence[Level]]) -> Grammar:
     """The grammar with the lengths and widths that are declared in place of its own; ValueError for what is no size."""
     sizes = {name: tuple(declared[name]) for name in COUNTS if name in declared}
     for name, levels in sizes.items():
@@ -97,11 +103,11 @@ def with_sizes(op: Op, whole: Grammar, declared: Mapping[str, Sequence[Any]]) ->
 
 def sizes(adapter: Adapter, op: Op) -> set[str]:
     """The counts, of tokens and of features, that an adapter restricts."""
-    names = {"shape" if name == LENGTHS else name for name in adapter.serves[op.name]}  # type: ignore[attr-defined]
+    names = {"shape" if name == LENGTHS else name for name in declaration(adapter, op)}
     return names & {*COUNTS}
 
 
-def by_rules(op: Op, shapes: Sequence[Level], rules: tuple[Any, ...]) -> tuple[Level, ...]:
+def by_rules(op: Op, shapes: Sequence[Level], rules: tuple[Level, ...]) -> tuple[Level, ...]:
     """Lengths like these that obey the rules, none twice; ValueError for other rules than "equal" and a multiple."""
     multiples = [rule for rule in rules if type(rule) is int and rule > 0]
     if len(multiples) > 1 or [rule for rule in rules if rule != EQUAL and rule not in multiples] or op.row_case:
@@ -146,7 +152,7 @@ def arrays(adapter: Adapter, op: Op, profile: str) -> Mapping[str, Sequence[Row]
     """
     large = profile != "small" and not getattr(adapter, "compiles", False) and not getattr(adapter, "emulates", False)
     triples = profile == "full" and not getattr(adapter, "compiles", False)
-    key = (op.name, large, triples, tuple(adapter.dtypes), repr(adapter.serves[op.name]))  # type: ignore[attr-defined]
+    key = (op.name, large, triples, tuple(adapter.dtypes), repr(declaration(adapter, op)))
     if key not in ARRAYS:
         ARRAYS[key] = covering_arrays(adapter, op, large, triples)
     return ARRAYS[key]
@@ -202,7 +208,7 @@ def check_all(
     for sample in samples(adapter, op, profile, dtypes):
         if keep(sample.id):
             result = core.check(adapter, draw_case(sample))
-            yield result if adapter.serves[op.name].get("may_refuse") else inside(result)  # type: ignore[attr-defined]
+            yield result if declaration(adapter, op).get("may_refuse") else inside(result)
     plain = {**grammar(adapter, op).plain}
     for name, level in (choice for choice in outside(adapter, op) if choice[0] not in NOT_REFUSED):
         for sample in rows.samples_of(op, OUTSIDE, [{**plain, name: level}]) if plain["dtype"] in dtypes else ():

@@ -10,7 +10,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from attnkit_conformance.model.case import BRIEF, Case, Sample, numpy_dtype
 from attnkit_conformance.model.grammar import Grammar, Row
 from attnkit_conformance.model.layout import align
 from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.types import Arrays, Results
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.scenes import rows
 
@@ -158,7 +158,7 @@ def answer_of(adapter: Adapter, problem: Problem, kind: str) -> dict[str, np.nda
     return arrays_of(adapter, kind, answer(adapter, problem, kind))
 
 
-def answer(adapter: Adapter, problem: Problem, kind: str) -> Mapping[str, Any]:
+def answer(adapter: Adapter, problem: Problem, kind: str) -> Arrays:
     """What an adapter returns for a derivative."""
     case = problem.case
     arrays, do = core.typed_arrays(adapter, case), core.typed_cotangents(adapter, case)
@@ -167,11 +167,11 @@ def answer(adapter: Adapter, problem: Problem, kind: str) -> Mapping[str, Any]:
         raise Unsupported(reason)
     u, samples = (typed(adapter, case, x) for x in (problem.direction, problem.samples))
     others = {"jvp": (u,), "hvp": (do, u), "vmap_grad": (do, samples)}[kind]
-    result: Mapping[str, Any] = getattr(adapter, kind)(case.op, arrays, case.params, *others)
+    result: Arrays = getattr(adapter, kind)(case.op, arrays, case.params, *others)
     return result
 
 
-def typed(adapter: Adapter, case: Case, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def typed(adapter: Adapter, case: Case, arrays: Mapping[str, np.ndarray]) -> Results:
     """Arrays for arguments of a case, each in the dtype of its argument, converted by the adapter."""
     dtypes = {name: case.dtype_of(name) for name in arrays}
     return {name: adapter.array(align(x.astype(numpy_dtype(dtypes[name]))), dtypes[name]) for name, x in arrays.items()}

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -47,7 +46,7 @@ def tokens_first(axes: Mapping[str, int], arrays: Arrays) -> dict[str, np.ndarra
     return {name: np.moveaxis(arrays[name], axis, 0) for name, axis in axes.items() if name in arrays}
 
 
-def along(axes: Mapping[str, int], index: Any, arrays: Arrays) -> dict[str, np.ndarray]:
+def along(axes: Mapping[str, int], index: int | np.ndarray | Sequence[int], arrays: Arrays) -> dict[str, np.ndarray]:
     """Arrays (or gradients of them, as d<name>) with the tokens `index` of those with `axes`."""
     names = {name: name.removeprefix("d") for name in arrays}
     return {n: np.take(x, index, axes[names[n]]) if names[n] in axes else x for n, x in arrays.items()}

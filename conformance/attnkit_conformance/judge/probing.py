@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
 
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter, Unsupported
@@ -17,6 +16,7 @@ from attnkit_conformance.golden import draw_case
 from attnkit_conformance.judge import declared
 from attnkit_conformance.model.grammar import Level, Row
 from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.types import Foreign
 from attnkit_conformance.scenes import rows
 from attnkit_conformance.scenes.sizes import few_heads
 
@@ -35,7 +35,7 @@ def check_all(
     found = find_calls(adapter, op, dtypes[0]) if unknown and dtypes and op.row_case is None else None
     if found is None:
         return
-    as_if: Any = SimpleNamespace(serves={op.name: found}, dtypes=adapter.dtypes, compiles=True)
+    as_if: Foreign = SimpleNamespace(serves={op.name: found}, dtypes=adapter.dtypes, compiles=True)
     for sample in declared.samples(as_if, op, profile, dtypes, rows.PROBE):
         if keep(sample.id):
             yield core.check(adapter, draw_case(sample))

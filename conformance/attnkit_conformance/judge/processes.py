@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
 
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.serving import collect_rarely
@@ -39,8 +40,9 @@ def jobs(names: Sequence[str]) -> list[Job]:
 
 
 def work(
-    find: Find, waiting: Any, verdicts: Connection, profile: str, expression: str | None, dtypes: tuple[str, ...]
-) -> None:
+    find: Find, waiting: Queue[Job | None], verdicts: Connection, profile: str, expression: str | None,
+    dtypes: tuple[str, ...],
+) -> None:  # fmt: skip
     """The loop of one process: jobs until none are left, it has grown large, or the parent is gone. Adapters serve all
     jobs of their families that come together, and are closed before others are created.
     """
@@ -121,7 +123,7 @@ def judge_in_processes(
 class Running:
     """A process, its job, and its last verdict on that."""
 
-    process: Any
+    process: BaseProcess
     verdicts: Connection
     job: Job | None = None
     last: CaseResult | None = None

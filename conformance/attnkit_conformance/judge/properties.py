@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from attnkit_conformance.adapter import Adapter, IllFormed, Unsupported
 from attnkit_conformance.core import CaseResult, Findings, declined_by, typed_arrays
@@ -18,7 +17,7 @@ from attnkit_conformance.model.case import Case, ErrorSample
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.tolerance import Measured
-from attnkit_conformance.model.types import Params
+from attnkit_conformance.model.types import Foreign, Params
 from attnkit_conformance.scenes import rows
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, scene_case, variant_label
 
@@ -32,7 +31,7 @@ class Property:
     """`run(adapter, make)` yields violations, `make(scene)` being a case of the op under judgement."""
 
     name: str
-    holds: Callable[[Op, Mapping[str, Any]], bool]  # for ops that do not list it in their invariances
+    holds: Callable[[Op, Params], bool]  # for ops that do not list it in their invariances
     run: Check
     policy: str = ""  # for which it asks
     plain: Check | None = None  # what is left of it without that, if anything
@@ -97,7 +96,7 @@ DECLINABLE = (*policies.POLICIES, *(item.name for item in PROPERTIES if item.nam
 """What an adapter may declare not to promise."""
 
 
-def subjects(op: Op, profile: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def subjects(op: Op, profile: str) -> Iterator[tuple[str, Params]]:
     """(label, params) under which the properties of an op are checked."""
     if op.binding is STATISTICS:
         ops = op.subjects if profile == "full" else op.subjects[1:2]
@@ -178,14 +177,14 @@ def check_error(adapter: Adapter, op: Op, sample: ErrorSample) -> CaseResult:
     )
 
 
-def check_freed(adapter: Any, op: Op, name: str) -> CaseResult:
-    """A call whose array of this name has no storage any more raises an error that names the array and says so. To
+def check_freed(adapter: Adapter, free: Callable[[Foreign], Foreign], op: Op, name: str) -> CaseResult:
+    """A call whose array of this name is let `free` raises an error that names the array and says so. To
     refuse it is not enough: the next implementation would read what is not there.
     """
     findings, case = Findings(), rows.sample_named(op, "float32", "pair.plain").draw(0)
     try:
         arrays = typed_arrays(adapter, case)
-        adapter.call(op.name, {**arrays, name: adapter.freed(arrays[name])}, case.params)
+        adapter.call(op.name, {**arrays, name: free(arrays[name])}, case.params)
         findings.fail("freed", f"{name} has no storage, and a result was returned; expected an error that says so")
     except Unsupported as refusal:
         findings.fail("freed", f"{name} has no storage: refused ({refusal}); expected an error")
@@ -224,9 +223,10 @@ def check_all(
     for sample in op.errors(op) if getattr(adapter, "errors", False) and "float32" in dtypes else ():
         if sample.fits(adapter.dtypes) and keep(error_id(op, sample)):
             yield check_error(adapter, op, sample)
-    for name in op.arguments if getattr(adapter, "freed", None) and "float32" in dtypes else ():
-        if keep(freed_id(op, name)):
-            yield check_freed(adapter, op, name)
+    free: Callable[[Foreign], Foreign] | None = getattr(adapter, "freed", None)
+    if free is not None and "float32" in dtypes:
+        kept = (name for name in op.arguments if keep(freed_id(op, name)))
+        yield from (check_freed(adapter, free, op, name) for name in kept)
 
 
 def identities(op: Op, profile: str) -> Iterator[str]:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 from attnkit_conformance import peers
 from attnkit_conformance.adapter import Adapter, IllFormed, cut
@@ -16,12 +15,14 @@ from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.adapters.isolated import LIMIT, Isolated, process_of
 from attnkit_conformance.adapters.serving import METHOD, METHODS, NEEDED, load, traits_of
 from attnkit_conformance.adapters.surroundings import surround
+from attnkit_conformance.adapters.wire import Traits
 from attnkit_conformance.adapters.worker import NotLoaded, Worker, WorkerDied
 from attnkit_conformance.judge import declared
 from attnkit_conformance.judge.properties import DECLINABLE
 from attnkit_conformance.judge.surroundings import EXTENTS
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.model.layout import MAKERS
+from attnkit_conformance.model.types import Plain
 from attnkit_conformance.opdb import BY_NAME
 
 
@@ -101,19 +102,19 @@ def what_is_wrong(adapter: Adapter) -> Iterator[str]:
     return what_is_wrong_with(traits_of(adapter))
 
 
-def what_is_wrong_with(traits: Mapping[str, tuple[bool, Any]]) -> Iterator[str]:
+def what_is_wrong_with(traits: Traits) -> Iterator[str]:
     """The same by what an adapter says of itself (`traits_of`), perhaps in its own process."""
     missing = [name for name in ("name", "dtypes", *NEEDED) if name not in traits]
     if missing:
         yield f"it lacks {', '.join(missing)}"
         return
 
-    def wrong(name: str, holds: Callable[[Any], bool], expected: str, default: object = None) -> Iterator[str]:
+    def wrong(name: str, holds: Callable[[Plain], bool], expected: str, default: object = None) -> Iterator[str]:
         plain, value = traits.get(name, (True, default))
         if not (plain and holds(value)):
             yield f"{name} must be {expected}; got {repr(value) if plain else value}"
 
-    def subset(of: Iterable[str]) -> Callable[[Any], bool]:
+    def subset(of: Iterable[str]) -> Callable[[Plain], bool]:
         return lambda value: texts(value) and set(value) <= set(of)
 
     yield from wrong("name", lambda value: isinstance(value, str) and bool(value), "a text")
@@ -137,7 +138,7 @@ def what_is_wrong_with(traits: Mapping[str, tuple[bool, Any]]) -> Iterator[str]:
     yield from what_is_declared(traits)
 
 
-def what_is_declared(traits: Mapping[str, tuple[bool, Any]]) -> Iterator[str]:
+def what_is_declared(traits: Traits) -> Iterator[str]:
     """The errors in a declaration of supported calls."""
     plain, serves = traits.get("serves", (True, None))
     if serves is None:
@@ -158,6 +159,6 @@ def what_is_declared(traits: Mapping[str, tuple[bool, Any]]) -> Iterator[str]:
             yield str(error)
 
 
-def texts(x: Any) -> bool:
+def texts(x: object) -> bool:
     """Whether x is a collection of strings, not a string."""
     return isinstance(x, tuple | list | set | frozenset) and all(isinstance(name, str) for name in x)

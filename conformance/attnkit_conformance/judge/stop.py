@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from types import FrameType
 
 from attnkit_conformance.core import CaseResult
 
@@ -47,7 +47,7 @@ def until(verdicts: Generator[CaseResult, None, None], seconds: float | None, en
 
 
 @contextlib.contextmanager
-def handling(stop: Callable[[int, Any], None]) -> Iterator[None]:
+def handling(stop: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """`stop` takes the signals meanwhile; only the main thread of a process can have that."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -15,22 +15,20 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 
 from attnkit_conformance.golden import counts_faint_weights, has_near_tie, is_bounded
 from attnkit_conformance.model.case import Case, NoDraw, Sample, generator
-from attnkit_conformance.model.grammar import Grammar, Level
+from attnkit_conformance.model.grammar import Grammar, Level, Row
 from attnkit_conformance.model.layout import DENSE, MAKERS, TIED, WHOLE
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
-from attnkit_conformance.model.types import Option, window_sides
+from attnkit_conformance.model.types import Option, Plain, window_sides
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.scenes import layouts, rows
 from attnkit_conformance.scenes.attention import attention_case
 
-Row = Mapping[str, Any]
 WEIGHTS = tuple(3 if op.vjp and op.row_case is None else 1 for op in OPDB)  # by op: with gradients and many options
 LENGTHS = (*range(10), 13, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 257, 300, 600)
 WIDTHS = (*range(1, 10), 12, 16, 17, 20, 31, 32, 33, 64, 65, 128, 256)
@@ -67,7 +65,7 @@ class Recipe:
         return str(self.row["dtype"])
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Plain]:
         """What a file says of it: of the row what is not plain, and sizes."""
         plain = {**grammar_of(self.op).plain, **BESIDE}
         row = {name: x for name, x in self.row.items() if name in (*COUNTS, "dtype") or x != plain.get(name, LEAD)}
@@ -92,7 +90,7 @@ class Recipe:
         sample = Sample(self.id, draw)
         if row.get("cotangents", "every") != "every":
             sample = rows.with_cotangents(sample, row)
-        case = with_integers(sample.draw(0), self.row.get(INTEGERS, BESIDE[INTEGERS]))
+        case = with_integers(sample.draw(0), str(self.row.get(INTEGERS, BESIDE[INTEGERS])))
         possible = {n: layout for n, layout in self.layouts.items() if layout not in TIED or may_tie(op, case, n)}
         case = replace(case.laid(possible), id=self.id)  # where entries become equal
         telling = op.telling(case) and op.subject(case.params).telling(case) and is_bounded(op, case)
@@ -117,7 +115,7 @@ def may_tie(op: Op, case: Case, name: str) -> bool:
     return op.group == "a" or name not in case.arrays or case.arrays[name].dtype.kind == "f"
 
 
-def read(record: Mapping[str, Any]) -> Recipe:
+def read(record: Mapping[str, Plain]) -> Recipe:
     """A recipe from what `json` reads of its text, whatever else stands beside it; ValueError for anything else."""
     names = ("op", "row", "seed", "layouts", "threads")
     if any(name not in record for name in names) or record["op"] not in BY_NAME:
@@ -155,7 +153,7 @@ def of_op(op: Op, grammar: Grammar, rng: random.Random, fixed: Collection[str] =
     return Recipe(op.name, row, rng.randrange(2**16), places, rng.choice(THREADS))
 
 
-def legal_row(grammar: Grammar, rng: random.Random) -> dict[str, Any]:
+def legal_row(grammar: Grammar, rng: random.Random) -> dict[str, Level]:
     """A row without what cannot be combined."""
     plain, options = grammar.plain, layouts.dense(grammar).factors
     free = [name for name in options if name not in (*COUNTS, "dtype", "op")]

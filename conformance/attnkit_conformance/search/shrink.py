@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -218,7 +217,7 @@ def simpler_entries(case: Case) -> Iterator[Case]:
                         yield with_array(case, kind, name, y)
 
 
-def simpler_values(value: Any) -> tuple[Any, ...]:
+def simpler_values(value: np.bool | np.integer | np.floating) -> tuple[float | np.integer | np.floating, ...]:
     """The replacements of an entry, simplest first."""
     if isinstance(value, np.bool_):
         return (True,)

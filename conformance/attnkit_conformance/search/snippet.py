@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from attnkit_conformance.adapters.bases.arguments import visible_pairs
@@ -11,6 +9,7 @@ from attnkit_conformance.core import layouts_held_by, typed_arrays
 from attnkit_conformance.golden import golden
 from attnkit_conformance.model.case import Case
 from attnkit_conformance.model.memory import memory_of
+from attnkit_conformance.model.types import Foreign
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.base import Source
 
@@ -19,14 +18,14 @@ WITH_STRIDES = ("torch", "numpy")  # the others copy what they are given
 WITH_GRADIENTS = ("torch", "jax", "mlx")
 
 
-def shows_gradients(adapter: Any, case: Case) -> bool:
+def shows_gradients(adapter: Foreign, case: Case) -> bool:
     """Whether a program of this case can show a gradient: those of keras compute on NumPy's arrays."""
     source: Source = adapter.source(case.op, typed_arrays(adapter, case), case.params)
     return source.library in WITH_GRADIENTS
 
 
 def snippet(
-    adapter: Any, case: Case, output: str, exception: str = "", of_dtype: bool = False
+    adapter: Foreign, case: Case, output: str, exception: str = "", of_dtype: bool = False
 ) -> tuple[str, tuple[tuple[str, str], ...]]:
     """The program (arrays, the peer's call, the defined value, both printed) and its environment.
 
