@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnkit_conformance import core
 from attnkit_conformance.adapter import Adapter
@@ -30,6 +30,7 @@ from attnkit_conformance.judge.verdicts import deciding, grade_counts
 from attnkit_conformance.judge.verify import by_kernel, judge_for
 from attnkit_conformance.model import grades
 from attnkit_conformance.model.case import DTYPES, HAS_BFLOAT16, PROFILES, judged_dtypes
+from attnkit_conformance.model.types import Foreign
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
 from attnkit_conformance.peers.like import KINDS, path_of
@@ -507,8 +508,8 @@ def peers(args: argparse.Namespace) -> int:
     for name in names:
         if name.partition("-")[0] not in (*FAMILIES, ALL):
             raise ValueError(f"peers: {name!r} is none of {', '.join((*FAMILIES, ALL))}; `run` judges any adapter")
-    adapters: list[Any] = present(find(names))
-    parts: list[tuple[list[Any], str, str | None]] = [(adapters, "small", None)]
+    adapters: list[Foreign] = present(find(names))
+    parts: list[tuple[list[Foreign], str, str | None]] = [(adapters, "small", None)]
     if args.profile == "scenes":
         slow, fast = ([a for a in adapters if (a.name in COMPILED) is which] for which in (True, False))
         parts = [(fast, "scenes", None), (fast, "small", PAIRS), (slow, "small", None)]

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -15,9 +15,11 @@ from attnkit_conformance.core import CaseResult, covers
 from attnkit_conformance.judge import Matcher, judge_lane, repeats
 from attnkit_conformance.judge.selection import find
 from attnkit_conformance.model.case import DTYPES, PROFILES, judged_dtypes
+from attnkit_conformance.model.types import Foreign, Keyword
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.peers.like import KINDS, path_of
 
+Param = Foreign  # of pytest.param, whose type is not public
 ADAPTERS = pytest.StashKey[list[Adapter]]()
 
 
@@ -79,7 +81,7 @@ class Judged:
                 pytest.skip(result.reason)
 
 
-def cases(adapter: Adapter | str, profile: str = "quick", dtypes: tuple[str, ...] | None = None) -> list[Any]:
+def cases(adapter: Adapter | str, profile: str = "quick", dtypes: tuple[str, ...] | None = None) -> list[Param]:
     """Parameters for pytest.mark.parametrize: all cases of a profile ("quick", "scenes" or "full") of an adapter, which
     may be the path of one. A test calls `case.hold()`.
 
@@ -134,7 +136,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 class Verdict(pytest.Item):
     """A case as a test."""
 
-    def __init__(self, *, judged: Judged, **options: Any) -> None:
+    def __init__(self, *, judged: Judged, **options: Keyword) -> None:
         super().__init__(**options)
         self.judged = judged
 
@@ -142,7 +144,7 @@ class Verdict(pytest.Item):
         """Judge it."""
         self.judged.hold()
 
-    def reportinfo(self) -> tuple[Any, int | None, str]:
+    def reportinfo(self) -> tuple[os.PathLike[str], int | None, str]:
         """Where it is: nowhere in a file."""
         return self.path, None, f"{self.judged.adapter.name}::{self.judged.id}"
 
@@ -150,7 +152,7 @@ class Verdict(pytest.Item):
 class Implementation(pytest.Collector):
     """The cases of an adapter."""
 
-    def __init__(self, *, params: list[Any], **options: Any) -> None:
+    def __init__(self, *, params: list[Param], **options: Keyword) -> None:
         super().__init__(**options)
         self.params = params
 

@@ -18,7 +18,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,10 @@ from attnkit_conformance.studies.mutation.units import Unit
 
 SECONDS, TIMES = 120.0, 3.0  # a mutant never ends that takes so much longer than what judges it takes without a change
 UNPLACED = "no function can take its code"
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
+
+T = TypeVar("T")
 FORK = multiprocessing.get_context("fork")
 
 
@@ -44,10 +48,10 @@ class Verdict(NamedTuple):
 # ---------------------------------------------------------------------------------------------- processes
 
 
-class Fork:
+class Fork(Generic[T]):
     """A task in a copy of this process, and what it answers: `died` if nothing."""
 
-    def __init__(self, task: Callable[[], Any]) -> None:
+    def __init__(self, task: Callable[[], T]) -> None:
         self.answer, there = FORK.Pipe(duplex=False)
         self.process = FORK.Process(target=self._run, args=(task, there))
         self.started = time.perf_counter()
@@ -55,7 +59,7 @@ class Fork:
         there.close()
 
     @staticmethod
-    def _run(task: Callable[[], Any], answer: Connection) -> None:
+    def _run(task: Callable[[], T], answer: Connection) -> None:
         os.environ.pop(store.FOLDER, None)  # the reference may be mutated: its answers are those of now
         golden.of_content.cache_clear()
         with np.errstate(all="ignore"):
@@ -65,9 +69,9 @@ class Fork:
     def seconds(self) -> float:
         return time.perf_counter() - self.started
 
-    def result(self, died: object) -> Any:
+    def result(self, died: T) -> T:
         try:
-            result = self.answer.recv()
+            result: T = self.answer.recv()
         except EOFError:
             result = died
         self.end()
@@ -107,7 +111,7 @@ def executed(units: Sequence[Unit], files: Sequence[Path]) -> tuple[Runs, list[f
                 covering.sort(key=seconds.__getitem__)
         return runs, seconds, live.modules_of(set(files))
 
-    result: tuple[Runs, list[float], list[str]] | None = Fork(task).result(None)
+    result = Fork[tuple[Runs, list[float], list[str]] | None](task).result(None)
     if result is None:
         raise ValueError("the units cannot be judged without any change")
     runs, seconds, modules = result
@@ -116,13 +120,15 @@ def executed(units: Sequence[Unit], files: Sequence[Path]) -> tuple[Runs, list[f
     return runs, seconds
 
 
-def _trace(names: Collection[str], seen: set[tuple[str, int]], frame: FrameType, event: str, argument: object) -> Any:
+def _trace(
+    names: Collection[str], seen: set[tuple[str, int]], frame: FrameType, event: str, argument: object
+) -> TraceFunction | None:
     """Traces the lines of functions in some files."""
     name = frame.f_code.co_filename
     if name not in names:
         return None
 
-    def lines(frame: FrameType, event: str, argument: object) -> Any:
+    def lines(frame: FrameType, event: str, argument: object) -> TraceFunction:
         seen.add((name, frame.f_lineno))
         return lines
 
@@ -169,7 +175,7 @@ class Trials:
 
     def judge(self, chosen: Sequence[tuple[Mutant, list[int]]], workers: int) -> Iterator[Verdict]:
         """The verdicts on those that functions can take, as they arrive."""
-        waiting, running = list(reversed(chosen)), dict[Any, tuple[Mutant, Fork, float]]()
+        waiting, running = list(reversed(chosen)), dict[Connection, tuple[Mutant, Fork[str | None], float]]()
         while waiting or running:
             while waiting and len(running) < workers:
                 mutant, covering = waiting.pop()
@@ -179,7 +185,7 @@ class Trials:
             late = [
                 answer for answer, (_, fork, limit) in running.items() if fork.seconds > limit and answer not in ready
             ]
-            for answer in (*ready, *late):
+            for answer in [*(answer for answer in running if answer in ready), *late]:
                 mutant, fork, _ = running.pop(answer)
                 seconds = fork.seconds
                 if answer in late:

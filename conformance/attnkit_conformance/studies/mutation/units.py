@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from attnkit_conformance import core, golden
 from attnkit_conformance.adapter import Adapter
@@ -13,6 +13,9 @@ from attnkit_conformance.judge.selection import find
 from attnkit_conformance.model.case import Case, judged_dtypes
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import OPDB
+
+if TYPE_CHECKING:
+    import pytest
 
 T = TypeVar("T")
 
@@ -69,7 +72,7 @@ def with_tests(paths: Sequence[str], expression: str | None, use: Callable[[list
     class Loop:
         """Stands for pytest's loop over tests."""
 
-        def pytest_runtestloop(self, session: Any) -> bool:
+        def pytest_runtestloop(self, session: pytest.Session) -> bool:
             self.result = use([Unit(item.nodeid, _test(item)) for item in session.items])
             return True
 
@@ -81,7 +84,7 @@ def with_tests(paths: Sequence[str], expression: str | None, use: Callable[[list
     return result
 
 
-def _test(item: Any) -> Callable[[], str | None]:
+def _test(item: pytest.Item) -> Callable[[], str | None]:
     from _pytest.runner import runtestprotocol
 
     def fails() -> str | None:

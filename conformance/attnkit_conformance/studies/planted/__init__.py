@@ -9,15 +9,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
+from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.studies.planted.bugs import BUGS, text_with
 
 HONEST = "honest"
 BY_NAME = {bug.name: bug for bug in BUGS}
 
 
-def planted(name: str) -> Any:
+def planted(name: str) -> Adapter:
     """A new adapter with the bug of this name, or the honest one; it shares nothing with others."""
     changes = () if name == HONEST else BY_NAME[name].changes
     path = Path(__file__).with_name("softmax.py")
@@ -29,7 +29,7 @@ def planted(name: str) -> Any:
     return adapter
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Adapter:
     if name == HONEST or name in BY_NAME:
         return planted(name)
     raise AttributeError(f"{__name__} has no bug {name!r}; they are {', '.join(BY_NAME)}")

@@ -26,7 +26,7 @@ def bug(name: str, text: str, *changes: tuple[str, str], about: str = "", needs:
 
 def remembering(name: str) -> tuple[str, str]:
     """The change that keeps something from call to call."""
-    return "Lead = tuple[int, ...]\n", f"Lead = tuple[int, ...]\n{name}: dict[Any, Any] = {{}}\n"
+    return "Lead = tuple[int, ...]\n", f"Lead = tuple[int, ...]\n{name}: dict = {{}}\n"
 
 
 def sometimes(chance: str, then: str) -> Changes:

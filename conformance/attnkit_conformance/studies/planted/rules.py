@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attnkit_conformance import judge
 from attnkit_conformance.adapter import Adapter
@@ -13,7 +13,11 @@ from attnkit_conformance.core import CaseResult
 from attnkit_conformance.families import softmax
 from attnkit_conformance.judge import selection
 from attnkit_conformance.model.case import DTYPES
+from attnkit_conformance.model.types import Option, Params
 from attnkit_conformance.studies.planted import BY_NAME, HONEST, planted
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OP = softmax.OPS[0].name
 TOLERANCES = {"float32": 1e-4, "float16": 1e-2}
@@ -21,7 +25,8 @@ BASELINES = ("torch.nn.functional:scaled_dot_product_attention",)  # which a ker
 DRAWS = 5
 BATCH, HEADS, TOKENS, FEATURES = 2, 4, 256, 64
 
-Drawn = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]  # arrays, params and cotangents
+Tensors = dict[str, "Tensor"]
+Drawn = tuple[Tensors, Params, Tensors]  # arrays, params and cotangents
 
 
 def by_kit(names: Sequence[str], profile: str) -> dict[str, list[CaseResult]]:
@@ -65,7 +70,7 @@ def drawn(about: tuple[str, ...], dtype: str, seed: int) -> Drawn:
 
     rng = torch.Generator().manual_seed(seed)
 
-    def normal(*shape: int) -> Any:
+    def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=rng).to(getattr(torch, dtype))
 
     L, S = TOKENS // 2 if "cross" in about else TOKENS, TOKENS
@@ -74,7 +79,7 @@ def drawn(about: tuple[str, ...], dtype: str, seed: int) -> Drawn:
     arrays |= {name: normal(BATCH, shared, S, FEATURES) for name in ("k", "v")}
     if "turned" in about:  # (B, L, H, d) in memory, as projections leave it
         arrays = {name: x.transpose(1, 2).contiguous().transpose(1, 2) for name, x in arrays.items()}
-    options: Mapping[str, Callable[[], Any]] = {
+    options: Mapping[str, Callable[[], Tensor]] = {
         "mask": lambda: torch.rand(BATCH, HEADS, L, S, generator=rng) < 0.75,
         "bias": lambda: normal(HEADS, L, S),
         "key_lengths": lambda: torch.randint(1, S + 1, (BATCH, 1), generator=rng),
@@ -83,7 +88,9 @@ def drawn(about: tuple[str, ...], dtype: str, seed: int) -> Drawn:
         "dropout_mask": lambda: (torch.rand(BATCH, HEADS, L, S, generator=rng) < 0.9) / 0.9,
     }
     arrays |= {name: make() for name, make in options.items() if name in about}
-    numbers = {"causal": True, "window": (64, 64), "enable_gqa": True, "dropout": (0.1, 42 + seed), "return_lse": True}
+    numbers: Params = {
+        "causal": True, "window": (64, 64), "enable_gqa": True, "dropout": (0.1, 42 + seed), "return_lse": True,
+    }  # fmt: skip
     words = {"grouped": "enable_gqa", "seed": "dropout", "lse": "return_lse"}
     params = {
         words.get(word, word): numbers[words.get(word, word)] for word in about if words.get(word, word) in numbers
@@ -94,12 +101,12 @@ def drawn(about: tuple[str, ...], dtype: str, seed: int) -> Drawn:
 
 
 @cache
-def expected(about: tuple[str, ...], dtype: str, seed: int) -> dict[str, Any]:
+def expected(about: tuple[str, ...], dtype: str, seed: int) -> Tensors:
     """What the honest adapter answers."""
     return answers(planted(HONEST), drawn(about, dtype, seed))
 
 
-def answers(adapter: Adapter, call: Drawn) -> dict[str, Any]:
+def answers(adapter: Adapter, call: Drawn) -> Tensors:
     """Outputs, and gradients as d<name>, from arrays that the adapter may write to."""
     arrays, params, cotangents = call
     arrays = {name: x.clone() for name, x in arrays.items()}
@@ -107,7 +114,7 @@ def answers(adapter: Adapter, call: Drawn) -> dict[str, Any]:
     return outputs | {f"d{name}": x for name, x in adapter.vjp(OP, arrays, params, cotangents).items()}
 
 
-def tells(adapter: Adapter, call: Drawn, agrees: Callable[[dict[str, Any]], bool]) -> bool:
+def tells(adapter: Adapter, call: Drawn, agrees: Callable[[Tensors], bool]) -> bool:
     """Whether what an adapter answers does not agree, or is an error."""
     try:
         return not agrees(answers(adapter, call))
@@ -115,7 +122,7 @@ def tells(adapter: Adapter, call: Drawn, agrees: Callable[[dict[str, Any]], bool
         return True
 
 
-def close(got: Mapping[str, Any], right: Mapping[str, Any], dtype: str) -> bool:
+def close(got: Tensors, right: Tensors, dtype: str) -> bool:
     """torch.allclose, for every result."""
     import torch
 
@@ -133,11 +140,11 @@ def by_opinfo(name: str) -> bool:
     return any(tells(adapter, call, partial(alike, right=right)) for call, right in of_torch())
 
 
-def alike(got: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+def alike(got: Tensors, right: Tensors) -> bool:
     return not unlike(got, right)
 
 
-def unlike(got: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
+def unlike(got: Tensors, right: Tensors) -> list[str]:
     """The names of results that torch.testing.assert_close refuses."""
     import torch
 
@@ -151,7 +158,7 @@ def unlike(got: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
 
 
 @cache
-def of_torch() -> list[tuple[Drawn, dict[str, Any]]]:
+def of_torch() -> list[tuple[Drawn, Tensors]]:
     """torch's samples as calls of an adapter, each with those of torch's results that the honest adapter meets."""
     honest, samples = planted(HONEST), []
     for dtype in DTYPES:
@@ -161,7 +168,7 @@ def of_torch() -> list[tuple[Drawn, dict[str, Any]]]:
     return samples
 
 
-def samples_of_torch(dtype: str) -> Iterator[tuple[Drawn, dict[str, Any]]]:
+def samples_of_torch(dtype: str) -> Iterator[tuple[Drawn, Tensors]]:
     """Those in a dtype, without samples of dropout, whose bits are torch's. torch's is_causal is "upper_left"."""
     import torch
     from torch.testing._internal.common_methods_invocations import op_db
@@ -180,7 +187,7 @@ def samples_of_torch(dtype: str) -> Iterator[tuple[Drawn, dict[str, Any]]]:
         mask = options.get("attn_mask")
         if mask is not None:
             arrays["mask" if mask.dtype == torch.bool else "bias"] = mask.detach()
-        params: dict[str, Any] = {"causal": "upper_left"} if options.get("is_causal") else {}
+        params: dict[str, Option] = {"causal": "upper_left"} if options.get("is_causal") else {}
         params |= {"enable_gqa": True} if options.get("enable_gqa") else {}
         right = {"o": o.detach()} | {f"d{key}": x for key, x in zip(leaves, grads, strict=True)}
         yield (arrays, params, {"o": do}), right

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from attnkit_conformance.golden.derivatives import Problem
 from attnkit_conformance.judge.derivatives import of_everyone, problem_of
 from attnkit_conformance.model.binding import STATISTICS
 from attnkit_conformance.model.op import QKV, Op
+from attnkit_conformance.model.types import Foreign
 from attnkit_conformance.studies.transforms.problem import differentiable, long_problem
 
 LIBRARIES = ("torch", "jax")
@@ -58,7 +58,7 @@ class Verdict:
         return self.word not in (RIGHT, REFUSED, EITHER, ELSEWHERE)
 
 
-def runner(library: str) -> tuple[Any, dict[str, Any]]:
+def runner(library: str) -> tuple[Foreign, Mapping[str, Callable[[Foreign], str | None]]]:
     """The class that runs a library's transformations, and the transformations by name."""
     module = importlib.import_module(f"attnkit_conformance.studies.transforms.{library}")
     return getattr(module, library.capitalize()), module.TRANSFORMS
@@ -178,12 +178,12 @@ def as_refusal(row: Row, refusal: NotImplementedError) -> tuple[str, str]:
     return (REFUSED if is_by_name(text, row.op, row.takes or row.impl) else "nameless", text)
 
 
-def state_first(call: Callable[..., Any]) -> Callable[..., Any]:
+def state_first(call: Callable[..., Foreign]) -> Callable[..., Foreign]:
     """What serves a step, with the arguments of the public function."""
     return lambda state, *arrays, **options: call(*arrays, state=state, **options)
 
 
-def with_option(call: Callable[..., Any], name: str, at: int) -> Callable[..., Any]:
+def with_option(call: Callable[..., Foreign], name: str, at: int) -> Callable[..., Foreign]:
     """A kernel that takes the array at this place as an option, as the public function hands it on."""
     return lambda *arrays, **options: call(*arrays[:at], *arrays[at + 1 :], **{name: arrays[at]}, **options)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
 
 import jax
 import jax.export
@@ -20,10 +19,11 @@ from attnkit_conformance.adapters.derivatives import jax as derivatives
 from attnkit_conformance.adapters.derivatives.jax import product
 from attnkit_conformance.adapters.jax import light
 from attnkit_conformance.golden.derivatives import Problem
-from attnkit_conformance.model.types import Foreign
+from attnkit_conformance.model.types import Foreign, Results
 from attnkit_conformance.studies.transforms.problem import missed, missed_tangents
 
 Arrays = dict[str, jax.Array]
+OfTwo = Callable[[Arrays, Arrays], Mapping[str, jax.Array] | Mapping[str, Arrays]]
 
 
 class Jax:
@@ -31,7 +31,7 @@ class Jax:
 
     name = "jax"
 
-    def __init__(self, problem: Problem, impl: Any, function: Callable[..., Any] | None = None) -> None:
+    def __init__(self, problem: Problem, impl: str, function: Callable[..., Foreign] | None = None) -> None:
         self.problem, self.op, self.case = problem, problem.op, problem.case
         self.module: Foreign = attnkit if function is None else SimpleNamespace(**{self.op.name: function})
         self.options = {"impl": impl} if function is None and dispatches(self.op) else {}
@@ -48,25 +48,25 @@ class Jax:
         """The function that is differentiated."""
         return product(self.outputs(x), self.do)
 
-    def run(self, function: Callable[[Arrays, Arrays], Any]) -> Any:
+    def run(self, function: OfTwo) -> Results:
         """Run `function(x, u)` as a jitted program; the results are NumPy arrays."""
         compiled = jax.jit(function, compiler_options=light())
         return jax.tree.map(np.asarray, compiled(self.x, self.u))
 
 
-def arrays(values: Any) -> Arrays:
+def arrays(values: Mapping[str, np.ndarray]) -> Arrays:
     return jax.device_put(dict(values))
 
 
-def wrong_tangents(t: Jax, function: Callable[[Arrays, Arrays], Any]) -> str | None:
+def wrong_tangents(t: Jax, function: OfTwo) -> str | None:
     return missed_tangents(t.run(function), t.problem)
 
 
-def wrong_gradient(t: Jax, function: Callable[[Arrays, Arrays], Any]) -> str | None:
+def wrong_gradient(t: Jax, function: OfTwo) -> str | None:
     return missed("the gradient", t.run(function), t.problem.gradient)
 
 
-def wrong_second(t: Jax, function: Callable[[Arrays, Arrays], Any]) -> str | None:
+def wrong_second(t: Jax, function: OfTwo) -> str | None:
     return missed("the second derivative", t.run(function), t.problem.truth.hvp)
 
 
@@ -75,7 +75,7 @@ def jvp(t: Jax) -> str | None:
 
 
 def jacfwd(t: Jax) -> str | None:
-    def along(x: Arrays, u: Arrays) -> Any:
+    def along(x: Arrays, u: Arrays) -> Arrays:
         return jax.jacfwd(lambda step: t.outputs({name: x[name] + step * u[name] for name in x}))(0.0)
 
     return wrong_tangents(t, along)
@@ -113,11 +113,11 @@ def shard_map(t: Jax) -> str | None:
 
         return jnp.sum(jax.lax.scan(step, x, jnp.asarray([0.25, 0.75]))[1])
 
-    def local(x: Arrays) -> Any:
+    def local(x: Arrays) -> Arrays:
         grads = jax.grad(total)({name: value[0] for name, value in x.items()})
         return {name: value[None] for name, value in grads.items()}
 
-    def whole(x: Arrays, u: Arrays) -> Any:
+    def whole(x: Arrays, u: Arrays) -> Arrays:
         grads = jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec)({n: v[None] for n, v in x.items()})
         return {name: value[0] for name, value in grads.items()}
 
@@ -143,7 +143,7 @@ def single(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32) if x.dtype == jnp.float64 else x
 
 
-def without_running(problem: Problem, function: Callable[..., Any]) -> None:
+def without_running(problem: Problem, function: Callable[..., Foreign]) -> None:
     """Trace the second derivatives of a kernel in single precision."""
     t = Jax(problem, "", function)
     t.x, t.u, t.do, t.rest = (jax.tree.map(single, tree) for tree in (t.x, t.u, t.do, t.rest))

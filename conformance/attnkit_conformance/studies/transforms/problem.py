@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.tolerance import Limit
+from attnkit_conformance.model.types import Arrays
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.scenes.attention import scene_case
 
@@ -38,7 +38,7 @@ def missed_tangents(tangents: Mapping[str, np.ndarray], problem: Problem) -> str
     )
 
 
-def missed(kind: str, got: Mapping[str, Any], limits: Mapping[str, Limit]) -> str | None:
+def missed(kind: str, got: Arrays, limits: Mapping[str, Limit]) -> str | None:
     """What is wrong with derivatives, or None."""
     if set(got) != set(limits):
         return f"{kind} of {sorted(got)}; expected {sorted(limits)}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +21,11 @@ from attnkit_conformance.adapters.base import dispatches
 from attnkit_conformance.adapters.derivatives import torch as derivatives
 from attnkit_conformance.adapters.derivatives.torch import product
 from attnkit_conformance.golden.derivatives import Problem
-from attnkit_conformance.model.types import Foreign
+from attnkit_conformance.model.types import Foreign, Keywords
 from attnkit_conformance.studies.transforms.problem import missed, missed_tangents
 
 Tensors = dict[str, torch.Tensor]
+Function = Callable[..., Foreign]
 
 
 class Torch:
@@ -32,7 +33,7 @@ class Torch:
 
     name = "torch"
 
-    def __init__(self, problem: Problem, impl: Any, function: Callable[..., Any] | None = None) -> None:
+    def __init__(self, problem: Problem, impl: str, function: Function | None = None) -> None:
         self.problem, self.op, self.case = problem, problem.op, problem.case
         self.module: Foreign = attnkit if function is None else SimpleNamespace(**{self.op.name: function})
         self.options = {"impl": impl} if function is None and dispatches(self.op) else {}
@@ -203,16 +204,20 @@ def traced_by_make_fx(t: Torch) -> str | None:
 
 
 class Functions(TorchFunctionMode):
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Function, types: object, args: tuple[Foreign, ...] = (), kwargs: Keywords | None = None
+    ) -> Foreign:
         return function(*args, **(kwargs or {}))
 
 
 class Operations(TorchDispatchMode):
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operation: Function, types: object, args: tuple[Foreign, ...] = (), kwargs: Keywords | None = None
+    ) -> Foreign:
         return operation(*args, **(kwargs or {}))
 
 
-def in_mode(mode: Callable[[], Any], t: Torch) -> str | None:
+def in_mode(mode: Callable[[], AbstractContextManager[object]], t: Torch) -> str | None:
     """The gradient in a mode, which surrounds both passes or the backward pass alone."""
     for around in (mode, contextlib.nullcontext):
         leaves = t.leaves()
@@ -230,7 +235,7 @@ def empty(x: torch.Tensor) -> torch.Tensor:
     return torch.empty(x.shape, dtype=torch.float32 if x.is_floating_point() else x.dtype, device="meta")
 
 
-def without_running(problem: Problem, function: Callable[..., Any]) -> None:
+def without_running(problem: Problem, function: Function) -> None:
     """Differentiate a kernel twice on float32 tensors without data."""
     t = Torch(problem, "", function)
     t.x, t.u, t.do, t.rest = ({name: empty(x) for name, x in held.items()} for held in (t.x, t.u, t.do, t.rest))
