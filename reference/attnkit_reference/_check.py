@@ -3,12 +3,12 @@
 import difflib
 import numbers
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+Array = npt.NDArray[Any]  # of any dtype: arguments have four of floats, masks and lengths others
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 MOST_TOKENS = 2**62
@@ -25,14 +25,14 @@ def refuse_unexpected(op: str, arguments: Iterable[str], legal: Iterable[str]) -
             )
 
 
-def refuse_none(op: str, arguments: Mapping[str, Any], names: Iterable[str]) -> None:
+def refuse_none(op: str, arguments: Mapping[str, object], names: Iterable[str]) -> None:
     """TypeError for the first of `names` that is None."""
     for name in names:
         if name in arguments and arguments[name] is None:
             raise TypeError(f"{op}: {name}; expected a NumPy array, got None")
 
 
-def as_float(op: str, name: str, x: Any) -> Array:
+def as_float(op: str, name: str, x: object) -> Array:
     """x in float64; TypeError unless it is a NumPy array of real floats in the byte order of this machine."""
     if not _is_plain(x) or x.dtype.name not in FLOATS or not x.dtype.isnative:
         raise TypeError(f"{op}: {name}; expected a NumPy array of {', '.join(FLOATS)}, got {_kind(x)}")
@@ -103,12 +103,12 @@ def _kind(x: object) -> str:
     return f"{type(x).__name__} of dtype {x.dtype}" if hasattr(x, "dtype") else f"{type(x).__name__} {short(x)}"
 
 
-def _is_plain(x: object) -> bool:
+def _is_plain(x: object) -> TypeGuard[np.generic | Array]:
     """Whether x is an array or number of NumPy, with nothing that would be dropped: no mask, unit or other product."""
     return isinstance(x, np.generic) or type(x) in (np.ndarray, np.memmap)
 
 
-def boolean(op: str, name: str, x: Any) -> Array:
+def boolean(op: str, name: str, x: object) -> Array:
     if not _is_plain(x) or x.dtype != np.bool_:
         hint = " (numbers to be added to the scores are `bias`)" if name == "mask" else ""
         raise TypeError(f"{op}: {name}; expected a boolean array, True = takes part{hint}, got {_kind(x)}")
@@ -122,7 +122,7 @@ def integers(op: str, name: str, x: object) -> Array:
     return array
 
 
-def window_bounds(op: str, window: Any) -> tuple[int | None, int | None]:
+def window_bounds(op: str, window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
     if window is None:
         return None, None
     legal = isinstance(window, tuple | list) and len(window) == 2

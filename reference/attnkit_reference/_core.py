@@ -7,7 +7,7 @@ broadcast. Everything is float64, and (..., L, S) arrays are allowed.
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import TypedDict, cast
 
 import numpy as np
 
@@ -25,6 +25,37 @@ from attnkit_reference._check import (
     window_bounds,
 )
 from attnkit_reference._dropout import dropout_multiplier
+
+
+class Tokens(TypedDict, total=False):
+    """The keyword arguments that say which tokens take part."""
+
+    mask: Array | None
+    key_lengths: int | Array | None
+    query_mask: Array | None
+    enable_gqa: bool
+
+
+class CausalTokens(Tokens, total=False):
+    """Those of an op without scores of pairs."""
+
+    causal: bool | str
+
+
+class WithoutCausal(Tokens, total=False):
+    """Those of an op that has an order of its own."""
+
+    bias: Array | None
+    window: tuple[int | None, int | None] | None
+    scale: float | Array | None
+    dropout_mask: Array | None
+    dropout: tuple[float, int] | None
+
+
+class Common(WithoutCausal, total=False):
+    """The keyword arguments of `scores`."""
+
+    causal: bool | str
 
 
 @dataclass(frozen=True)

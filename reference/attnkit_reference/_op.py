@@ -13,13 +13,15 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, TypeVar, cast, get_args
+from typing import TypeVar, cast, get_args
 
 from attnkit_reference._check import Array, refuse_none, refuse_unexpected
-from attnkit_reference._core import Rows, gradients, scores
+from attnkit_reference._core import Rows, scores
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-Gradients = dict[str, Any]
+Function = TypeVar("Function", bound=Callable[..., object])
+Call = TypeVar("Call")
+Gradient = TypeVar("Gradient")  # an array, or a state
+Gradients = dict[str, Array]
 Parameter = inspect.Parameter
 
 DROPOUT = ("dropout_mask", "dropout")
@@ -39,7 +41,7 @@ def without_common(*names: str) -> Callable[[Function], Function]:
     return decorate
 
 
-def keyword_parameters(prepare: Callable[..., Any], *without: str) -> list[Parameter]:
+def keyword_parameters(prepare: Callable[..., object], *without: str) -> list[Parameter]:
     """The keyword arguments of an op: those of `prepare`, then the common ones of `scores` if it passes others on."""
     own = inspect.signature(prepare).parameters.values()
     passes = any(p.kind is p.VAR_KEYWORD for p in own)
@@ -47,7 +49,7 @@ def keyword_parameters(prepare: Callable[..., Any], *without: str) -> list[Param
     return [p for p in (*own, *common) if p.kind is p.KEYWORD_ONLY and p.name not in without]
 
 
-def keywords_of(prepare: Callable[..., Any], *without: str) -> Callable[[Function], Function]:
+def keywords_of(prepare: Callable[..., object], *without: str) -> Callable[[Function], Function]:
     """Give a public function the keyword arguments of `prepare`."""
     return lambda function: refuse_others(function, keyword_parameters(prepare, *without))
 
@@ -63,7 +65,7 @@ def refuse_others(function: Function, more: Sequence[Parameter] = ()) -> Functio
     required = [p.name for p in own if p.default is p.empty and not _may_be_none(p)]
 
     @functools.wraps(function)
-    def checked(*args: object, **params: object) -> Any:
+    def checked(*args: object, **params: object) -> object:
         refuse_unexpected(function.__name__, params, names)
         refuse_none(function.__name__, {**dict(zip(names, args, strict=False)), **params}, required)
         return function(*args, **params)
@@ -73,9 +75,9 @@ def refuse_others(function: Function, more: Sequence[Parameter] = ()) -> Functio
 
 
 def derived_weights(
-    forward: Callable[..., Any],
-    prepare: Callable[..., Any],
-    weigh: Callable[[Any], Array] = attrgetter("w"),
+    forward: Callable[..., object],
+    prepare: Callable[..., Call],
+    weigh: Callable[[Call], Array] = attrgetter("w"),
     doc: str = "",
 ) -> Callable[..., Array]:
     """`<op>_weights`: weigh(call), from the arrays of `forward` that `prepare` requires.
@@ -84,7 +86,7 @@ def derived_weights(
     """
     parameters = inspect.signature(prepare).parameters
     if issubclass(prepare.__annotations__["return"], Rows):
-        ROWS[forward.__name__] = prepare
+        ROWS[forward.__name__] = cast(Callable[..., Rows], prepare)
     arrays = [p for p in _parameters(forward, Parameter.POSITIONAL_OR_KEYWORD) if p.name in parameters]
     required = [p for p in arrays if not _may_be_none(parameters[p.name])]
     absent = {p.name: None for p in arrays if p not in required}
@@ -99,12 +101,12 @@ def derived_weights(
 
 
 def derived_gradients(
-    forward: Callable[..., Any],
-    prepare: Callable[..., Any],
+    forward: Callable[..., object],
+    prepare: Callable[..., object],
     vjp: str,
     magnitudes: str,
-    pull: Callable[..., Gradients] = gradients,
-) -> tuple[Callable[..., Gradients], Callable[..., Gradients]]:
+    pull: Callable[..., dict[str, Gradient]],
+) -> tuple[Callable[..., dict[str, Gradient]], Callable[..., dict[str, Gradient]]]:
     """`<op>_vjp` and `<op>_magnitudes`, with these docstrings.
 
     They take the arguments of `forward`, except those that request another output (return_...), and the cotangents that
@@ -115,8 +117,8 @@ def derived_gradients(
     arrays = [*_parameters(forward, Parameter.POSITIONAL_OR_KEYWORD), *(p for p in cotangents if p not in keywords)]
     options = [p for p in _parameters(forward, Parameter.KEYWORD_ONLY) if not p.name.startswith("return_")]
 
-    def derived(suffix: str, doc: str, absolute: bool) -> Callable[..., Gradients]:
-        def pulled(op: str, /, **arguments: object) -> Gradients:
+    def derived(suffix: str, doc: str, absolute: bool) -> Callable[..., dict[str, Gradient]]:
+        def pulled(op: str, /, **arguments: object) -> dict[str, Gradient]:
             of_outputs = {p.name: arguments.pop(p.name) for p in cotangents if p.name in arguments}
             return pull(prepare(op, **arguments), **of_outputs, absolute=absolute)
 
@@ -126,18 +128,18 @@ def derived_gradients(
 
 
 def _function(
-    forward: Callable[..., Any],
+    forward: Callable[..., object],
     suffix: str,
     doc: str,
     arrays: Sequence[Parameter],
     options: Sequence[Parameter],
-    compute: Callable[..., Any],
-) -> Callable[..., Any]:
+    compute: Callable[..., Call],
+) -> Callable[..., Call]:
     """A public function beside `forward` that passes its own name and all its arguments, by name, to `compute`."""
     name = forward.__name__ + suffix
     signature = inspect.Signature([*arrays, *options])
 
-    def function(*args: object, **params: object) -> Any:
+    def function(*args: object, **params: object) -> Call:
         try:
             arguments = signature.bind(*args, **params).arguments
         except TypeError as error:
@@ -150,7 +152,7 @@ def _function(
     return refuse_others(function, options)
 
 
-def _parameters(function: Callable[..., Any], kind: object) -> list[Parameter]:
+def _parameters(function: Callable[..., object], kind: object) -> list[Parameter]:
     return [p for p in inspect.signature(function).parameters.values() if p.kind is kind]
 
 

@@ -1,7 +1,7 @@
 """Sparsemax and α-entmax attention: rows sum to 1 and are exactly 0 below a threshold."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Unpack, cast
 
 import numpy as np
 from scipy.special import xlogy
@@ -9,9 +9,11 @@ from scipy.special import xlogy
 from attnkit_reference._check import as_float, broadcast, number
 from attnkit_reference._core import (
     Array,
+    Common,
     Rows,
     Scores,
     attend,
+    gradients,
     reduce_to,
     scores,
 )
@@ -19,6 +21,12 @@ from attnkit_reference._op import derived_gradients, derived_weights, keywords_o
 
 STEPS = 24  # of Newton; among a million equal scores, the slowest case, 19 are enough
 SMALLEST_ALPHA = 1.01  # closer to 1, (α-1)s loses the differences between scores
+
+
+class Entmax(Common, total=False):
+    """The keyword arguments of `entmax_attention`."""
+
+    alpha: float | Array
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class EntmaxRows(Rows):
 
 
 def entmax_rows(
-    op: str, q: Array, k: Array, v: Array | None = None, *, alpha: float | Array = 1.5, **options: Any
+    op: str, q: Array, k: Array, v: Array | None = None, *, alpha: float | Array = 1.5, **options: Unpack[Common]
 ) -> EntmaxRows:
     """p = [(α-1)s - τ]₊^{1/(α-1)} with Σp = 1 over visible keys; ds = u (dw - Σ u dw/Σu), u = p^{2-α} where p > 0.
 
@@ -64,7 +72,7 @@ def entmax_rows(
     return EntmaxRows(sc, p, live, pull, exact_zeros=True, alphas=alphas, alpha_shape=alpha.shape, p_tilde=u / u_total)
 
 
-def sparsemax_rows(op: str, q: Array, k: Array, v: Array | None = None, **options: object) -> EntmaxRows:
+def sparsemax_rows(op: str, q: Array, k: Array, v: Array | None = None, **options: Unpack[Common]) -> EntmaxRows:
     """p = [s - τ]₊ with Σp = 1 over visible keys: α-entmax at α = 2."""
     return entmax_rows(op, q, k, v, alpha=2.0, **options)
 
@@ -165,7 +173,7 @@ def _slope_in_alpha(p: Array, p_tilde: Array, alphas: Array) -> tuple[Array, Arr
 
 
 @keywords_of(entmax_rows)
-def entmax_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
+def entmax_attention(q: Array, k: Array, v: Array, **params: Unpack[Entmax]) -> Array:
     """o_i = Σ_j p_ij v_j with p_ij = [(α-1)s_ij - τ_i]₊^{1/(α-1)} and τ_i such that Σ_j p_ij = 1 over the keys visible
     to i, s = scale q k^T + bias.
 
@@ -198,7 +206,7 @@ entmax_attention_weights = derived_weights(
 
 
 @keywords_of(entmax_rows, "dropout_mask", "dropout")
-def entmax_attention_weights_magnitudes(q: Array, k: Array, **params: Any) -> dict[str, Array]:
+def entmax_attention_weights_magnitudes(q: Array, k: Array, **params: Unpack[Entmax]) -> dict[str, Array]:
     """What rounding errors of the weights are measured against: themselves, and the summands of their scores."""
     return _weights_size(entmax_rows("entmax_attention_weights", q, k, None, **params))
 
@@ -215,11 +223,12 @@ entmax_attention_vjp, entmax_attention_magnitudes = derived_gradients(
     """What rounding errors are measured against: "o" and the gradients with the summands of their last contraction in
     absolute value, for example |scale| Σ_j u (|dp| + |Σ p̃ dp|) |k| for q; dp_j/dα of alpha as the sum of its terms.
     """,
+    pull=gradients,
 )
 
 
 @keywords_of(sparsemax_rows)
-def sparsemax_attention(q: Array, k: Array, v: Array, **params: object) -> Array:
+def sparsemax_attention(q: Array, k: Array, v: Array, **params: Unpack[Common]) -> Array:
     """o_i = Σ_j p_ij v_j with p_i the point of the simplex that is nearest to s_i: p_ij = [s_ij - τ_i]₊, Σ_j p_ij = 1.
 
     It is `entmax_attention` with alpha = 2; shapes, other arguments and errors as there. Source: Martins & Astudillo
@@ -236,7 +245,7 @@ sparsemax_attention_weights = derived_weights(
 
 
 @keywords_of(sparsemax_rows, "dropout_mask", "dropout")
-def sparsemax_attention_weights_magnitudes(q: Array, k: Array, **params: object) -> dict[str, Array]:
+def sparsemax_attention_weights_magnitudes(q: Array, k: Array, **params: Unpack[Common]) -> dict[str, Array]:
     """What rounding errors of the weights are measured against: themselves, and the summands of their scores."""
     return _weights_size(sparsemax_rows("sparsemax_attention_weights", q, k, None, **params))
 
@@ -246,4 +255,5 @@ sparsemax_attention_vjp, sparsemax_attention_magnitudes = derived_gradients(
     sparsemax_rows,
     "Gradients of `sparsemax_attention`: ds = [p > 0] (dp - mean of dp over the support), the rest as for softmax.",
     "Magnitudes of `sparsemax_attention`, as in `entmax_attention_magnitudes`.",
+    pull=gradients,
 )

@@ -1,13 +1,12 @@
 """Forgetting attention: softmax of scores that fade by what was forgotten between key and query."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
 from attnkit_reference._check import as_float, broadcast, integers
-from attnkit_reference._core import Array, Scores, attend, contract, reduce_to, scores
+from attnkit_reference._core import Array, Scores, WithoutCausal, attend, contract, reduce_to, scores
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of, without_common
 from attnkit_reference.softmax import SoftmaxRows, log_sum_exp, pull_softmax, softmax_of
 
@@ -76,7 +75,7 @@ def gates_of(sc: Scores, log_forget: Array, kept: Array) -> Array:
 
 
 def forgetting_scores(
-    op: str, q: Array, k: Array, v: Array | None = None, *, log_forget: Array, **options: Any
+    op: str, q: Array, k: Array, v: Array | None = None, *, log_forget: Array, **options: Unpack[WithoutCausal]
 ) -> Scores:
     """s_ij + c_i - c_j on visible pairs, whose keys are at positions up to the query's."""
     sc = scores(op, q, k, v, causal=True, **options)
@@ -87,14 +86,14 @@ def forgetting_scores(
         return replace(sc, s=np.where(sc.visible, sc.s + fading(gates, sc.s.shape[-2]), 0.0))
 
 
-def kept_by(sc: Scores, options: Mapping[str, Any]) -> Array:
+def kept_by(sc: Scores, options: WithoutCausal) -> Array:
     """The tokens (..., S) whose gates count."""
     return kept_tokens((*sc.leading, sc.k.shape[-2]), options.get("mask"), options.get("key_lengths"))
 
 
 @without_common("causal")
 def forgetting_rows(
-    op: str, q: Array, k: Array, v: Array | None = None, *, log_forget: Array, **options: object
+    op: str, q: Array, k: Array, v: Array | None = None, *, log_forget: Array, **options: Unpack[WithoutCausal]
 ) -> ForgettingRows:
     """w = softmax of s_ij + c_i - c_j over visible keys at positions up to the query's; ds = w (dw - Σ w dw)."""
     sc = forgetting_scores(op, q, k, v, log_forget=log_forget, **options)
@@ -103,7 +102,7 @@ def forgetting_rows(
 
 @keywords_of(forgetting_rows, "log_forget")
 def forgetting_attention(
-    q: Array, k: Array, v: Array, log_forget: Array, *, return_lse: bool = False, **params: object
+    q: Array, k: Array, v: Array, log_forget: Array, *, return_lse: bool = False, **params: Unpack[WithoutCausal]
 ) -> Array | tuple[Array, Array]:
     """o_i = Σ_j w_ij v_j with w_ij = exp(t_ij)/Σ_j exp(t_ij), t_ij = s_ij + c_i - c_j, s = scale q k^T + bias and c the
     running sum of log_forget, over the keys visible to i at positions up to its own.

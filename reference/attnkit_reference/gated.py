@@ -3,13 +3,14 @@
 Letters: T tokens, D features of x, s features of q and k, e of u and v.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
 from attnkit_reference._check import Array, as_float, cotangent
-from attnkit_reference._core import Rows, attend, reduce_to, transposed, visibility
+from attnkit_reference._core import Common, Rows, attend, reduce_to, transposed, visibility
 from attnkit_reference._op import derived_gradients, keywords_of
 from attnkit_reference.pointwise import (
     SCORE_FUNCTIONS,
@@ -20,8 +21,14 @@ from attnkit_reference.pointwise import (
 
 SILU = SCORE_FUNCTIONS["silu"]
 NOT_TAKEN = ("scale", "enable_gqa")
-VISIBILITY = ("mask", "causal", "window", "key_lengths", "query_mask")
 WEIGHTS = ("w_z", "w_u", "w_v", "w_o", "gamma_q", "beta_q", "gamma_k", "beta_k")
+
+
+class Gated(Common, total=False):
+    """The keyword arguments of `gated_attention_unit`."""
+
+    alpha: float
+    length: str | float | Array
 
 
 @dataclass(frozen=True)
@@ -37,17 +44,39 @@ class Unit:
     k: Array
     rows: Rows
     a: Array  # (..., T, e)
-    params: dict[str, Any]  # of the attention
+    params: Mapping[str, object]  # of the attention
     shapes: dict[str, tuple[int, ...]]
 
 
-def _unit(op: str, x: Array, *, alpha: float = 2.0, length: str | float | Array = "visible", **options: Any) -> Unit:
-    weights = {name: options.pop(name) for name in WEIGHTS}
+def _unit(
+    op: str,
+    x: Array,
+    w_z: Array,
+    w_u: Array,
+    w_v: Array,
+    w_o: Array,
+    gamma_q: Array,
+    beta_q: Array,
+    gamma_k: Array,
+    beta_k: Array,
+    *,
+    alpha: float = 2.0,
+    length: str | float | Array = "visible",
+    **options: Unpack[Common],
+) -> Unit:
+    weights = dict(zip(WEIGHTS, (w_z, w_u, w_v, w_o, gamma_q, beta_q, gamma_k, beta_k), strict=True))
     wide, wide_x = {name: as_float(op, name, w) for name, w in weights.items()}, as_float(op, "x", x)
     _check_shapes(op, x, weights)
     T = x.shape[-2]
-    common = {name: value for name, value in options.items() if name in VISIBILITY}
-    visible = visibility(op, (*x.shape[:-2], T, T), **common)
+    visible = visibility(
+        op,
+        (*x.shape[:-2], T, T),
+        options.get("mask"),
+        options.get("causal", False),
+        options.get("window"),
+        options.get("key_lengths"),
+        options.get("query_mask"),
+    )
     used = np.logical_or.reduce(visible, axis=-1) | np.logical_or.reduce(visible, axis=-2)
     wide_x = np.where(used[..., None], wide_x, 0.0)
 
@@ -55,8 +84,9 @@ def _unit(op: str, x: Array, *, alpha: float = 2.0, length: str | float | Array 
     after = {name: SILU.h(y) for name, y in before.items()}
     q = after["z"] * wide["gamma_q"] + wide["beta_q"]
     k = after["z"] * wide["gamma_k"] + wide["beta_k"]
-    params = {"activation": "relu_squared", "alpha": alpha, "length": length, "scale": 1.0, **options}
-    rows = pointwise_rows(op, q, k, after["v"], **params)
+    options["scale"] = 1.0
+    rows = pointwise_rows(op, q, k, after["v"], activation="relu_squared", alpha=alpha, length=length, **options)
+    params = {"activation": "relu_squared", "alpha": alpha, "length": length, **options}
     shapes = {"x": x.shape, **{name: w.shape for name, w in weights.items()}}
     return Unit(op, wide_x, wide, before, after, q, k, rows, attend(rows), params, shapes)
 
@@ -116,7 +146,7 @@ def gated_attention_unit(
     beta_q: Array,
     gamma_k: Array,
     beta_k: Array,
-    **params: Any,
+    **params: Unpack[Gated],
 ) -> Array:
     """o = (u ⊙ a) W_o, where a_i = n_i^-alpha Σ_j relu(q_i·k_j)² v_j and u is a gate.
 
@@ -129,8 +159,7 @@ def gated_attention_unit(
     may hold NaN. ValueError for shapes, values and unknown arguments, TypeError for dtypes. Source: Hua et al. 2022
     "Transformer Quality in Linear Time" §3.
     """
-    params.update(zip(WEIGHTS, (w_z, w_u, w_v, w_o, gamma_q, beta_q, gamma_k, beta_k), strict=True))
-    f = _unit("gated_attention_unit", x, **params)
+    f = _unit("gated_attention_unit", x, w_z, w_u, w_v, w_o, gamma_q, beta_q, gamma_k, beta_k, **params)
     return (f.after["u"] * f.a) @ f.weights["w_o"]
 
 

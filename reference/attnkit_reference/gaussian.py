@@ -1,11 +1,11 @@
 """Gaussian attention: the kernel of SOFT with separate queries and keys and no normaliser."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
-from attnkit_reference._core import Array, Rows, attend, contract, reduce_to, scores
+from attnkit_reference._core import Array, Common, Rows, attend, contract, gradients, reduce_to, scores
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 
 
@@ -34,7 +34,7 @@ class GaussianRows(Rows):
         }
 
 
-def gaussian_rows(op: str, q: Array, k: Array, v: Array | None = None, **options: Any) -> GaussianRows:
+def gaussian_rows(op: str, q: Array, k: Array, v: Array | None = None, **options: Unpack[Common]) -> GaussianRows:
     """w = exp(s), s = -(scale/2) ‖q - k‖² + bias on visible keys; ds = w dw."""
     sc = scores(op, q, k, v, **options)
     differences = sc.q[..., :, None, :] - sc.k[..., None, :, :]
@@ -50,7 +50,7 @@ def gaussian_rows(op: str, q: Array, k: Array, v: Array | None = None, **options
 
 
 @keywords_of(gaussian_rows)
-def gaussian_attention(q: Array, k: Array, v: Array, **params: object) -> Array:
+def gaussian_attention(q: Array, k: Array, v: Array, **params: Unpack[Common]) -> Array:
     """o_i = Σ_j w_ij v_j with w_ij = exp(-(scale/2) ‖q_i - k_j‖² + bias_ij) on the keys visible to i; no normaliser.
 
     q (..., L, d), k (..., S, d), v (..., S, e) -> o (..., L, e). Leading axes broadcast; heads are axis -3. scale None
@@ -77,4 +77,5 @@ gaussian_attention_vjp, gaussian_attention_magnitudes = derived_gradients(
     """What rounding errors are measured against: "o" and the gradients with the summands of their last contraction in
     absolute value, for example Σ_j w |v| for o and |scale| Σ_j |ds| |q - k| for q.
     """,
+    pull=gradients,
 )

@@ -5,7 +5,7 @@ query i meets key j; given that table, everything is softmax with multiplicities
 """
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Required, TypedDict, Unpack, cast
 
 import numpy as np
 
@@ -60,6 +60,14 @@ def meetings(buckets: Array, num_buckets: int, chunk_size: int) -> Array:
         before = chunks[number - 1] if len(chunks) > 1 else []
         np.add.at(met, np.ix_(chunk, chunk + before), 1)
     return met[:n, :n]
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `lsh_attention`."""
+
+    chunk_size: Required[int]
+    mask: Array | None
+    causal: bool | str
 
 
 @dataclass(frozen=True)
@@ -170,7 +178,7 @@ def lsh_buckets(qk: Array, rotations: Array, *, mask: Array | None = None) -> Ar
 
 
 @keywords_of(_lsh)
-def lsh_attention(qk: Array, v: Array, rotations: Array, **params: Any) -> Array:
+def lsh_attention(qk: Array, v: Array, rotations: Array, **params: Unpack[Options]) -> Array:
     """o_i = Σ_j w_ij v_j, w_ij = met_ij exp(s_ij)/Σ_j met_ij exp(s_ij), met_ij how often i meets j among sorted tokens.
 
     qk (..., n, d), queries and keys in one; v (..., n, e); rotations (..., d, num_hashes, num_buckets/2) -> o (..., n,

@@ -4,7 +4,7 @@ Letters: T tokens, m slots, D features of x and of the keys, e features of the v
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict, Unpack
 
 import numpy as np
 
@@ -14,6 +14,17 @@ from attnkit_reference._op import derived_gradients, keywords_of
 from attnkit_reference.pointwise import normalise, relu, relu_slope
 
 MEMORY_ACTIVATIONS = ("relu", "softmax")
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `key_value_memory`."""
+
+    activation: str
+    key_bias: Array | None
+    value_bias: Array | None
+    norm_weight: Array | None
+    norm_bias: Array | None
+    eps: float
 
 
 @dataclass(frozen=True)
@@ -151,7 +162,7 @@ def _pull(a: Memory, do: Array, absolute: bool = False) -> dict[str, Array]:
 
 
 @keywords_of(_memory)
-def key_value_memory(x: Array, keys: Array, values: Array, **params: Any) -> Array:
+def key_value_memory(x: Array, keys: Array, values: Array, **params: Unpack[Options]) -> Array:
     """H = act(x keys^T + key_bias) values + value_bias, with LayerNorm over the features of H if norm_weight is given.
 
     x (..., T, D), keys (..., m, D), values (..., m, e) -> (..., T, e); leading axes broadcast, so that slots may be

@@ -1,9 +1,9 @@
 """Packed sequences: the tokens of several sequences one after the other, each attending within itself only."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from attnkit_reference._check import as_float, integers, number
 from attnkit_reference._core import Array
 from attnkit_reference._op import DROPOUT, Gradients, derived_gradients, keywords_of
 from attnkit_reference.linear.attention import linear_attention, linear_attention_magnitudes, linear_attention_vjp
+from attnkit_reference.linear.states import State
 from attnkit_reference.pointwise import (
     pointwise_attention,
     pointwise_attention_magnitudes,
@@ -30,6 +31,7 @@ LEFT_OUT = (  # packing replaces padding
     *("sink", "log_decay"),
 )
 Boundaries = Array | Sequence[int]
+Vjp = Callable[..., Mapping[str, Array | State]]  # without a state all are arrays
 
 
 class Segment(NamedTuple):
@@ -63,9 +65,9 @@ class Packed:
     k: Array
     v: Array
     parts: list[Segment]
-    options: dict[str, Any]
+    options: Mapping[str, object]
 
-    def sequences(self) -> Iterator[tuple[Segment, list[Array], dict[str, Any]]]:
+    def sequences(self) -> Iterator[tuple[Segment, list[Array], dict[str, object]]]:
         """Every sequence as the op takes it, (heads, tokens, features), with its part of a `length` given per query."""
         length = self.options.get("length")
         per_query = isinstance(length, np.ndarray) and length.ndim > 0 and length.shape[-1] == len(self.q)
@@ -74,18 +76,18 @@ class Packed:
             own = {"length": cast(Array, length)[..., part.queries]} if per_query else {}
             yield part, [np.swapaxes(x[where], 0, 1) for x, where in cut], {**self.options, **own}
 
-    def forward(self, attention: Callable[..., Any]) -> Any:
+    def forward(self, attention: Callable[..., object]) -> Array | tuple[Array, ...]:
         """The outputs of all sequences, tokens first, one after the other."""
         tokens, heads = self.q.shape[:2]
         outputs = [np.zeros((tokens, heads, self.v.shape[-1])), np.zeros((tokens, heads))]
-        results = outputs[: 1 + self.options.get("return_lse", False)]
+        results = outputs if self.options.get("return_lse") else outputs[:1]
         for part, inputs, own in self.sequences():
             answer = attention(*inputs, **own)
             for whole, x in zip(results, answer if isinstance(answer, tuple) else (answer,), strict=True):
                 whole[part.queries] = np.swapaxes(x, 0, 1)
         return tuple(results) if len(results) > 1 else results[0]
 
-    def backward(self, vjp: Callable[..., Gradients], *cotangents: Array | None) -> Gradients:
+    def backward(self, vjp: Vjp, *cotangents: Array | None) -> Gradients:
         """Gradients of q, k and v (or results of `vjp` with those shapes), tokens first; also outputs per query."""
         whole = {"q": np.zeros(self.q.shape), "k": np.zeros(self.k.shape), "v": np.zeros(self.v.shape)}
         for part, inputs, own in self.sequences():
@@ -109,7 +111,7 @@ def _packed(
     return Packed(q, k, v, segments(op, q, k, v, cu_seqlens_q, cu_seqlens_k), options)
 
 
-def _pull(vjp: Callable[..., Gradients], magnitudes: Callable[..., Gradients]) -> Callable[..., Gradients]:
+def _pull(vjp: Vjp, magnitudes: Vjp) -> Callable[..., Gradients]:
     def pull(call: Packed, do: Array, absolute: bool = False) -> Gradients:
         return call.backward(magnitudes if absolute else vjp, do)
 
@@ -130,7 +132,7 @@ def softmax_attention_packed(
     *,
     return_lse: bool = False,
     **params: object,
-) -> Any:
+) -> Array | tuple[Array, ...]:
     """`softmax_attention` of each of several sequences, whose tokens are concatenated.
 
     q (T_q, H, d), k (T_k, H, d), v (T_k, H, e) -> o (T_q, H, e), with return_lse (o, lse (T_q, H)). Sequence b has the

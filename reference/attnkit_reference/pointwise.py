@@ -2,17 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, Unpack, cast
 
 import numpy as np
 from scipy.special import erfc
 
 from attnkit_reference._core import (
     Array,
+    Common,
     Rows,
     Scores,
     as_float,
     attend,
+    gradients,
     learned,
     number,
     reduce_to,
@@ -20,6 +22,27 @@ from attnkit_reference._core import (
     scores,
 )
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of, refuse_others
+
+
+class Sigmoid(Common, total=False):
+    """The keyword arguments of `sigmoid_attention`."""
+
+    length: str | float | Array
+
+
+class Reluformer(Sigmoid, total=False):
+    """Those of `reluformer_attention`."""
+
+    gamma: float | Array
+
+
+class Pointwise(Sigmoid, total=False):
+    """Those of `pointwise_attention`."""
+
+    activation: str
+    alpha: float | Array
+    gain: float | Array
+    shift: float | str | Array
 
 
 class ScoreFunction(NamedTuple):
@@ -149,7 +172,7 @@ def pointwise_rows(
     gain: float | Array = 1.0,
     length: str | float | Array = "visible",
     shift: float | str | Array = 0.0,
-    **options: Any,
+    **options: Unpack[Common],
 ) -> PointwiseRows:
     """w = gain n^-alpha h(s + shift) on visible keys; ds = gain n^-alpha h'(s + shift) dw."""
     if activation not in ACTIVATIONS:
@@ -196,7 +219,7 @@ def reluformer_rows(
     *,
     gamma: float | Array = 1.0,
     length: str | float | Array = "visible",
-    **options: Any,
+    **options: Unpack[Common],
 ) -> PointwiseRows:
     """w = relu(s)/(gamma √(n/2)); dw/dgamma = -w/gamma."""
     sc = scores(op, q, k, v, **options)
@@ -212,14 +235,14 @@ def sigmoid_rows(
     v: Array | None = None,
     *,
     length: str | float | Array = "visible",
-    **options: Any,
+    **options: Unpack[Common],
 ) -> Rows:
     """w = 1/(1 + exp(-(s - log n)))."""
     return pointwise_rows(op, q, k, v, activation="sigmoid", alpha=0.0, length=length, shift="-log_length", **options)
 
 
 @keywords_of(pointwise_rows)
-def pointwise_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
+def pointwise_attention(q: Array, k: Array, v: Array, **params: Unpack[Pointwise]) -> Array:
     """o_i = Σ_j w_ij v_j with w_ij = gain n_i^-alpha h(s_ij + shift) on the keys visible to i, s = scale q k^T + bias.
 
     q (..., L, d), k (..., S, d), v (..., S, e) -> o (..., L, e). Leading axes broadcast; heads are axis -3.
@@ -252,11 +275,12 @@ pointwise_attention_vjp, pointwise_attention_magnitudes = derived_gradients(
     """What rounding errors are measured against: "o" and the gradients with the summands of their last contraction in
     absolute value, for example Σ_j |w| |v| for o and |scale| Σ_j |ds| |k| for q.
     """,
+    pull=gradients,
 )
 
 
 @keywords_of(reluformer_rows)
-def reluformer_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
+def reluformer_attention(q: Array, k: Array, v: Array, **params: Unpack[Reluformer]) -> Array:
     """o_i = Σ_j w_ij v_j with w_ij = relu(s_ij)/(gamma √(n_i/2)): pointwise_attention(relu, alpha=1/2, gain=√2/gamma).
 
     For independent normal scores and values of unit variance the output variance is 1/gamma² whatever the length. The
@@ -273,11 +297,12 @@ reluformer_attention_vjp, reluformer_attention_magnitudes = derived_gradients(
     reluformer_rows,
     "Gradients of `reluformer_attention`, as in `pointwise_attention_vjp`, and dgamma = -Σ dw ⊙ w/gamma of an array.",
     "Magnitudes of `reluformer_attention`, as in `pointwise_attention_magnitudes`.",
+    pull=gradients,
 )
 
 
 @keywords_of(sigmoid_rows)
-def sigmoid_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
+def sigmoid_attention(q: Array, k: Array, v: Array, **params: Unpack[Sigmoid]) -> Array:
     """o_i = Σ_j w_ij v_j with w_ij = 1/(1 + exp(-(s_ij - log n_i))): pointwise_attention(sigmoid, alpha=0,
     shift="-log_length").
 
@@ -294,6 +319,7 @@ sigmoid_attention_vjp, sigmoid_attention_magnitudes = derived_gradients(
     sigmoid_rows,
     "Gradients of `sigmoid_attention`, as in `pointwise_attention_vjp`.",
     "Magnitudes of `sigmoid_attention`, as in `pointwise_attention_magnitudes`.",
+    pull=gradients,
 )
 
 

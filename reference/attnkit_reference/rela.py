@@ -1,18 +1,26 @@
 """ReLA: relu of the scores without a normaliser, followed by RMSNorm."""
 
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, Unpack, cast
 
 import numpy as np
 
 from attnkit_reference._check import as_float, cotangent, number
-from attnkit_reference._core import Array, Rows, attend, reduce_to, weight_cotangent
+from attnkit_reference._core import Array, Common, Rows, attend, reduce_to, weight_cotangent
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 from attnkit_reference.pointwise import pointwise_rows, sigmoid, sigmoid_slope
 
 NORM_AXES = ("hidden", "head")
 
 
-def rela_rows(op: str, q: Array, k: Array, v: Array | None = None, **options: Any) -> Rows:
+class Rela(Common, total=False):
+    """The keyword arguments of `rela_attention`."""
+
+    gate_weight: Array | None
+    norm_axis: str
+    eps: float
+
+
+def rela_rows(op: str, q: Array, k: Array, v: Array | None = None, **options: Unpack[Common]) -> Rows:
     """w = relu(s), the weights in row statistics of ReLA."""
     return pointwise_rows(op, q, k, v, activation="relu", alpha=0.0, **options)
 
@@ -47,7 +55,7 @@ def _rela(
     gate_weight: Array | None = None,
     norm_axis: str = "hidden",
     eps: float = 1e-8,
-    **options: object,
+    **options: Unpack[Common],
 ) -> _Normed:
     rows = rela_rows(op, q, k, v, **options)
     if norm_axis not in NORM_AXES:
@@ -128,7 +136,7 @@ def _pull(a: _Normed, do: Array, absolute: bool = False) -> dict[str, Array]:
 
 
 def rela_summed(
-    op: str, q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Any
+    op: str, q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Unpack[Rela]
 ) -> tuple[Rows, Array]:
     """The rows of a call, and the gradient of Σ w v for the cotangent do of what norm and gate make of it."""
     normed = _rela(op, q, k, v, norm_weight, **options)
@@ -152,7 +160,7 @@ def rela_attention(
     gate_weight: Array | None = None,
     norm_axis: str = "hidden",
     eps: float = 1e-8,
-    **params: object,
+    **params: Unpack[Common],
 ) -> Array:
     """RMSNorm of x_i = Σ_j relu(s_ij) v_j, s = scale q k^T + bias: heads concatenated in order, (..., L, H·e).
 

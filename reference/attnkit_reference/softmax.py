@@ -1,12 +1,13 @@
 """Softmax attention, the baseline of every comparison."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
 from attnkit_reference._core import (
     Array,
+    Common,
     Rows,
     Scores,
     attend,
@@ -18,6 +19,12 @@ from attnkit_reference._core import (
     weight_cotangent,
 )
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
+
+
+class Softmax(Common, total=False):
+    """Its keyword arguments."""
+
+    sink: float | Array | None
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ def softmax_rows(
     v: Array | None = None,
     *,
     sink: float | Array | None = None,
-    **options: Any,
+    **options: Unpack[Common],
 ) -> SoftmaxRows:
     """w = exp(s - m)/(Σ exp(s - m) + exp(c - m)) over visible keys, m the maximum of the visible scores and of the sink
     c, None = -inf; ds = w (dw - Σ w dw).
@@ -106,7 +113,7 @@ def pull_softmax(
 
 @keywords_of(softmax_rows)
 def softmax_attention(
-    q: Array, k: Array, v: Array, *, return_lse: bool = False, **params: Any
+    q: Array, k: Array, v: Array, *, return_lse: bool = False, **params: Unpack[Softmax]
 ) -> Array | tuple[Array, Array]:
     """o_i = Σ_j w_ij v_j with w_ij = exp(s_ij)/(exp(c) + Σ_j exp(s_ij)) over the keys visible to i, s = scale q k^T +
     bias and c = sink, -inf if it is None.

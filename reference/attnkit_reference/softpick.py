@@ -1,15 +1,23 @@
 """Softpick attention: softmax of rectified scores, with exact zeros and rows that may sum to 0."""
 
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
 from attnkit_reference._check import number
-from attnkit_reference._core import Array, Rows, attend, scores
+from attnkit_reference._core import Array, Common, Rows, attend, gradients, scores
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 
 
-def softpick_rows(op: str, q: Array, k: Array, v: Array | None = None, *, eps: float = 1e-6, **options: Any) -> Rows:
+class Softpick(Common, total=False):
+    """Its keyword arguments."""
+
+    eps: float
+
+
+def softpick_rows(
+    op: str, q: Array, k: Array, v: Array | None = None, *, eps: float = 1e-6, **options: Unpack[Common]
+) -> Rows:
     """w = relu(a)/D, D = Σ |a| + eps, a = exp(s - m) - exp(-m) over visible keys, m = max(0, max s).
 
     With p = exp(s - m) and c = Σ w dw: ds = p ([s > 0] dw - sign(s) c)/D, and -c eps/D more at the first maximum of the
@@ -41,7 +49,7 @@ def _excess(s: Array, m: Array) -> Array:
 
 
 @keywords_of(softpick_rows)
-def softpick_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
+def softpick_attention(q: Array, k: Array, v: Array, **params: Unpack[Softpick]) -> Array:
     """o_i = Σ_j w_ij v_j with w_ij = relu(a_ij)/(Σ_j |a_ij| + eps), a_ij = exp(s_ij - m_i) - exp(-m_i), over the keys
     visible to i; s = scale q k^T + bias and m_i = max(0, max_j s_ij).
 
@@ -69,4 +77,5 @@ softpick_attention_vjp, softpick_attention_magnitudes = derived_gradients(
     """What rounding errors of "o" and the gradients are measured against: the summands of the last contraction in
     absolute value, for example |scale| Σ_j p ([s > 0] |dw| + Σ w |dw|)/D |k| for q.
     """,
+    pull=gradients,
 )

@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
 from attnkit_reference._core import (
     Array,
+    Common,
     attend,
     contract,
+    gradients,
     learned,
     reduce_to,
     row_lengths,
@@ -18,6 +20,14 @@ from attnkit_reference._core import (
 )
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 from attnkit_reference.softmax import SoftmaxRows, softmax_of
+
+
+class Ssmax(Common, total=False):
+    """Its keyword arguments."""
+
+    slope: float | Array
+    intercept: float | Array
+    length: str | float | Array
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ def ssmax_rows(
     slope: float | Array = 1.0,
     intercept: float | Array = 0.0,
     length: str | float | Array = "visible",
-    **options: Any,
+    **options: Unpack[Common],
 ) -> SsmaxRows:
     """w = softmax of t = scale (f q) k^T + bias, f = slope log n + intercept; dt = w (dw - Σ w dw)."""
     sc = scores(op, q, k, v, **options)
@@ -71,7 +81,7 @@ def ssmax_rows(
 
 
 @keywords_of(ssmax_rows)
-def ssmax_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
+def ssmax_attention(q: Array, k: Array, v: Array, **params: Unpack[Ssmax]) -> Array:
     """o_i = Σ_j w_ij v_j with w_ij = exp(t_ij)/Σ_j exp(t_ij) over the keys visible to i, t = scale (f q) k^T + bias and
     f_i = slope log n_i + intercept.
 
@@ -102,4 +112,5 @@ ssmax_attention_vjp, ssmax_attention_magnitudes = derived_gradients(
     """What rounding errors of "o" and the gradients are measured against: the summands of the last contraction in
     absolute value, for example |f| |scale| Σ_j w (|dw| + |Σ w dw|) |k| for q.
     """,
+    pull=gradients,
 )

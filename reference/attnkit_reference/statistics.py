@@ -1,7 +1,7 @@
 """Statistics of the weights of each query, for any op, and the regulariser that ReLUFormer builds on them."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from scipy.special import xlogy
@@ -10,6 +10,8 @@ from attnkit_reference._check import as_float, boolean, broadcast, number, refus
 from attnkit_reference._core import Array, Rows, attend, output_cotangent, row_cotangent, weight_cotangent
 from attnkit_reference._op import DROPOUT, ROWS, derived_gradients, keyword_parameters, refuse_others
 from attnkit_reference.rela import rela_attention, rela_attention_magnitudes, rela_attention_vjp
+
+Op = str | Callable[..., object]  # an op by name, or its public function
 
 
 class Apart(NamedTuple):
@@ -47,16 +49,16 @@ class RowStatistics(NamedTuple):
     visible: Array | None = None
 
 
-def _name(op: str | Callable[..., Any]) -> str:
+def _name(op: Op) -> str:
     return op if isinstance(op, str) else getattr(op, "__name__", repr(op))
 
 
 def _prepare(
     function: str,
-    op: str | Callable[..., Any],
+    op: Op,
     arrays: tuple[Array, ...],
     fields: Iterable[str] | None,
-    params: dict[str, Any],
+    params: dict[str, object],
 ) -> tuple[Rows, tuple[str, ...]]:
     """The weights of `op` and the requested fields, after checking the arguments."""
     name = _name(op)
@@ -113,7 +115,7 @@ def _first_maximum(rows: Rows) -> Array:
     return largest & (np.cumsum(largest, axis=-1) == 1)
 
 
-def _statistics_cotangent(rows: Rows, dstats: object, fields: tuple[str, ...]) -> tuple[Array, Array]:
+def _statistics_cotangent(rows: Rows, dstats: RowStatistics, fields: tuple[str, ...]) -> tuple[Array, Array]:
     """dw for the cotangents of the statistics, and the sum of the absolute values of its summands.
 
     dZ gives 1, dH gives -(log p + H)/Z on the support (p = w/Z), dΣw² gives 2w, dmax goes to the first maximum. The
@@ -134,7 +136,7 @@ def _statistics_cotangent(rows: Rows, dstats: object, fields: tuple[str, ...]) -
     return dw, size
 
 
-def _cotangent(rows: Rows, dstats: object, field: str, fields: tuple[str, ...], valid: Array) -> Array:
+def _cotangent(rows: Rows, dstats: RowStatistics, field: str, fields: tuple[str, ...], valid: Array) -> Array:
     if not hasattr(dstats, field):
         kind = type(dstats).__name__
         raise TypeError(f"{rows.scores.op}: dstats; expected RowStatistics of cotangents, got {kind}")
@@ -158,7 +160,7 @@ def _statistics_magnitudes(rows: Rows, fields: tuple[str, ...]) -> dict[str, Arr
 
 
 def row_statistics(
-    op: str | Callable[..., Any], q: Array, k: Array, *, fields: Iterable[str] | None = None, **params: object
+    op: Op, q: Array, k: Array, *, fields: Iterable[str] | None = None, **params: object
 ) -> RowStatistics:
     """The statistics of the weights of `op` for each query: see `RowStatistics` for the formulas.
 
@@ -174,7 +176,7 @@ def row_statistics(
 
 
 def row_statistics_vjp(
-    op: str | Callable[..., Any],
+    op: Op,
     q: Array,
     k: Array,
     dstats: RowStatistics,
@@ -192,7 +194,7 @@ def row_statistics_vjp(
 
 
 def row_statistics_magnitudes(
-    op: str | Callable[..., Any],
+    op: Op,
     q: Array,
     k: Array,
     dstats: RowStatistics,
@@ -210,7 +212,7 @@ def row_statistics_magnitudes(
 
 
 def attention_with_statistics(
-    op: str | Callable[..., Any],
+    op: Op,
     q: Array,
     k: Array,
     v: Array,
@@ -230,13 +232,13 @@ def attention_with_statistics(
 
 def _joint(
     rows: Rows,
-    op: Any,
+    op: Op,
     qkv: tuple[Array, ...],
     do: Array | None,
-    dstats: Any,
+    dstats: RowStatistics,
     fields: tuple[str, ...],
     absolute: bool,
-    params: dict[str, Any],
+    params: dict[str, object],
 ) -> dict[str, Array]:
     """Gradients, or the absolute values of their summands, for the cotangents of the output and of the statistics."""
     dw, size = _statistics_cotangent(rows, dstats, fields)
@@ -252,7 +254,7 @@ def _joint(
 
 
 def attention_with_statistics_vjp(
-    op: str | Callable[..., Any],
+    op: Op,
     q: Array,
     k: Array,
     v: Array,
@@ -270,7 +272,7 @@ def attention_with_statistics_vjp(
 
 
 def attention_with_statistics_magnitudes(
-    op: str | Callable[..., Any],
+    op: Op,
     q: Array,
     k: Array,
     v: Array,
@@ -335,14 +337,14 @@ def _regulariser_pull(
     dsum_term: Array | float | None = None,
     dentropy_term: Array | float | None = None,
     absolute: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, Array | np.float64]:
     """dZ and dH of the m valid rows; with `absolute`, of cotangents and weights in absolute value."""
     size = np.abs if absolute else np.asarray
     sum_weight, entropy_weight = size(a.sum_weight), size(a.entropy_weight)
     of_loss, of_sum, of_entropy = (size(np.float64(0.0 if x is None else x)) for x in (dloss, dsum_term, dentropy_term))
     through_sum, through_entropy = of_loss * sum_weight + of_sum, of_loss * entropy_weight + of_entropy
     count = max(int(a.valid.sum()), 1)
-    gradients = {
+    gradients: dict[str, Array | np.float64] = {
         "total": size(np.where(a.valid, through_sum * np.sign(np.log(a.Z)) / a.Z, 0.0) / count),
         "entropy": np.where(a.valid & (a.entropy_cap * np.log(a.n) < a.H), through_entropy, 0.0) / count,
     }

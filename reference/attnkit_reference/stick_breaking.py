@@ -1,6 +1,6 @@
 """Stick-breaking attention: from the nearest key to the farthest, each takes its share of what is left of a stick."""
 
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from attnkit_reference._core import (
     Array,
     Rows,
     Scores,
+    WithoutCausal,
     attend,
     output_cotangent,
     row_cotangent,
@@ -19,18 +20,25 @@ from attnkit_reference._op import derived_gradients, derived_weights, keywords_o
 
 
 def stick_breaking_scores(
-    op: str, q: Array, k: Array, v: Array | None = None, *, attend_current: bool = False, **options: Any
+    op: str,
+    q: Array,
+    k: Array,
+    v: Array | None = None,
+    *,
+    attend_current: bool = False,
+    **options: Unpack[WithoutCausal],
 ) -> Scores:
     """Scores of the keys before each query's own position i + S - L, and at it with `attend_current`."""
     if not isinstance(attend_current, bool):
         raise TypeError(f"{op}: attend_current; expected True or False, got {attend_current!r}")
     L, S = (tokens(op, name, x).shape[-2] for name, x in (("q", q), ("k", k)))
     earlier = np.tri(L, S, S - L if attend_current else S - L - 1, dtype=bool)
-    mask = options.pop("mask", None)
+    mask = options.get("mask")
     if mask is not None:
         mask = boolean(op, "mask", mask)
         earlier = earlier & broadcast(op, "mask", mask, (*mask.shape[:-2], L, S))
-    sc = scores(op, q, k, v, mask=earlier, **options)
+    options["mask"] = earlier
+    sc = scores(op, q, k, v, **options)
     if sc.bias is not None and np.any(sc.bias == -np.inf):
         raise ValueError(f"{op}: bias; expected finite values on visible pairs (hide pairs by `mask`), got -inf")
     return sc
@@ -38,7 +46,13 @@ def stick_breaking_scores(
 
 @without_common("causal")
 def stick_breaking_rows(
-    op: str, q: Array, k: Array, v: Array | None = None, *, attend_current: bool = False, **options: object
+    op: str,
+    q: Array,
+    k: Array,
+    v: Array | None = None,
+    *,
+    attend_current: bool = False,
+    **options: Unpack[WithoutCausal],
 ) -> Rows:
     """w_j = β_j Π_{k > j} (1 - β_k) β = sigmoid(s): log w_j = -softplus(-s_j) - Σ_{k > j} softplus(s_k).
 
@@ -104,7 +118,13 @@ def _pull(rows: Rows, do: Array | None, dr: Array | None = None, absolute: bool 
 
 @keywords_of(stick_breaking_rows, "attend_current")
 def stick_breaking_attention(
-    q: Array, k: Array, v: Array, *, attend_current: bool = False, return_remainder: bool = False, **params: object
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    attend_current: bool = False,
+    return_remainder: bool = False,
+    **params: Unpack[WithoutCausal],
 ) -> Array | tuple[Array, Array]:
     """o_i = Σ_j w_ij v_j with w_ij = β_ij Π_{k > j} (1 - β_ik), β = sigmoid(s), over the keys visible to i that lie
     before it; s = scale q k^T + bias.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import attnkit_reference as reference
-from attnkit_reference._core import Rows, attend
+from attnkit_reference._core import Rows, attend, gradients
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 from attnkit_reference.softmax import softmax_rows
 from attnkit_reference.statistics import ROWS
@@ -95,7 +95,9 @@ def twice(q: np.ndarray, k: np.ndarray, v: np.ndarray, **params: Any) -> Any:
 
 
 twice_weights = derived_weights(twice, twice_rows)
-twice_vjp, twice_magnitudes = derived_gradients(twice, twice_rows, "Gradients.", "Sizes.\n\n    Of summands.\n    ")
+twice_vjp, twice_magnitudes = derived_gradients(
+    twice, twice_rows, "Gradients.", "Sizes.\n\n    Of summands.\n    ", gradients
+)
 
 
 def test_an_op_of_three_lines(check_gradients: Any, covers: Any, same: Any) -> None:

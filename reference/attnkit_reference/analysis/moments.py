@@ -1,11 +1,12 @@
 """Moments of the weights and outputs of point-wise attention for independent Gaussian scores and values."""
 
 import itertools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from attnkit_reference._check import number
+from attnkit_reference._check import Array, number
 from attnkit_reference._op import refuse_others
 from attnkit_reference.pointwise import ACTIVATIONS, SCORE_FUNCTIONS
 
@@ -42,14 +43,14 @@ def activation_moments(activation: str, *, mean: float = 0.0, var: float = 1.0) 
     if std == 0:
         value = float(h(np.asarray(mean)))
         return ActivationMoments(*(value**p for p in ORDERS))
-    return ActivationMoments(*(_expectation(lambda x, p=p: h(np.asarray(x)) ** p, kinks, mean, std) for p in ORDERS))
+    return ActivationMoments(*(_expectation(h, p, kinks, mean, std) for p in ORDERS))
 
 
-def _expectation(f: Any, kinks: tuple[float, ...], mean: float, std: float) -> float:
+def _expectation(h: Callable[[Array], Array], power: int, kinks: tuple[float, ...], mean: float, std: float) -> float:
     from scipy.integrate import quad  # imported here: it is a third of the import time of the reference
 
     def integrand(x: float) -> float:
-        return float(f(x)) * np.exp(-0.5 * ((x - mean) / std) ** 2) / (std * np.sqrt(2.0 * np.pi))
+        return float(h(np.asarray(x)) ** power) * np.exp(-0.5 * ((x - mean) / std) ** 2) / (std * np.sqrt(2.0 * np.pi))
 
     lowest, highest = mean - REACH * std, mean + REACH * std
     inner = {*kinks, mean, mean - 8.0 * std, mean + 8.0 * std}

@@ -1,7 +1,7 @@
 """Linear attention: a product of features takes the place of exp(q·k), and sums over keys become a state."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Unpack
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from attnkit_reference.linear.sums import (
     Attention,
     FeatureRows,
     Outputs,
+    Resumed,
     keywords,
     pull,
     step,
@@ -32,6 +33,7 @@ def elu_plus_one_slope(x: Array) -> Array:
     return np.where(x > 0, 1.0, np.exp(np.where(x > 0, 0.0, x)))
 
 
+Map = str | Callable[[Array], Array]
 FEATURE_MAPS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
     "elu_plus_one": (elu_plus_one, elu_plus_one_slope),
     "relu": (relu, relu_slope),
@@ -39,7 +41,20 @@ FEATURE_MAPS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]
 }
 
 
-def features(op: str, feature_map: Any, x: Array) -> Features:
+class Scaled(Resumed, total=False):
+    scale: float | None
+
+
+class Linear(Scaled, total=False):
+    """The keyword arguments of `linear_attention`."""
+
+    feature_map: Map
+    normalize: bool | None
+    eps: float
+    log_decay: float | Array | None
+
+
+def features(op: str, feature_map: Map, x: Array) -> Features:
     """φ(x) and its pull-back: by the slope of the named map, or by `feature_map.vjp(x, dφ)`."""
     if not callable(feature_map):
         h, slope = FEATURE_MAPS[feature_map]
@@ -50,13 +65,14 @@ def features(op: str, feature_map: Any, x: Array) -> Features:
         raise ValueError(f"{op}: feature_map of (..., n, d); expected (..., n, f) = {(*x.shape[:-1], 'f')}, got {got}")
 
     def pull(d: Array, absolute: bool) -> Array:
-        if not hasattr(feature_map, "vjp"):
+        vjp: Callable[[Array, Array], Array] | None = getattr(feature_map, "vjp", None)
+        if vjp is None:
             text = "expected a callable with an attribute vjp(x, dfeatures) -> dx for gradients, got one without"
             raise NotImplementedError(f"{op}: feature_map; {text}")
         if not absolute:
-            return cast(Array, feature_map.vjp(x, d))
-        each = (feature_map.vjp(x, np.where(np.arange(d.shape[-1]) == f, d, 0.0)) for f in range(d.shape[-1]))
-        return cast(Array, sum(np.abs(dx) for dx in each))
+            return vjp(x, d)
+        each = (vjp(x, np.where(np.arange(d.shape[-1]) == f, d, 0.0)) for f in range(d.shape[-1]))
+        return sum((np.abs(dx) for dx in each), np.zeros(x.shape))
 
     return Features(values, pull)
 
@@ -67,12 +83,12 @@ def linear(
     k: Array,
     v: Array | None = None,
     *,
-    feature_map: object = "elu_plus_one",
+    feature_map: Map = "elu_plus_one",
     normalize: bool | None = None,
     eps: float = 1e-6,
     scale: float | None = None,
     log_decay: float | Array | None = None,
-    **options: object,
+    **options: Unpack[Resumed],
 ) -> Attention:
     """The features and the denominator raw + eps, or 1."""
     if not callable(feature_map) and feature_map not in FEATURE_MAPS:
@@ -104,17 +120,17 @@ def one_token_of(
     k: Array,
     v: Array,
     *,
-    feature_map: Any = "elu_plus_one",
+    feature_map: Map = "elu_plus_one",
     normalize: bool | None = None,
     eps: float = 1e-6,
     log_decay_t: float | Array | None = None,
-    **options: Any,
+    **options: Unpack[Scaled],
 ) -> Attention:
     """`linear` of one token, which decays by log_decay_t."""
-    if log_decay_t is not None:
-        g = log_decay_t[..., None] if isinstance(log_decay_t, np.ndarray) and log_decay_t.ndim else log_decay_t
-        options |= {"log_decay": g, "causal": True}
-    return linear(op, q, k, v, feature_map=feature_map, normalize=normalize, eps=eps, **options)
+    g = log_decay_t[..., None] if isinstance(log_decay_t, np.ndarray) and log_decay_t.ndim else log_decay_t
+    if g is not None:
+        options["causal"] = True
+    return linear(op, q, k, v, feature_map=feature_map, normalize=normalize, eps=eps, log_decay=g, **options)
 
 
 def not_negative(op: str, name: str, x: object) -> float:
@@ -125,13 +141,13 @@ def not_negative(op: str, name: str, x: object) -> float:
 
 
 @keywords(linear, *SCALED)
-def linear_rows(op: str, q: Array, k: Array, v: Array | None = None, **params: Any) -> FeatureRows:
+def linear_rows(op: str, q: Array, k: Array, v: Array | None = None, **params: Unpack[Linear]) -> FeatureRows:
     """The weights of linear attention without a state."""
     return linear(op, q, k, v, **params).rows()
 
 
 @keywords(linear, *STATE, *SCALED)
-def linear_attention(q: Array, k: Array, v: Array, **params: Any) -> Outputs:
+def linear_attention(q: Array, k: Array, v: Array, **params: Unpack[Linear]) -> Outputs:
     """o_i = φ(q_i)·S_i/(φ(q_i)·z_i + eps) with S_i = Σ_j φ(k_j) v_j^T and z_i = Σ_j φ(k_j) over the keys visible to i.
 
     q (..., L, d), k (..., S, d), v (..., S, e) -> o (..., L, e), or (o, state). Leading axes broadcast; heads are axis

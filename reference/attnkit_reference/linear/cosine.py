@@ -1,6 +1,6 @@
 """Cosine attention: exp(q·k) is replaced by 1 + cos(q, k), a linear attention with one more feature."""
 
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from attnkit_reference.linear.sums import (
     Attention,
     FeatureRows,
     Outputs,
+    Resumed,
     keywords,
     pull,
     step,
@@ -39,7 +40,15 @@ def direction(x: Array, eps: float) -> Features:
     return Features(np.concatenate([np.ones(norm.shape), y], axis=-1), pull)
 
 
-def cosine(op: str, q: Array, k: Array, v: Array | None = None, *, eps: float = 1e-12, **options: object) -> Attention:
+class Cosine(Resumed, total=False):
+    """The keyword arguments of `cosine_attention`."""
+
+    eps: float
+
+
+def cosine(
+    op: str, q: Array, k: Array, v: Array | None = None, *, eps: float = 1e-12, **options: Unpack[Resumed]
+) -> Attention:
     """The features and the denominator max(raw, 0) + 1e-6, whose slope at 0 is 0."""
     eps = not_negative(op, "eps", eps)
 
@@ -54,13 +63,13 @@ def cosine(op: str, q: Array, k: Array, v: Array | None = None, *, eps: float = 
 
 
 @keywords(cosine, *TOKENS)
-def cosine_rows(op: str, q: Array, k: Array, v: Array | None = None, **params: Any) -> FeatureRows:
+def cosine_rows(op: str, q: Array, k: Array, v: Array | None = None, **params: Unpack[Cosine]) -> FeatureRows:
     """The weights of cosine attention without a state."""
     return cosine(op, q, k, v, **params).rows()
 
 
 @keywords(cosine, *STATE, *TOKENS)
-def cosine_attention(q: Array, k: Array, v: Array, **params: Any) -> Outputs:
+def cosine_attention(q: Array, k: Array, v: Array, **params: Unpack[Cosine]) -> Outputs:
     """o_i = Σ_j (1 + q̂_i·k̂_j) v_j/den_i over the visible keys, den_i = max(n_i + q̂_i·Σ_j k̂_j, 0) + 1e-6, x̂ = x/‖x‖.
 
     It is linear attention with φ(x) = [1, x̂], or [1, 0] with gradient 0 where ‖x‖ <= eps: with the first two terms of
@@ -81,7 +90,7 @@ cosine_attention_weights = derived_weights(
 
 
 @keywords(cosine, *TOKENS)
-def cosine_attention_weights_magnitudes(q: Array, k: Array, **params: Any) -> dict[str, Array]:
+def cosine_attention_weights_magnitudes(q: Array, k: Array, **params: Unpack[Cosine]) -> dict[str, Array]:
     """What rounding errors of the weights are measured against: (1 + |q̂|·|k̂|)/den, as 1 + cos may cancel."""
     return cosine("cosine_attention_weights", q, k, None, **params).weights_size()
 

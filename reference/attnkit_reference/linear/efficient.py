@@ -1,20 +1,22 @@
 """Efficient attention: a softmax of q over its features, of k over the tokens, and no scores of pairs."""
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Unpack, cast
 
 import numpy as np
 
 from attnkit_reference._check import as_float, cotangent
-from attnkit_reference._core import Array, Scores, reduce_to, scores, transposed
+from attnkit_reference._core import Array, CausalTokens, Scores, reduce_to, scores, transposed
 from attnkit_reference._op import derived_gradients, derived_weights
 from attnkit_reference.linear.states import Initial, State, finite_level, initial_state_of, spread, state_cotangents
 from attnkit_reference.linear.sums import (
     STATE,
     TOKENS,
     FeatureRows,
+    Gradients,
     Outputs,
     Resumable,
+    Resumed,
     keywords,
     pull,
     rows_where,
@@ -80,14 +82,15 @@ def _efficient(
     q: Array,
     k: Array,
     v: Array | None,
-    initial_state: Any = None,
+    initial_state: State | None = None,
     keep: Array | None = None,
-    **options: Any,
+    **options: Unpack[CausalTokens],
 ) -> Efficient:
     """Arguments that are checked, widened and free of padding; `keep` (..., S) are keys that stay for a state."""
     refuse_pair_mask(op, options.get("mask"))
     sc = scores(op, q, k, v, scale=1.0, **options)
-    live, seen_keys, query_mask = sc.n > 0, sc.visible.any(axis=-2), options.get("query_mask")
+    live, seen_keys = sc.n > 0, np.logical_or.reduce(sc.visible, axis=-2)
+    query_mask = options.get("query_mask")
     initial = None
     if initial_state is not None and v is not None:
         live = np.broadcast_to(np.asarray(True) if query_mask is None else query_mask, live.shape)
@@ -185,10 +188,10 @@ def _initial_gradients(initial: Initial, grads: dict[str, Array]) -> State:
 
 
 @dataclass(frozen=True)
-class EfficientAttention(Resumable):
+class EfficientAttention(Resumable[Efficient, Final]):
     """One call, as `Resumable`."""
 
-    def sums(self, keep: Array | None, visibility: dict[str, Any]) -> tuple[Efficient, Final | None]:
+    def sums(self, keep: Array | None, visibility: CausalTokens) -> tuple[Efficient, Final | None]:
         a = _efficient(self.op, self.q, self.k, self.v, self.options.get("initial_state"), keep, **visibility)
         if keep is None:
             return a, None
@@ -198,7 +201,9 @@ class EfficientAttention(Resumable):
     def output(self, m: Efficient, absolute: bool = False) -> Array:
         return (m.absolute() if absolute else m).forward()
 
-    def backward(self, m: Efficient, state: Final | None, do: Any, dstate: Any, absolute: bool) -> dict[str, Any]:
+    def backward(
+        self, m: Efficient, state: Final | None, do: Array | None, dstate: State | None, absolute: bool
+    ) -> Gradients:
         values = cast(Array, m.v)
         do = cotangent(self.op, "do", do, (*m.live.shape, values.shape[-1]))
         do = np.where(m.live[..., None], do, 0.0)
@@ -213,17 +218,17 @@ class EfficientAttention(Resumable):
             shapes = m.sc.shapes | ({} if m.initial is None else _initial_shapes(m.initial))
             for name, g in state.backward(cotangents, absolute).items():
                 of_inputs[name] = of_inputs.get(name, 0.0) + reduce_to(g, shapes[name])
-        grads: dict[str, Any] = {name: of_inputs[name] for name in ("q", "k", "v")}
+        grads: Gradients = {name: of_inputs[name] for name in ("q", "k", "v")}
         return grads if m.initial is None else {**grads, "initial_state": _initial_gradients(m.initial, of_inputs)}
 
 
-def efficient(op: str, q: Array, k: Array, v: Array | None = None, **options: object) -> EfficientAttention:
+def efficient(op: str, q: Array, k: Array, v: Array | None = None, **options: Unpack[Resumed]) -> EfficientAttention:
     """One call."""
     return EfficientAttention(op, q, k, v, options)
 
 
 @keywords(efficient, *TOKENS)
-def efficient_rows(op: str, q: Array, k: Array, v: Array | None = None, **options: Any) -> FeatureRows:
+def efficient_rows(op: str, q: Array, k: Array, v: Array | None = None, **options: Unpack[CausalTokens]) -> FeatureRows:
     """w_ij = Σ_c softmax(q_i)_c exp(k_jc)/Σ_j exp(k_jc): rows sum to 1."""
     a = _efficient(op, q, k, v, **options)
 
@@ -237,7 +242,7 @@ def efficient_rows(op: str, q: Array, k: Array, v: Array | None = None, **option
 
 
 @keywords(efficient, *STATE, *TOKENS)
-def efficient_attention(q: Array, k: Array, v: Array, **params: object) -> Outputs:
+def efficient_attention(q: Array, k: Array, v: Array, **params: Unpack[Resumed]) -> Outputs:
     """o_i = Σ_c softmax(q_i)_c (Σ_j exp(k_jc) v_j)/(Σ_j exp(k_jc)), c over the d features, j over the visible keys.
 
     q (..., L, d), k (..., S, d), v (..., S, e) -> o (..., L, e), or (o, state). Leading axes broadcast; heads are axis

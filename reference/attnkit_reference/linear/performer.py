@@ -1,6 +1,6 @@
 """Performer (FAVOR+): random features whose products estimate exp(q·k/√d), and the sampler of their directions."""
 
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
@@ -16,10 +16,12 @@ from attnkit_reference.linear.sums import (
     FeatureMap,
     FeatureRows,
     Outputs,
+    Resumed,
     keywords,
     pull,
     step,
     step_gradients,
+    visibility_of,
 )
 from attnkit_reference.lowrank.newton import whole
 from attnkit_reference.pointwise import relu, relu_slope
@@ -75,6 +77,13 @@ def relu_features(x: Array, omega: Array, eps: float) -> Features:
     return Features(factor * relu(dots) + eps, pull)
 
 
+class Performer(Resumed, total=False):
+    """The keyword arguments of `performer_attention`."""
+
+    kernel: str
+    eps: float
+
+
 def performer(
     op: str,
     q: Array,
@@ -84,11 +93,11 @@ def performer(
     *,
     kernel: str = "softmax",
     eps: float = 1e-3,
-    **options: Any,
+    **options: Unpack[Resumed],
 ) -> Attention:
     """The features of q and of k, and the denominator raw; o is 0 where that is not positive."""
     enable_gqa = options.get("enable_gqa", False)
-    scores(op, q, k, v, scale=1.0, **{name: x for name, x in options.items() if name not in STATE})
+    scores(op, q, k, v, scale=1.0, **visibility_of(options))
     if kernel not in KERNELS:
         raise ValueError(f"{op}: kernel; expected one of {', '.join(KERNELS)}, got {kernel!r}")
     eps = not_negative(op, "eps", eps)
@@ -122,14 +131,14 @@ def _leading(q: Array, k: Array, enable_gqa: bool) -> tuple[int, ...]:
 
 @keywords(performer, *TOKENS)
 def performer_rows(
-    op: str, q: Array, k: Array, v: Array | None = None, *, projection: Array, **params: Any
+    op: str, q: Array, k: Array, v: Array | None = None, *, projection: Array, **params: Unpack[Performer]
 ) -> FeatureRows:
     """The weights of Performer without a state."""
     return performer(op, q, k, v, projection, **params).rows()
 
 
 @keywords(performer, *STATE, *TOKENS)
-def performer_attention(q: Array, k: Array, v: Array, projection: Array, **params: Any) -> Outputs:
+def performer_attention(q: Array, k: Array, v: Array, projection: Array, **params: Unpack[Performer]) -> Outputs:
     """o_i = N_i/D_i, N_i = Σ_j φ(q_i)·φ(k_j) v_j and D_i = Σ_j φ(q_i)·φ(k_j) over the visible keys; 0 where D_i = 0.
 
     q (..., L, d), k (..., S, d), v (..., S, e), projection (..., m, d) -> o (..., L, e), or (o, state). The rows ω_r of

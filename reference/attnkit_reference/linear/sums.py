@@ -13,13 +13,13 @@ With a decay, s_ij is multiplied by what is left of key j for query i, and (S, z
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Generic, Literal, Protocol, TypeVar, Unpack, cast
 
 import numpy as np
 
 from attnkit_reference._check import as_float, cotangent
-from attnkit_reference._core import Array, Rows, Scores, contract, reduce_to, scores, transposed
-from attnkit_reference._op import Function, Gradients, derived_gradients, refuse_others
+from attnkit_reference._core import Array, CausalTokens, Rows, Scores, contract, reduce_to, scores, transposed
+from attnkit_reference._op import Function, derived_gradients, refuse_others
 from attnkit_reference.linear.decay import Decay, decay_of
 from attnkit_reference.linear.states import (
     Features,
@@ -37,18 +37,39 @@ from attnkit_reference.lowrank.newton import whole
 
 Outputs = Array | tuple[Array, State]
 FeatureMap = Callable[[Array], Features]
+Gradients = dict[str, Array | State]
 Denominator = Callable[[Array], tuple[Array, Array, Array]]  # raw -> den, its slope, where it gives an output
 
 TOKENS = ("mask", "causal", "key_lengths", "query_mask", "enable_gqa")
 SCALED = ("mask", "causal", "key_lengths", "query_mask", "scale", "enable_gqa")
-STATE = ("chunk_size", "initial_state", "return_state")
+STATE: tuple[Literal["chunk_size", "initial_state", "return_state"], ...] = (
+    "chunk_size",
+    "initial_state",
+    "return_state",
+)
+
+
+class Resumed(CausalTokens, total=False):
+    """The keyword arguments of an op with a state."""
+
+    chunk_size: int
+    initial_state: State | None
+    return_state: bool
+
+
+def visibility_of(options: Resumed) -> CausalTokens:
+    """The options but those of STATE."""
+    visibility = options.copy()
+    for name in STATE:
+        visibility.pop(name, None)
+    return visibility
 
 
 def _stateful(*, chunk_size: int = 64, initial_state: State | None = None, return_state: bool = False) -> None:
     """The keyword arguments of an op that can be resumed."""
 
 
-def keywords(own: Callable[..., Any], *names: str) -> Callable[[Function], Function]:
+def keywords(own: Callable[..., object], *names: str) -> Callable[[Function], Function]:
     """Give a public function the keyword arguments of `own`, then those of `_stateful` and `scores` that are named; a
     default of `own` wins."""
     parameters = {**inspect.signature(scores).parameters, **inspect.signature(_stateful).parameters}
@@ -148,7 +169,7 @@ class Sums:
         return dg + decay.of_rows(np.sum((x @ S) * dn, axis=-1) + (x @ z)[..., 0] * draw)
 
 
-def rows_where(x: Array, part: Any, groups: int = 1) -> Array:
+def rows_where(x: Array, part: Array, groups: int = 1) -> Array:
     """Rows of x that are used anywhere, (..., n, 1), for part (..., n) over the leading axes of a call."""
     part = part.reshape((1,) * (x.ndim - 1 - part.ndim) + part.shape)
     return reduce_to(part[..., None], (*x.shape[:-1], 1), groups, np.logical_or)
@@ -161,15 +182,16 @@ def sums(
     v: Array | None,
     maps: tuple[FeatureMap, FeatureMap],
     scale: float = 1.0,
-    initial_state: Any = None,
+    initial_state: State | None = None,
     keep: Array | None = None,
-    log_decay: Any = None,
-    **options: Any,
+    log_decay: float | Array | None = None,
+    **options: Unpack[CausalTokens],
 ) -> Sums:
     """Arguments that are checked, widened and free of padding, mapped to features; `keep` (..., S) are keys that
     stay although no query sees them, because they go into a state."""
     sc = scores(op, q, k, v, scale=1.0, **options)
-    live, seen_keys, query_mask = sc.n > 0, sc.visible.any(axis=-2), options.get("query_mask")
+    live, seen_keys = sc.n > 0, np.logical_or.reduce(sc.visible, axis=-2)
+    query_mask = options.get("query_mask")
     if initial_state is not None:
         live = np.broadcast_to(np.asarray(True) if query_mask is None else query_mask, live.shape)
     visible = rows_where(k, seen_keys, sc.groups)
@@ -205,22 +227,33 @@ def _fades(sc: Scores, keys: Features, initial: Initial | None) -> tuple[Array, 
     return np.exp(np.where(sc.visible, levels - top, -np.inf)), np.exp(c[..., None] - top)
 
 
+class Summary(Protocol):
+    """A state after all valid keys."""
+
+    def parts(self) -> State: ...
+    def sizes(self) -> State: ...
+
+
+M = TypeVar("M")  # the sums of a call
+Final = TypeVar("Final", bound=Summary)
+
+
 @dataclass(frozen=True)
-class Resumable:
+class Resumable(Generic[M, Final]):
     """One call of an op with a state: its arguments. The op defines the sums."""
 
     op: str
     q: Array
     k: Array
     v: Array | None
-    options: dict[str, Any]  # those of STATE and of visibility
+    options: Resumed
 
     def forward(self) -> Outputs:
         """o, or (o, state) if `return_state`."""
         m, state = self._call(self.options.get("return_state", False))
         return self.output(m) if state is None else (self.output(m), state.parts())
 
-    def gradients(self, do: object, dstate: object, absolute: bool) -> dict[str, Any]:
+    def gradients(self, do: Array | None, dstate: State | None, absolute: bool) -> Gradients:
         """{"q", "k", "v"} and "initial_state" if given; with `absolute` magnitudes, "o" and with dstate "state" too."""
         m, state = self._call(dstate is not None)
         grads = self.backward(m, state, do, dstate, absolute)
@@ -229,33 +262,33 @@ class Resumable:
         sizes = {} if state is None else {"state": state.sizes()}
         return {"o": self.output(m, absolute=True), **sizes, **grads}
 
-    def _call(self, stateful: bool) -> tuple[Any, Any]:
+    def _call(self, stateful: bool) -> tuple[M, Final | None]:
         whole(self.op, "chunk_size", self.options.get("chunk_size", 1), 1)
-        visibility = {name: x for name, x in self.options.items() if name not in STATE}
+        visibility = visibility_of(self.options)
         return self.sums(valid_keys(self.op, self.q, self.k, **visibility) if stateful else None, visibility)
 
-    def sums(self, keep: Array | None, visibility: dict[str, Any]) -> tuple[Any, Any]:
+    def sums(self, keep: Array | None, visibility: CausalTokens) -> tuple[M, Final | None]:
         """The sums for the output and its gradients; the state of the keys `keep` (..., S), or None."""
         raise NotImplementedError
 
-    def output(self, m: Any, absolute: bool = False) -> Array:
+    def output(self, m: M, absolute: bool = False) -> Array:
         raise NotImplementedError
 
-    def backward(self, m: Any, state: Any, do: Any, dstate: Any, absolute: bool) -> dict[str, Any]:
+    def backward(self, m: M, state: Final | None, do: Array | None, dstate: State | None, absolute: bool) -> Gradients:
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Attention(Resumable):
+class Attention(Resumable[Sums, FinalState]):
     """One call of an op of sums: the features of its queries and keys, and the denominator that it divides by."""
 
     maps: tuple[FeatureMap, FeatureMap]
     denominator: Denominator
     scale: float = 1.0
     signed: bool = False  # can a weight be negative
-    log_decay: Any = None
+    log_decay: float | Array | None = None
 
-    def sums(self, keep: Array | None, visibility: dict[str, Any]) -> tuple[Sums, FinalState | None]:
+    def sums(self, keep: Array | None, visibility: CausalTokens) -> tuple[Sums, FinalState | None]:
         initial_state = self.options.get("initial_state")
         own = (self.maps, self.scale, initial_state, keep, self.log_decay)
         m = sums(self.op, self.q, self.k, self.v, *own, **visibility)
@@ -275,7 +308,9 @@ class Attention(Resumable):
             num, den = m.absolute().num_raw()[0], np.abs(den)
         return np.where(gives[..., None], num / den[..., None], 0.0)
 
-    def backward(self, m: Sums, state: FinalState | None, do: Any, dstate: Any, absolute: bool) -> dict[str, Any]:
+    def backward(
+        self, m: Sums, state: FinalState | None, do: Array | None, dstate: State | None, absolute: bool
+    ) -> Gradients:
         num, raw = m.num_raw()
         den, slope, gives = self.denominator(raw)
         gives = gives & m.live
@@ -292,7 +327,7 @@ class Attention(Resumable):
         of_decay = of_state.pop("log_decay", None)
         for name, g in of_state.items():
             of_sums[name] = of_sums.get(name, 0.0) + reduce_to(g, _shape_of(name, m))
-        grads: dict[str, Any] = {
+        grads: Gradients = {
             "q": m.queries.pull(of_sums["x"], absolute),
             "k": m.keys.pull(of_sums["y"], absolute),
             "v": of_sums["v"],
@@ -305,7 +340,16 @@ class Attention(Resumable):
 
     def rows(self) -> FeatureRows:
         """The weights w = s/den."""
-        m = sums(self.op, self.q, self.k, self.v, self.maps, self.scale, log_decay=self.log_decay, **self.options)
+        m = sums(
+            self.op,
+            self.q,
+            self.k,
+            self.v,
+            self.maps,
+            self.scale,
+            log_decay=self.log_decay,
+            **visibility_of(self.options),
+        )
         s = m.s()
         den, slope, gives = (x[..., None] for x in self.denominator(s.sum(axis=-1)))
         gives = gives & m.live[..., None]
@@ -330,27 +374,31 @@ class Attention(Resumable):
 
     def weights_size(self) -> dict[str, Array]:
         """{"w": |scale| |φ(q)|·|φ(k)|/den}: a weight has the digits of its summands, and 1 + cos may cancel."""
-        m = sums(self.op, self.q, self.k, self.v, self.maps, self.scale, **self.options)
+        m = sums(self.op, self.q, self.k, self.v, self.maps, self.scale, **visibility_of(self.options))
         den, _, gives = (x[..., None] for x in self.denominator(m.s().sum(axis=-1)))
         return {"w": np.where(gives, m.absolute().s() / np.where(gives, np.abs(den), 1.0), 0.0)}
 
 
-def pull(call: Resumable, do: Array | None, *, dstate: State | None = None, absolute: bool = False) -> dict[str, Any]:
+def pull(
+    call: Resumable[M, Final], do: Array | None, *, dstate: State | None = None, absolute: bool = False
+) -> Gradients:
     """The gradients of a call, or magnitudes."""
     return call.gradients(do, dstate, absolute)
 
 
-def _step_of(prepare: Callable[..., Resumable]) -> Callable[..., Resumable]:
+def _step_of(prepare: Callable[..., Resumable[M, Final]]) -> Callable[..., Resumable[M, Final]]:
     """The call for one more token: that of `prepare` on sequences of length 1."""
 
-    def one(op: str, state: object, q_t: Array, k_t: Array, v_t: Array, **arguments: object) -> Resumable:
+    def one(op: str, state: object, q_t: Array, k_t: Array, v_t: Array, **arguments: object) -> Resumable[M, Final]:
         q, k, v = one_token(op, q_t=q_t, k_t=k_t, v_t=v_t)
         return prepare(op, q, k, v, initial_state=state, **arguments)
 
     return one
 
 
-def step(prepare: Callable[..., Resumable], op: str, *arrays: object, **options: object) -> tuple[Array, State]:
+def step(
+    prepare: Callable[..., Resumable[M, Final]], op: str, *arrays: object, **options: object
+) -> tuple[Array, State]:
     """(o_t, state) of one more token: arrays are (state, q_t, k_t, v_t, ...)."""
     call = _step_of(prepare)(op, *arrays, return_state=True, **options)
     o, state = cast(tuple[Array, State], call.forward())
@@ -358,8 +406,8 @@ def step(prepare: Callable[..., Resumable], op: str, *arrays: object, **options:
 
 
 def step_gradients(
-    forward: Callable[..., Any],
-    prepare: Callable[..., Resumable],
+    forward: Callable[..., object],
+    prepare: Callable[..., Resumable[M, Final]],
     vjp: str = 'Gradients {"q_t", "k_t", "v_t"} and "state" if there was one.',
     magnitudes: str = 'Magnitudes of "o_t", "next_state" and the gradients.',
 ) -> tuple[Callable[..., Gradients], Callable[..., Gradients]]:
@@ -368,17 +416,20 @@ def step_gradients(
 
 
 def _pull_step(
-    call: Resumable, do_t: Array | None, *, dstate: State | None = None, absolute: bool = False
-) -> dict[str, Any]:
+    call: Resumable[M, Final], do_t: Array | None, *, dstate: State | None = None, absolute: bool = False
+) -> Gradients:
     """`pull` under the names of a step: {"q_t", "k_t", "v_t"} and "state"; of magnitudes "o_t" and "next_state" too."""
     do = None if do_t is None else one_token(call.op, do_t=do_t)[0]
     grads = call.gradients(do, dstate, absolute)
-    tokens, states = {"q": "q_t", "k": "k_t", "v": "v_t", "o": "o_t"}, {"initial_state": "state", "state": "next_state"}
-    decay = grads.pop("log_decay", None)
-    if decay is not None:
-        states["log_decay_t"] = "log_decay_t"
-        grads["log_decay_t"] = decay[..., 0] if decay.ndim else decay
-    return {tokens.get(name, states.get(name, "")): x[..., 0, :] if name in tokens else x for name, x in grads.items()}
+    renamed: Gradients = {}
+    for name, x in grads.items():
+        if isinstance(x, tuple):
+            renamed[{"initial_state": "state", "state": "next_state"}[name]] = x
+        elif name == "log_decay":
+            renamed["log_decay_t"] = x[..., 0] if x.ndim else x
+        else:
+            renamed[f"{name}_t"] = x[..., 0, :]
+    return renamed
 
 
 def one_token(op: str, **arrays: Array) -> list[Array]:

@@ -5,7 +5,7 @@ query_mask (..., n), True = a token, a sampler also returns a landmark_mask (...
 """
 
 import math
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -121,7 +121,13 @@ def convolution(
 
 
 def _convolution_pull(
-    op: str, q: Array, kernel: Array, dlandmarks: Array, size: tuple[int, int, int], query_mask: Any, absolute: bool
+    op: str,
+    q: Array,
+    kernel: Array,
+    dlandmarks: Array,
+    size: tuple[int, int, int],
+    query_mask: Array | None,
+    absolute: bool,
 ) -> dict[str, Array]:
     windows, patches, matrix, _ = _convolved(op, q, kernel, *size, query_mask)
     grad = cotangent(op, "dlandmarks", dlandmarks, (*patches.shape[:-1], matrix.shape[-1]))
@@ -217,7 +223,7 @@ def biased_magnitudes(q: Array, dlandmarks: Array, m: int, *, query_mask: Array 
     return random_magnitudes(q, dlandmarks, _first("biased_magnitudes", q, m), query_mask=query_mask)
 
 
-def _first(op: str, q: Array, m: Any) -> Array:
+def _first(op: str, q: Array, m: int) -> Array:
     n = tokens(op, "q", q).shape[-2]
     if whole(op, "m", m, 1) > n:
         raise ValueError(f"{op}: m; expected at most the {n} tokens of q, got {m}")

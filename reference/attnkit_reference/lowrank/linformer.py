@@ -4,12 +4,12 @@ Letters: L queries, S keys, m slots, d and e features.
 """
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Unpack, cast
 
 import numpy as np
 
 from attnkit_reference._check import Array, as_float, broadcast, number
-from attnkit_reference._core import Scores, reduce_to, scores, transposed
+from attnkit_reference._core import Scores, Tokens, reduce_to, scores, transposed
 from attnkit_reference._op import Gradients, derived_gradients, derived_weights, keywords_of
 from attnkit_reference.lowrank.nystrom import (
     like_output,
@@ -17,6 +17,13 @@ from attnkit_reference.lowrank.nystrom import (
     softmax_pull,
 )
 from attnkit_reference.lowrank.soft import refuse_pair_mask
+
+
+class Options(Tokens, total=False):
+    """The keyword arguments of `linformer_attention`."""
+
+    scale: float | None
+    dropout_mask: Array | None
 
 
 @dataclass(frozen=True)
@@ -63,9 +70,17 @@ def _linformer(
     dropout_mask: Array | None = None,
 ) -> Linformer:
     refuse_pair_mask(op, mask)
-    options: dict[str, Any] = {"mask": mask, "key_lengths": key_lengths, "query_mask": query_mask}
-    options["scale"] = None if scale is None else number(op, "scale", scale)
-    sc = scores(op, q, k, v, enable_gqa=enable_gqa, **options)
+    sc = scores(
+        op,
+        q,
+        k,
+        v,
+        mask=mask,
+        key_lengths=key_lengths,
+        query_mask=query_mask,
+        scale=None if scale is None else number(op, "scale", scale),
+        enable_gqa=enable_gqa,
+    )
     e = _projection(op, "proj_k", proj_k, sc, k)
     f = None if proj_v is None else _projection(op, "proj_v", proj_v, sc, k)
     if f is not None and f.shape[-2] != e.shape[-2]:
@@ -118,7 +133,7 @@ def _linformer_pull(a: Linformer, do: Array, absolute: bool = False) -> Gradient
 
 
 @keywords_of(_linformer)
-def linformer_attention(q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, **params: Any) -> Array:
+def linformer_attention(q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, **params: Unpack[Options]) -> Array:
     """o = softmax(scale q (E k)^T) F v: attention to m fixed combinations of the keys ("slots").
 
     q (..., L, d), k (..., S, d), v (..., S, e), E = proj_k and F = proj_v (..., m, S_max), shared by all heads or one

@@ -4,12 +4,12 @@ Letters: n tokens, m landmarks, d and e features, T inverse steps. What Linforme
 """
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Required, Unpack, cast
 
 import numpy as np
 
 from attnkit_reference._check import Array, cotangent, number
-from attnkit_reference._core import Rows, Scores, reduce_to, scores, transposed
+from attnkit_reference._core import Rows, Scores, Tokens, reduce_to, scores, transposed
 from attnkit_reference._op import Gradients, derived_gradients, derived_weights, keywords_of
 from attnkit_reference.lowrank.newton import column_sums, whole
 from attnkit_reference.lowrank.soft import refuse_pair_mask
@@ -37,6 +37,15 @@ def like_output(op: str, do: Array, shape: tuple[int, ...], live: Array) -> Arra
     return np.where(live[..., None], cotangent(op, "do", do, shape), 0.0)
 
 
+class Options(Tokens, total=False):
+    """The keyword arguments of `nystrom_attention`."""
+
+    num_landmarks: Required[int]
+    inverse_steps: int
+    init: str
+    scale: float | None
+
+
 @dataclass(frozen=True)
 class Nystrom:
     """One call: o = K1 Z (K3 v), or exact softmax for items with at most m valid tokens."""
@@ -54,7 +63,8 @@ class Nystrom:
     first: Array  # (..., m, m): derivative of the norm by the entries of k2, coupled over items for batch_max
     norm: Array  # (..., 1, 1)
     inverses: list[Array]  # Z_0 .. Z_T
-    options: dict[str, Any]  # for the exact softmax
+    visible: Array  # (..., n, n) pairs of valid tokens
+    init: str
     arrays: dict[str, Array]
 
 
@@ -103,7 +113,7 @@ def cubic_pullback(a: Nystrom, dz: Array) -> tuple[Array, Array]:
         dz = 0.25 * dz @ transposed(outer) + transposed(k2) @ d_kz
     safe = np.where(a.norm > 0, a.norm, 1.0)
     through_norm = -np.sum(dz * transposed(k2), axis=(-2, -1), keepdims=True) / safe**2
-    if a.options["init"] == "batch_max":
+    if a.init == "batch_max":
         through_norm = np.sum(np.where(a.exact, 0.0, through_norm))
     return dk + transposed(dz) / safe + through_norm * a.first, size + np.abs(transposed(dz)) / safe
 
@@ -141,9 +151,17 @@ def _nystrom(
     if init not in INITS:
         raise ValueError(f"{op}: init; expected 'exact' or 'batch_max', got {init!r}")
     refuse_pair_mask(op, mask)
-    options: dict[str, Any] = {"mask": mask, "key_lengths": key_lengths, "query_mask": query_mask}
-    options["scale"] = None if scale is None else number(op, "scale", scale)
-    sc = scores(op, q, k, v, enable_gqa=enable_gqa, **options)
+    sc = scores(
+        op,
+        q,
+        k,
+        v,
+        mask=mask,
+        key_lengths=key_lengths,
+        query_mask=query_mask,
+        scale=None if scale is None else number(op, "scale", scale),
+        enable_gqa=enable_gqa,
+    )
     if q.shape[-2] != k.shape[-2]:
         raise ValueError(f"{op}: k must have the tokens of q; expected (..., {q.shape[-2]}, d), got {k.shape}")
     valid = np.diagonal(sc.visible, axis1=-2, axis2=-1)
@@ -157,17 +175,17 @@ def _nystrom(
     k3 = masked_softmax(sc.scale * q_means @ transposed(k), slots[..., :, None] & valid[..., None, :])
     norm, first = _norm(k2, exact, init)
     inverses = cubic_inverses(k2, norm, steps)
-    options = {"visible": valid[..., :, None] & valid[..., None, :], "init": init}
+    visible = valid[..., :, None] & valid[..., None, :]
     values = None if sc.v is None else np.where(valid[..., None], sc.v, 0.0)
     arrays = {"q": q, "k": k} if values is None else {"q": q, "k": k, "v": values}
     return Nystrom(
-        sc, q, k, values, valid, exact, average, k1, k2, k3, first, norm, inverses, options, arrays
+        sc, q, k, values, valid, exact, average, k1, k2, k3, first, norm, inverses, visible, init, arrays
     )  # fmt: skip
 
 
 def _exact_rows(a: Nystrom) -> Rows:
     op, arrays = a.sc.op, [np.broadcast_to(x, (*a.valid.shape[:-1], *x.shape[-2:])) for x in a.arrays.values()]
-    return softmax_rows(op, *arrays, mask=a.options["visible"], scale=a.sc.scale)
+    return softmax_rows(op, *arrays, mask=a.visible, scale=a.sc.scale)
 
 
 def _nystrom_weights(a: Nystrom) -> Array:
@@ -223,7 +241,7 @@ def _landmark_pull(a: Nystrom, do: Array, absolute: bool) -> Gradients:
 
 
 @keywords_of(_nystrom)
-def nystrom_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
+def nystrom_attention(q: Array, k: Array, v: Array, **params: Unpack[Options]) -> Array:
     """o = K1 Z K3 v with K1 = softmax(s(q, k̃)), K2 = softmax(s(q̃, k̃)), K3 = softmax(s(q̃, k)), Z the inverse of K2.
 
     q (..., n, d), k (..., n, d), v (..., n, e) -> o (..., n, e); s(x, y) = scale x y^T, 1/√d by default. The landmarks
@@ -250,7 +268,7 @@ nystrom_attention_weights = derived_weights(
 
 
 @keywords_of(_nystrom)
-def nystrom_attention_weights_magnitudes(q: Array, k: Array, **params: Any) -> dict[str, Array]:
+def nystrom_attention_weights_magnitudes(q: Array, k: Array, **params: Unpack[Options]) -> dict[str, Array]:
     """What rounding errors of the weights are measured against: |K1 Z| K3, and (K1 |Z|) K3 before it, in which an entry
     of Z has the size from which its last step brought it down: that is a difference.
     """

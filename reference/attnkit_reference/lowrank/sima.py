@@ -1,13 +1,19 @@
 """SimA: q and k are normalised, each channel by its L1 norm over the tokens, instead of the scores."""
 
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, Unpack, cast
 
 import numpy as np
 
 from attnkit_reference._check import cotangent, number
-from attnkit_reference._core import Array, Scores, reduce_to, scores, transposed
+from attnkit_reference._core import Array, Scores, Tokens, reduce_to, scores, transposed
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 from attnkit_reference.lowrank.soft import refuse_pair_mask
+
+
+class Options(Tokens, total=False):
+    """The keyword arguments of `sima_attention`."""
+
+    eps: float
 
 
 class _Tokens(NamedTuple):
@@ -89,7 +95,7 @@ def _weights(a: _Sima) -> Array:
 
 
 @keywords_of(_sima)
-def sima_attention(q: Array, k: Array, v: Array, **params: Any) -> Array:
+def sima_attention(q: Array, k: Array, v: Array, **params: Unpack[Options]) -> Array:
     """o = q̂ (k̂^T v) with x̂_tc = x_tc/max(Σ_t |x_tc|, eps) for q and for k: an L1 norm over the tokens, per channel.
 
     q (..., L, d), k (..., S, d), v (..., S, e) -> o (..., L, e); no scale, no softmax; weights may be negative. The
@@ -110,7 +116,7 @@ sima_attention_weights = derived_weights(
 
 
 @keywords_of(_sima)
-def sima_attention_weights_magnitudes(q: Array, k: Array, **params: Any) -> dict[str, Array]:
+def sima_attention_weights_magnitudes(q: Array, k: Array, **params: Unpack[Options]) -> dict[str, Array]:
     """What rounding errors of the weights are measured against: |q̂| |k̂|^T."""
     a = _sima("sima_attention_weights", q, k, **params)
     return {"w": np.where(a.scores.visible, np.abs(a.q.hat) @ np.abs(transposed(a.k.hat)), 0.0)}

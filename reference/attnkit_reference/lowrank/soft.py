@@ -4,7 +4,7 @@ Letters: n tokens, m landmarks, d features of q and of the landmarks, e features
 """
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TypedDict, Unpack, cast
 
 import numpy as np
 
@@ -19,6 +19,20 @@ from attnkit_reference.lowrank.newton import (
     start_factor,
     whole,
 )
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `soft_attention`."""
+
+    landmark_mask: Array | None
+    newton_steps: int
+    init_scale: float | Array
+    halvings: int
+    ridge: float
+    inverse_grad: str
+    mask: Array | None
+    key_lengths: int | Array | None
+    query_mask: Array | None
 
 
 @dataclass(frozen=True)
@@ -51,7 +65,14 @@ def refuse_pair_mask(op: str, mask: object) -> None:
         raise ValueError(f"{op}: mask; expected a key mask (..., 1, S) or (S,), got {mask.shape}")
 
 
-def valid_tokens(op: str, leading: tuple[int, ...], n: int, mask: Any, key_lengths: Any, query_mask: Any) -> Array:
+def valid_tokens(
+    op: str,
+    leading: tuple[int, ...],
+    n: int,
+    mask: Array | None,
+    key_lengths: int | Array | None,
+    query_mask: Array | None,
+) -> Array:
     """Tokens (..., n) that mask, key_lengths and query_mask all allow: q and k are the same tokens."""
     refuse_pair_mask(op, mask)
     pairs = visibility(op, (*leading, n, n), mask, False, None, key_lengths, query_mask)
@@ -176,7 +197,7 @@ def _weights(s: Soft) -> Array:
 
 
 @keywords_of(_soft)
-def soft_attention(q: Array, v: Array, landmarks: Array, **params: Any) -> Array:
+def soft_attention(q: Array, v: Array, landmarks: Array, **params: Unpack[Options]) -> Array:
     """o = P^T X P v: Gaussian attention exp(-‖q_i - q_j‖²/(2√d)), without normaliser, through m landmarks.
 
     q (..., n, d), which is also k; v (..., n, e); landmarks (..., m, d), for example from
@@ -202,7 +223,7 @@ soft_attention_weights = derived_weights(
 
 
 @keywords_of(_soft)
-def soft_attention_weights_magnitudes(q: Array, landmarks: Array, **params: Any) -> dict[str, Array]:
+def soft_attention_weights_magnitudes(q: Array, landmarks: Array, **params: Unpack[Options]) -> dict[str, Array]:
     """What rounding errors of the weights are measured against: P^T |X P|, and P^T |X| P before it."""
     s = _soft("soft_attention_weights", q, None, landmarks, **params)
     return {"w": transposed(s.p) @ np.abs(s.x @ s.p), "w_before": transposed(s.p) @ np.abs(s.x) @ s.p}

@@ -7,7 +7,7 @@ one step and the gradients of one step; all else is here.
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar, TypedDict, TypeVar
 
 import numpy as np
 
@@ -20,12 +20,30 @@ from attnkit_reference.lowrank.soft import refuse_pair_mask
 
 State = tuple[Array, ...]
 Outputs = Array | tuple[Array, State]
-Size = Callable[[Any], Array]
+Gradients = dict[str, Array | State]
+Size = Callable[[float | Array], Array]
 
 
-def keywords(own: Callable[..., Any], *names: str) -> Callable[[Function], Function]:
-    """Give a public function those keyword arguments of `own` and then of `arguments` that are named, or all."""
-    parameters = [p for f in (own, arguments) for p in inspect.signature(f).parameters.values()]
+class OfToken(TypedDict, total=False):
+    """The keyword arguments of every step."""
+
+    scale: float | None
+
+
+class Options(OfToken, total=False):
+    """Those of every recurrent op."""
+
+    causal: bool
+    chunk_size: int
+    initial_state: State | None
+    return_state: bool
+    mask: Array | None
+    key_lengths: int | Array | None
+
+
+def keywords(own: Callable[..., object], *names: str) -> Callable[[Function], Function]:
+    """Give a public function those keyword arguments of `own` and then of `recurrence` that are named, or all."""
+    parameters = [p for f in (own, recurrence) for p in inspect.signature(f).parameters.values()]
     known = [p for p in parameters if p.kind is p.KEYWORD_ONLY and (not names or p.name in names)]
     return lambda function: refuse_others(function, known)
 
@@ -85,7 +103,7 @@ class Recurrence:
         states = self.states()
         return (self.output(states), (states[-1],)) if self.returns_state else self.output(states)
 
-    def gradients(self, do: object, dstate: object, absolute: bool) -> dict[str, Any]:
+    def gradients(self, do: object, dstate: object, absolute: bool) -> Gradients:
         """{"q", "k", "v"}, the gates and "initial_state" if given; with `absolute` magnitudes, "o" and with dstate
         "state" too."""
         m = self.absolute() if absolute and self.additive else self
@@ -96,14 +114,14 @@ class Recurrence:
         do = np.where(self.live[..., None], do, 0.0)
         if absolute and self.additive:
             do, R = np.abs(do), np.abs(R)
-        grads: dict[str, Any] = {name: [] for name in ("q", "k", "v", *self.gates)}
+        of_tokens: dict[str, list[Array]] = {name: [] for name in ("q", "k", "v", *self.gates)}
         for t in range(self.k.shape[-2] - 1, -1, -1):
             R = R + reduce_to(m.scale * m.q[..., t, :, None] * do[..., t, None, :], R.shape)
             dq = size(m.scale) * (size(states[t + 1]) @ size(do[..., t, :, None]))[..., 0]
             R, of_token = m.pull_step(states[t], R, t, size)
             for name, x in {"q": dq, **of_token}.items():
-                grads[name].append(x)
-        grads = {name: self._joined(name, xs[::-1]) for name, xs in grads.items()}
+                of_tokens[name].append(x)
+        grads: Gradients = {name: self._joined(name, xs[::-1]) for name, xs in of_tokens.items()}
         if "initial_state" in self.shapes:
             grads["initial_state"] = (reduce_to(size(R), self.shapes["initial_state"]),)
         if not absolute:
@@ -136,7 +154,7 @@ class Recurrence:
         return wide
 
 
-def _one_part(op: str, name: str, state: object) -> Any:
+def _one_part(op: str, name: str, state: object) -> object:
     """S of a state (S,)."""
     if not isinstance(state, tuple | list) or len(state) != 1:
         got = f"{len(state)} parts" if isinstance(state, tuple | list) else type(state).__name__
@@ -144,7 +162,11 @@ def _one_part(op: str, name: str, state: object) -> Any:
     return state[0]
 
 
-def arguments(
+Kind = TypeVar("Kind", bound=Recurrence)
+
+
+def recurrence(
+    kind: type[Kind],
     op: str,
     q: Array,
     k: Array,
@@ -159,9 +181,9 @@ def arguments(
     mask: Array | None = None,
     key_lengths: int | Array | None = None,
     scale: float | None = None,
-) -> dict[str, Any]:
-    """The fields of a `Recurrence`, from arguments that are checked and widened. `gates` are (..., T, d), but those
-    among the `numbers` (..., T)."""
+) -> Kind:
+    """A call, from arguments that are checked and widened. `gates` are (..., T, d), but those among the `numbers`
+    (..., T)."""
     shapes = {name: np.shape(x) for name, x in (("q", q), ("k", k), ("v", v), *gates.items())}
     q, k, wide_v = _inputs(op, q, k, v)
     assert wide_v is not None
@@ -189,21 +211,21 @@ def arguments(
             raise ValueError(f"{op}: initial_state's S does not fit; {text}")
         broadcast(op, "initial_state's S", first, (*leading, *first.shape[-2:]))
         outer = np.broadcast_shapes(outer, first.shape[:-2])
-    return {
-        "op": op,
-        "q": np.where(live[..., None], q, 0.0),
-        "k": tokens.pop("k"),
-        "v": tokens.pop("v"),
-        "gates": tokens,
-        "scale": float(1.0 / np.sqrt(d)) if scale is None else number(op, "scale", scale),
-        "valid": valid,
-        "live": live,
-        "first": np.broadcast_to(first, (*outer, *first.shape[-2:])),
-        "leading": leading,
-        "shapes": shapes,
-        "numbers": numbers,
-        "returns_state": return_state,
-    }
+    return kind(
+        op=op,
+        q=np.where(live[..., None], q, 0.0),
+        k=tokens.pop("k"),
+        v=tokens.pop("v"),
+        gates=tokens,
+        scale=float(1.0 / np.sqrt(d)) if scale is None else number(op, "scale", scale),
+        valid=valid,
+        live=live,
+        first=np.broadcast_to(first, (*outer, *first.shape[-2:])),
+        leading=leading,
+        shapes=shapes,
+        numbers=numbers,
+        returns_state=return_state,
+    )
 
 
 def _gate(op: str, name: str, x: object, last: tuple[int, ...]) -> Array:
@@ -241,21 +263,23 @@ def _valid(op: str, leading: tuple[int, ...], T: int, mask: object, key_lengths:
 # ---------------------------------------------------------------------------------------------- public functions
 
 
-def pull(call: Recurrence, do: Array | None, *, dstate: State | None = None, absolute: bool = False) -> dict[str, Any]:
+def pull(call: Recurrence, do: Array | None, *, dstate: State | None = None, absolute: bool = False) -> Gradients:
     """The gradients of a call, or magnitudes."""
     return call.gradients(do, dstate, absolute)
 
 
 def pull_step(
     call: Recurrence, do_t: Array | None, *, dstate: State | None = None, absolute: bool = False
-) -> dict[str, Any]:
+) -> Gradients:
     """`pull` of one token, under the names of a step: "q_t" and so on, "state"; of magnitudes "o_t", "next_state"."""
     do = None if do_t is None else one_token(call.op, do_t=do_t)[0]
-    grads, states = call.gradients(do, dstate, absolute), {"initial_state": "state", "state": "next_state"}
-    return {
-        states.get(name, f"{name}_t"): x if name in states else x[..., 0] if name in call.numbers else x[..., 0, :]
-        for name, x in grads.items()
-    }
+    renamed: Gradients = {}
+    for name, x in call.gradients(do, dstate, absolute).items():
+        if isinstance(x, tuple):
+            renamed[{"initial_state": "state", "state": "next_state"}[name]] = x
+        else:
+            renamed[f"{name}_t"] = x[..., 0] if name in call.numbers else x[..., 0, :]
+    return renamed
 
 
 def last_token(call: Recurrence) -> tuple[Array, State]:

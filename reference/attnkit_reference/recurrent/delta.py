@@ -1,6 +1,6 @@
 """The delta rule: a state corrects what it holds about a key (DeltaNet, gated DeltaNet, Kimi delta attention)."""
 
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
@@ -8,17 +8,25 @@ from attnkit_reference._core import Array
 from attnkit_reference._op import derived_gradients
 from attnkit_reference.linear.sums import one_token
 from attnkit_reference.recurrent.calls import (
+    OfToken,
+    Options,
     Outputs,
     Recurrence,
     Size,
     State,
-    arguments,
     at_most_zero,
     keywords,
     last_token,
     pull,
     pull_step,
+    recurrence,
 )
+
+
+class Fading(Options, total=False):
+    """The keyword arguments of `delta_attention`."""
+
+    log_decay: Array | None
 
 
 class Delta(Recurrence):
@@ -60,7 +68,7 @@ class Delta(Recurrence):
 
 
 def delta(
-    op: str, q: Array, k: Array, v: Array, beta: Array, *, log_decay: Array | None = None, **options: Any
+    op: str, q: Array, k: Array, v: Array, beta: Array, *, log_decay: Array | None = None, **options: Unpack[Options]
 ) -> Delta:
     """The call, with log_decay told by its axes: those of beta, or one more."""
     gates: dict[str, Array] = {"beta": beta}
@@ -68,13 +76,13 @@ def delta(
     if log_decay is not None:
         gates["log_decay"] = log_decay
         numbers = numbers if np.ndim(log_decay) > np.ndim(beta) else ("beta", "log_decay")
-    fields = arguments(op, q, k, v, gates, numbers, **options)
+    call = recurrence(Delta, op, q, k, v, gates, numbers, **options)
     if log_decay is not None:
-        at_most_zero(op, "log_decay", fields["gates"]["log_decay"])
-    size = fields["gates"]["beta"]
+        at_most_zero(op, "log_decay", call.gates["log_decay"])
+    size = call.gates["beta"]
     if np.any((size < 0) | (size > 2)):
         raise ValueError(f"{op}: beta; expected numbers from 0 to 2, got {np.min(size)} to {np.max(size)}")
-    return Delta(**fields)
+    return call
 
 
 def _one(
@@ -86,7 +94,7 @@ def _one(
     beta_t: Array,
     *,
     log_decay_t: Array | None = None,
-    **options: object,
+    **options: Unpack[OfToken],
 ) -> Delta:
     q, k, v = one_token(op, q_t=q_t, k_t=k_t, v_t=v_t)
     decay = None
@@ -97,7 +105,7 @@ def _one(
 
 
 @keywords(delta)
-def delta_attention(q: Array, k: Array, v: Array, beta: Array, **params: Any) -> Outputs:
+def delta_attention(q: Array, k: Array, v: Array, beta: Array, **params: Unpack[Fading]) -> Outputs:
     """o_t = scale S_t^T q_t with S_t = P + β_t k_t (v_t - P^T k_t)^T, P = diag(exp(g_t)) S_{t-1}, S_0 = 0 or
     initial_state.
 
@@ -143,7 +151,7 @@ def delta_attention_step(
     beta_t: Array,
     *,
     log_decay_t: Array | None = None,
-    **params: object,
+    **params: Unpack[OfToken],
 ) -> tuple[Array, State]:
     """One more token: S' = P + β_t k_t (v_t - P^T k_t)^T, P = diag(exp(g_t)) S, o_t = scale S'^T q_t -> (o_t, (S',)).
 

@@ -1,6 +1,6 @@
 """Gated linear attention: a state whose features fade by gates of their own."""
 
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 
@@ -8,16 +8,18 @@ from attnkit_reference._core import Array
 from attnkit_reference._op import derived_gradients
 from attnkit_reference.linear.sums import one_token
 from attnkit_reference.recurrent.calls import (
+    OfToken,
+    Options,
     Outputs,
     Recurrence,
     Size,
     State,
-    arguments,
     at_most_zero,
     keywords,
     last_token,
     pull,
     pull_step,
+    recurrence,
 )
 
 
@@ -37,21 +39,21 @@ class GatedLinear(Recurrence):
         return fade * R, {"k": dk, "v": dv, "log_gate": np.sum(R * fade * size(S), axis=-1)}
 
 
-def gated_linear(op: str, q: Array, k: Array, v: Array, log_gate: Array, **options: Any) -> GatedLinear:
-    fields = arguments(op, q, k, v, {"log_gate": log_gate}, **options)
-    at_most_zero(op, "log_gate", fields["gates"]["log_gate"])
-    return GatedLinear(**fields)
+def gated_linear(op: str, q: Array, k: Array, v: Array, log_gate: Array, **options: Unpack[Options]) -> GatedLinear:
+    call = recurrence(GatedLinear, op, q, k, v, {"log_gate": log_gate}, **options)
+    at_most_zero(op, "log_gate", call.gates["log_gate"])
+    return call
 
 
 def _one(
-    op: str, state: State | None, q_t: Array, k_t: Array, v_t: Array, log_gate_t: Array, **options: Any
+    op: str, state: State | None, q_t: Array, k_t: Array, v_t: Array, log_gate_t: Array, **options: Unpack[OfToken]
 ) -> GatedLinear:
     tokens = one_token(op, q_t=q_t, k_t=k_t, v_t=v_t, log_gate_t=log_gate_t)
     return gated_linear(op, *tokens, initial_state=state, **options)
 
 
 @keywords(gated_linear)
-def gated_linear_attention(q: Array, k: Array, v: Array, log_gate: Array, **params: object) -> Outputs:
+def gated_linear_attention(q: Array, k: Array, v: Array, log_gate: Array, **params: Unpack[Options]) -> Outputs:
     """o_t = scale S_t^T q_t with S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T, S_0 = 0 or initial_state.
 
     q (..., T, d), k (..., T, d), v (..., T, e) and g = log_gate (..., T, d), entries at most 0 -> o (..., T, e), or
@@ -89,7 +91,7 @@ gated_linear_attention_vjp, gated_linear_attention_magnitudes = derived_gradient
 
 @keywords(gated_linear, "scale")
 def gated_linear_attention_step(
-    state: State | None, q_t: Array, k_t: Array, v_t: Array, log_gate_t: Array, **params: object
+    state: State | None, q_t: Array, k_t: Array, v_t: Array, log_gate_t: Array, **params: Unpack[OfToken]
 ) -> tuple[Array, State]:
     """One more token: S' = diag(exp(g_t)) S + k_t v_t^T, o_t = scale S'^T q_t -> (o_t, (S',)).
 
