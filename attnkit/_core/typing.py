@@ -12,6 +12,7 @@ DType = Any  # NumPy's and JAX's are classes and instances of classes, torch's a
 OfLibrary = Any
 """An array whose library is known where it stands: to a branch that uses functions of that library, and to the caller
 who gets it back."""
+Outputs = Any  # of a function that returns more than one array where an option asks for it
 Operand = Any  # a number or another array, of which each library has its own list
 
 

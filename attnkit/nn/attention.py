@@ -2,18 +2,19 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import attnkit
 from attnkit._core.family import joins_heads
+from attnkit._core.typing import AnyFunction, Bindings, Keywords, Outputs
 from attnkit.nn.autocast import in_dtype_of_autocast
 from attnkit.nn.cache import KeyValueCache, StateCache
 from attnkit.nn.gates import NAMES as GATES
 from attnkit.nn.gates import RECURRENT, gates_of, is_causal_alone
 from attnkit.nn.operands import BUILDERS, NAMES, Heads, Operands, settings_of
+from attnkit.nn.placement import Device, New
 from attnkit.nn.record import Attention, attention, keep
 from attnkit.ops.names import with_preset
 
@@ -26,7 +27,7 @@ _SET_BY_THE_MODULE = (
     | {"return_lse", "return_remainder", "return_state", "initial_state"}
 )
 
-Observer = Callable[[Callable[..., Any], Tensor, Tensor, Mapping[str, Any]], None]  # (op, q, k, options)
+Observer = Callable[[AnyFunction, Tensor, Tensor, Bindings], None]  # (op, q, k, options)
 
 
 def _served(name: str) -> bool:
@@ -36,9 +37,7 @@ def _served(name: str) -> bool:
     return positional[:3] == ["q", "k", "v"] and (GATES.issuperset(positional[3:]) or op in BUILDERS)
 
 
-def attention_op(
-    op: str | Callable[..., Any], options: Mapping[str, Any]
-) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+def attention_op(op: str | AnyFunction, options: Bindings) -> tuple[AnyFunction, Bindings]:
     """The attention op of a name, short or long, or the op itself, and its options, including those implied by the
     name; ValueError if attnkit has no such op.
     """
@@ -55,9 +54,9 @@ def attention_op(
 
 def op_masks(
     causal: bool, key_mask: Tensor | None, query_mask: Tensor | None, mask: Tensor | None, bias: Tensor | None
-) -> dict[str, Any]:
+) -> Keywords:
     """A module's masks as arguments of an op with a head axis; the batch axis is known, so (B, S) is unambiguous."""
-    options: dict[str, Any] = {"causal": True} if causal else {}
+    options: Keywords = {"causal": True} if causal else {}
     if key_mask is not None:
         keys = key_mask[:, None, None, :]
         mask = keys if mask is None else mask & keys
@@ -126,8 +125,8 @@ class MultiHeadAttention(nn.Module):
         dim: int,
         num_heads: int,
         *,
-        op: str | Callable[..., Any] = "softmax",
-        options: Mapping[str, Any] | None = None,
+        op: str | AnyFunction = "softmax",
+        options: Bindings | None = None,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         context_dim: int | None = None,
@@ -142,7 +141,7 @@ class MultiHeadAttention(nn.Module):
         out_norm: bool = False,
         impl: str | tuple[str, ...] = "auto",
         statistics_impl: str | tuple[str, ...] = "auto",
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -174,7 +173,7 @@ class MultiHeadAttention(nn.Module):
 
         inner, shared = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         context_dim = dim if context_dim is None else context_dim
-        new: dict[str, Any] = {"device": device, "dtype": dtype}
+        new: New = {"device": device, "dtype": dtype}
         self.q_proj = nn.Linear(dim, inner, bias=qkv_bias, **new)
         self.k_proj = nn.Linear(context_dim, shared, bias=qkv_bias, **new)
         self.v_proj = nn.Linear(context_dim, shared, bias=qkv_bias, **new)
@@ -196,7 +195,7 @@ class MultiHeadAttention(nn.Module):
         learned = {} if self.learned is None else dict(self.learned)
         return attention(self.op, self.options | learned, self.impl)
 
-    def _own_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _own_options(self, options: Bindings) -> Keywords:
         """The op's own options; masks, causality, dropout and heads are arguments of the module or of `forward`."""
         of_op = self._of_op - _SET_BY_THE_MODULE
         legal = of_op | set(settings_of(self.op))
@@ -227,7 +226,7 @@ class MultiHeadAttention(nn.Module):
         if out_norm and self._joins_heads:
             raise ValueError(f"MultiHeadAttention: out_norm needs an op that keeps heads apart; got op={name}")
 
-    def _convolution(self, length: int, new: Mapping[str, Any]) -> nn.Conv2d:
+    def _convolution(self, length: int, new: New) -> nn.Conv2d:
         """One kernel per head: heads are the channels, (tokens, head_dim) the image."""
         if length < 1 or length % 2 == 0:
             raise ValueError(f"MultiHeadAttention: value_conv must be odd; got {length}")
@@ -277,7 +276,7 @@ class MultiHeadAttention(nn.Module):
         cache: KeyValueCache | StateCache | None = None,
         return_weights: bool = False,
         return_statistics: bool | tuple[str, ...] = False,
-    ) -> Any:
+    ) -> Outputs:
         """Attend from x to itself, to a context, or to the contents of a cache and x.
 
         Args:
@@ -315,7 +314,7 @@ class MultiHeadAttention(nn.Module):
 
         for observe in self.observers:
             observe(self.op, q, k, of_weights)
-        extras: list[Any] = []
+        extras: list[Tensor | attnkit.RowStatistics] = []
         if return_weights and self.weights_op is not None:
             extras.append(self.weights_op(q, k, impl="generic", **of_weights))
         if return_statistics:
@@ -341,7 +340,7 @@ class MultiHeadAttention(nn.Module):
         out = self.out_proj(joined)
         return (out, *extras) if extras else out
 
-    def _dropout_of(self, q: Tensor, arrays: Mapping[str, Tensor]) -> dict[str, Any]:
+    def _dropout_of(self, q: Tensor, arrays: Mapping[str, Tensor]) -> Keywords:
         """The op's dropout in training: a seed, or for slots a mask, from torch's generator."""
         if not self.training or self.dropout == 0:
             return {}
@@ -387,7 +386,7 @@ class MultiHeadAttention(nn.Module):
 
     def _masks(
         self, key_mask: Tensor | None, query_mask: Tensor | None, mask: Tensor | None, bias: Tensor | None
-    ) -> dict[str, Any]:
+    ) -> Keywords:
         grouped = {"enable_gqa": True} if self.num_kv_heads != self.num_heads else {}
         causal = self.causal and "causal" in self._of_op
         rows = query_mask if "query_mask" in self._of_op else None

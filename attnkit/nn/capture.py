@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import attnkit
 from attnkit._core.special import needs_values
+from attnkit._core.typing import AnyFunction, Bindings
 from attnkit.analysis import Anisotropy, Concentration, VarianceRatio, weight_blocks
 from attnkit.analysis.rows import served
 
@@ -49,7 +49,7 @@ class LayerAnalysis:
     slot_anisotropy: float
     left_out: dict[str, str]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain Python, ready for JSON except for nan."""
         return asdict(self)
 
@@ -67,7 +67,7 @@ class _Rows:
     sums: dict[str, float] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
-    def update(self, op: Callable[..., Any], q: Tensor, k: Tensor, options: Mapping[str, Any]) -> None:
+    def update(self, op: AnyFunction, q: Tensor, k: Tensor, options: Bindings) -> None:
         needs_values("capture", q)
         fields, options = served(op, options)
         if not fields:
@@ -179,7 +179,7 @@ class Record:
     def __getitem__(self, name: str) -> LayerAnalysis:
         return self._layers[name].result()
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
+    def to_dict(self) -> dict[str, dict[str, object]]:
         """{name of the module: its analysis as plain Python}."""
         return {layer.name: layer.to_dict() for layer in self.layers}
 
@@ -204,7 +204,7 @@ class Record:
     def __str__(self) -> str:
         return self.table()
 
-    def _tokens(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    def _tokens(self, name: str, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> Tensor | None:
         """Which tokens of a module's input are padding: from `token_masks`, or from its own call."""
         for pattern, mask in self.token_masks.items():
             if fnmatch.fnmatchcase(name, pattern):
@@ -236,11 +236,11 @@ def _is_memory(module: nn.Module) -> bool:
     return all(isinstance(getattr(module, name, None), nn.Parameter) for name in ("keys", "values"))
 
 
-def _attach(record: Record, layer: _Layer, sources: Mapping[str, str], scope: _Scope) -> Iterator[Callable[[], Any]]:
+def _attach(record: Record, layer: _Layer, sources: Mapping[str, str], scope: _Scope) -> Iterator[Callable[[], object]]:
     """Hook one module; yields a function that removes each hook."""
     name, module = layer.name, layer.module
 
-    def observe(op: Callable[..., Any], q: Tensor, k: Tensor, options: Mapping[str, Any]) -> None:
+    def observe(op: AnyFunction, q: Tensor, k: Tensor, options: Bindings) -> None:
         if not scope.holds():
             return
         mask = next((m for pattern, m in record.token_masks.items() if fnmatch.fnmatchcase(name, pattern)), None)
@@ -250,11 +250,13 @@ def _attach(record: Record, layer: _Layer, sources: Mapping[str, str], scope: _S
         with torch.no_grad(), layer.lock:
             layer.attention.update(op, q.detach(), k.detach(), options)
 
-    def remember(source: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def remember(source: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         if scope.holds():
             _RESIDUALS.set({**_RESIDUALS.get(), layer: (args[0] if args else next(iter(kwargs.values()))).detach()})
 
-    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def look(
+        module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor | tuple[Tensor, ...]
+    ) -> None:
         if not scope.holds():
             return
         out = output[0] if isinstance(output, tuple) else output
@@ -310,7 +312,7 @@ def capture(
     """
     sources, record = _resolved(model, residuals or {}), Record()
     scope = _Scope(model)
-    undo: list[Callable[[], Any]] = []
+    undo: list[Callable[[], object]] = []
     try:
         for name, module in model.named_modules():
             if hasattr(module, "observers") or name in sources or _is_memory(module):

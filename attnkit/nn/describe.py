@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
@@ -29,7 +29,7 @@ class Attending(NamedTuple):
     attention: Attention | None
     is_ours: bool
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain Python, ready for JSON; op and impl are None where it is not known what the module computes."""
         op, options, impl = self.attention or (None, {}, None)
         told = {"op": op, "options": dict(options), "impl": impl}
@@ -132,7 +132,7 @@ def _softmax_by(impl: str) -> _Known:
     return SOFTMAX._replace(impl=impl), False
 
 
-def _implementation(config: Any) -> str:
+def _implementation(config: object) -> str:
     """The attention implementation that a config of transformers names, or ''."""
     name = getattr(config, "_attn_implementation", None)
     return name if isinstance(name, str) else ""

@@ -1,13 +1,13 @@
 """Gated attention unit as a layer (Hua et al. 2022)."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 import attnkit
+from attnkit._core.typing import Keywords
 from attnkit.nn.attention import SEEDS, Observer, op_masks
+from attnkit.nn.placement import Device, New
 from attnkit.nn.record import Attention, attention, keep
 
 
@@ -44,7 +44,7 @@ class GatedAttentionUnit(nn.Module):
         causal: bool = False,
         dropout: float = 0.0,
         impl: str | tuple[str, ...] = "auto",
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class GatedAttentionUnit(nn.Module):
         hidden_dim = 2 * dim if hidden_dim is None else hidden_dim
         self.alpha, self.length, self.causal, self.dropout, self.impl = alpha, length, causal, dropout, impl
         self.observers: list[Observer] = []  # called before the attention: see `attnkit.nn.capture`
-        new: dict[str, Any] = {"device": device, "dtype": dtype}
+        new: New = {"device": device, "dtype": dtype}
         self.z_proj = nn.Linear(dim, qk_dim, bias=False, **new)
         self.u_proj = nn.Linear(dim, hidden_dim, bias=False, **new)
         self.v_proj = nn.Linear(dim, hidden_dim, bias=False, **new)
@@ -95,7 +95,7 @@ class GatedAttentionUnit(nn.Module):
         z, u, v = silu(self.z_proj(x)), silu(self.u_proj(x)), silu(self.v_proj(x))
         q = (z * self.gamma_q + self.beta_q).to(v.dtype)[:, None]
         k = (z * self.gamma_k + self.beta_k).to(v.dtype)[:, None]
-        options: dict[str, Any] = {
+        options: Keywords = {
             "activation": "relu_squared",
             "alpha": self.alpha,
             "length": self.length,

@@ -4,8 +4,8 @@ Each is a module of x (B, T, dim) that gives one argument of an op, in float32 a
 for what is left of the last head, 1 - 2^-12 of the eighth, which is 1 in bfloat16.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,11 @@ from torch.nn.functional import logsigmoid
 
 import attnkit
 from attnkit._core.family import RECORDS
+from attnkit._core.typing import AnyFunction
+from attnkit.nn.placement import New
 
 RANK, TEMPERATURE = 16, 16.0  # Yang et al. 2024 (GLA) §4
-DECAYS: dict[Callable[..., Any], tuple[str, ...]] = {
+DECAYS: dict[AnyFunction, tuple[str, ...]] = {
     attnkit.linear_attention: ("heads", "tokens"),
     attnkit.delta_attention: ("tokens", "features"),
 }
@@ -30,7 +32,7 @@ class OfHeads(nn.Module):
     RetNet (Sun et al. 2023 §2.2).
     """
 
-    def __init__(self, heads: int, **new: Any) -> None:
+    def __init__(self, heads: int, **new: Unpack[New]) -> None:
         super().__init__()
         rate = torch.log(-torch.log1p(-_share_lost(heads)))
         self.rate = nn.Parameter(torch.empty(heads, **new).copy_(rate))
@@ -42,7 +44,7 @@ class OfHeads(nn.Module):
 class OfTokens(nn.Module):
     """function(x W + b) (B, heads, T)."""
 
-    def __init__(self, dim: int, heads: int, function: Callable[[Tensor], Tensor], **new: Any) -> None:
+    def __init__(self, dim: int, heads: int, function: Callable[[Tensor], Tensor], **new: Unpack[New]) -> None:
         super().__init__()
         self.proj, self.function = nn.Linear(dim, heads, **new), function
 
@@ -53,7 +55,7 @@ class OfTokens(nn.Module):
 class OfFeatures(nn.Module):
     """log sigmoid(x W₁ W₂ + b) / 16 (B, heads, T, head_dim), W₁ of rank 16 (Yang et al. 2024 §4)."""
 
-    def __init__(self, dim: int, heads: int, head_dim: int, **new: Any) -> None:
+    def __init__(self, dim: int, heads: int, head_dim: int, **new: Unpack[New]) -> None:
         super().__init__()
         self.heads = heads
         self.proj = nn.Sequential(nn.Linear(dim, RANK, bias=False, **new), nn.Linear(RANK, heads * head_dim, **new))
@@ -64,14 +66,14 @@ class OfFeatures(nn.Module):
 
 
 def gates_of(
-    op: Callable[..., Any], dim: int, q_heads: int, heads: int, head_dim: int, decay: str | None, new: Mapping[str, Any]
+    op: AnyFunction, dim: int, q_heads: int, heads: int, head_dim: int, decay: str | None, new: New
 ) -> nn.ModuleDict:
     """{argument of the op: module}; `heads` are those of k.
 
     Raises:
         ValueError: a decay that the op does not have.
     """
-    needed: dict[Callable[..., Any], dict[str, Callable[[], nn.Module]]] = {
+    needed: dict[AnyFunction, dict[str, Callable[[], nn.Module]]] = {
         attnkit.forgetting_attention: {"log_forget": lambda: OfTokens(dim, q_heads, logsigmoid, **new)},
         attnkit.gated_linear_attention: {"log_gate": lambda: OfFeatures(dim, heads, head_dim, **new)},
         attnkit.delta_attention: {"beta": lambda: OfTokens(dim, heads, torch.sigmoid, **new)},
@@ -93,7 +95,7 @@ def gates_of(
     return made
 
 
-def is_causal_alone(op: Callable[..., Any]) -> bool:
+def is_causal_alone(op: AnyFunction) -> bool:
     """Whether an op knows no other order: its record hides what comes later, or it is a recurrence."""
     record = RECORDS.get(op.__name__)
     return op in RECURRENT or (record is not None and record.family.seeing is not None)

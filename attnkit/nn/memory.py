@@ -1,12 +1,11 @@
 """Key-value memory as a layer: a feed-forward network with accessible slots."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 import attnkit
 from attnkit.nn.autocast import in_dtype_of_autocast
+from attnkit.nn.placement import Device, New
 from attnkit.nn.record import Attention, attention, keep
 
 
@@ -44,7 +43,7 @@ class KeyValueMemory(nn.Module):
         norm: bool = False,
         eps: float = 1e-5,
         impl: str | tuple[str, ...] = "auto",
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -54,7 +53,7 @@ class KeyValueMemory(nn.Module):
             raise ValueError(f"KeyValueMemory: dim and num_slots must be at least 1; got {dim} and {num_slots}")
         out_dim = dim if out_dim is None else out_dim
         self.activation, self.eps, self.impl = activation, eps, impl
-        new: dict[str, Any] = {"device": device, "dtype": dtype}
+        new: New = {"device": device, "dtype": dtype}
         self.keys = nn.Parameter(torch.empty(num_slots, dim, **new))
         self.values = nn.Parameter(torch.empty(num_slots, out_dim, **new))
         self.key_bias = nn.Parameter(torch.empty(num_slots, **new)) if bias else None

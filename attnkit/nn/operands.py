@@ -6,13 +6,15 @@ The keyword arguments of a builder are options of `MultiHeadAttention` with that
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import attnkit
+from attnkit._core.typing import AnyFunction, Bindings
+from attnkit.nn.placement import New
 
 
 class Heads(NamedTuple):
@@ -21,7 +23,7 @@ class Heads(NamedTuple):
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    new: Mapping[str, Any]
+    new: New
 
 
 def linformer(heads: Heads, *, num_slots: int, max_length: int) -> dict[str, Tensor]:
@@ -51,7 +53,7 @@ def rela(heads: Heads, *, norm_axis: str = "hidden", gated: bool = False) -> dic
 
 
 Builder = Callable[..., dict[str, Tensor]]
-BUILDERS: dict[Callable[..., Any], Builder] = {
+BUILDERS: dict[AnyFunction, Builder] = {
     attnkit.linformer_attention: linformer,
     attnkit.performer_attention: performer,
     attnkit.rela_attention: rela,
@@ -59,7 +61,7 @@ BUILDERS: dict[Callable[..., Any], Builder] = {
 NAMES = frozenset(("proj_k", "proj_v", "projection", "norm_weight", "gate_weight"))  # of all operands of builders
 
 
-def settings_of(op: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def settings_of(op: AnyFunction) -> dict[str, inspect.Parameter]:
     """The options of an op's builder."""
     parameters = inspect.signature(BUILDERS[op]).parameters if op in BUILDERS else {}
     return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
@@ -72,7 +74,7 @@ class Operands(nn.Module):
         ValueError: a required option of the builder is missing.
     """
 
-    def __init__(self, op: Callable[..., Any], heads: Heads, options: Mapping[str, Any]) -> None:
+    def __init__(self, op: AnyFunction, heads: Heads, options: Bindings) -> None:
         super().__init__()
         settings = settings_of(op)
         self._op, self._heads = op, heads
@@ -88,7 +90,7 @@ class Operands(nn.Module):
             else:
                 self.register_buffer(name, x)
 
-    def _make(self, **changed: Any) -> dict[str, Tensor]:
+    def _make(self, **changed: object) -> dict[str, Tensor]:
         return BUILDERS[self._op](self._heads, **{**self._settings, **changed})
 
     def extra_repr(self) -> str:

@@ -9,16 +9,16 @@ that was not swapped refuses as an unexpected key. Softmax with its defaults, as
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Final, NamedTuple, Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 import attnkit
+from attnkit._core.typing import AnyFunction, Bindings, Impl, Keywords
 
 SEMANTICS = 1  # the version that docs/semantics.md names
-METADATA = "attnkit_attention"
+METADATA: Final = "attnkit_attention"
 """The key of the record in the metadata of a state dict, and in a config or a file that has one for a whole model."""
 # torch.distributed.checkpoint lets only this ending stand for what is neither a parameter nor a buffer
 _PREFIX, _ENDING, _BYTES = "attnkit_", "._extra_state", 512
@@ -38,22 +38,30 @@ _NOT_OPTIONS = _OF_THE_CALL | {
 }
 
 
+class Record(TypedDict):
+    """An attention as JSON has it."""
+
+    semantics: int
+    op: str
+    options: Keywords
+
+
 class Attention(NamedTuple):
     """An op with all of its options, and the implementation that is asked for: what a module attends with."""
 
     op: str
-    options: Mapping[str, Any]
-    impl: Any = "auto"
+    options: Bindings
+    impl: Impl = "auto"
 
     def __str__(self) -> str:
         return f"{self.op}({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """Plain Python, ready for JSON."""
         return {"semantics": SEMANTICS, "op": self.op, "options": dict(self.options)}
 
 
-def attention(op: Callable[..., Any], options: Mapping[str, Any], impl: Any = "auto") -> Attention:
+def attention(op: AnyFunction, options: Bindings, impl: Impl = "auto") -> Attention:
     """With the defaults of the options that are not given, so that a default that is written out is the same."""
     given = {name: value for name, value in options.items() if name != "impl" and value is not None}
     defaults = {}
@@ -67,7 +75,7 @@ def attention(op: Callable[..., Any], options: Mapping[str, Any], impl: Any = "a
 SOFTMAX = attention(attnkit.softmax_attention, {})
 
 
-def _written(value: Any) -> Any:
+def _written(value: object) -> object:
     """A value as JSON has it: of an array dtype, shape and a digest, of a function its name."""
     if isinstance(value, nn.Parameter):
         return "learned"
@@ -89,7 +97,7 @@ def _digest(x: Tensor) -> str:
     return hashlib.sha256(numbers).hexdigest()[:16]
 
 
-def difference(saved: Mapping[str, Any], own: Attention) -> str | None:
+def difference(saved: Record, own: Attention) -> str | None:
     """How a record differs from what a module attends with, naming both; None where they are the same."""
     op, options = saved["op"], saved["options"]
     theirs = attention(getattr(attnkit, op), options) if op in attnkit.__all__ else Attention(op, options)
@@ -102,6 +110,20 @@ def difference(saved: Mapping[str, Any], own: Attention) -> str | None:
 # ------------------------------------------------------------------------------------------- state dicts
 
 
+class Attends(Protocol):
+    """A module of `keep`."""
+
+    @property
+    def attends_with(self) -> Attention: ...
+
+
+class Metadata(TypedDict, total=False):
+    """Of a module in a state dict; its version is torch's."""
+
+    version: int
+    attnkit_attention: str
+
+
 def keep(module: nn.Module, fits_others: bool = False) -> None:
     """Write what a module attends with (its `attends_with`) into its state dict, and compare it on loading.
 
@@ -111,13 +133,13 @@ def keep(module: nn.Module, fits_others: bool = False) -> None:
     module.register_load_state_dict_pre_hook(_compare)
 
 
-def _write_metadata(module: Any, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
+def _write_metadata(module: Attends, state: dict[str, Tensor], prefix: str, metadata: Metadata) -> None:
     metadata[METADATA] = json.dumps(module.attends_with.record(), default=str)
 
 
-def _write_entry(module: Any, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
+def _write_entry(module: Attends, state: dict[str, Tensor], prefix: str, metadata: Metadata) -> None:
     _write_metadata(module, state, prefix, metadata)
-    own: Attention = module.attends_with
+    own = module.attends_with
     if own[:2] != SOFTMAX[:2]:
         name = f"{_PREFIX}{own.op}"
         state[f"{prefix}{name}{_ENDING}"] = _bytes(metadata[METADATA])
@@ -129,9 +151,17 @@ def _bytes(text: str) -> Tensor:
     return torch.frombuffer(bytearray(text.encode().ljust(_BYTES)), dtype=torch.uint8)
 
 
-def _compare(module: Any, state: dict[str, Any], prefix: str, metadata: Mapping[str, Any], *rest: Any) -> None:
+def _compare(
+    module: Attends,
+    state: dict[str, Tensor],
+    prefix: str,
+    metadata: Metadata,
+    strict: bool,
+    missing: list[str],
+    unexpected: list[str],
+    errors: list[str],
+) -> None:
     """Refuse another record; without one the weights are taken, as those of softmax with which a swap begins."""
-    errors: list[str] = rest[-1]
     text = metadata.get(METADATA)
     for name in [n for n in state if n.startswith(f"{prefix}{_PREFIX}") and n.endswith(_ENDING)]:
         # exact in every dtype that weights are stored in, and rounded where files were averaged
@@ -151,12 +181,12 @@ def _compare(module: Any, state: dict[str, Any], prefix: str, metadata: Mapping[
 
 def with_hooks_of_its_own(module: nn.Module) -> None:
     """Give a copy of a module its own tables of these hooks, without those of `keep`, which belong to the original."""
-    own: dict[str, Any] = {}
+    own: dict[str, object] = {}
     for table in ("_state_dict_hooks", "_load_state_dict_pre_hooks"):
         hooks = getattr(module, table)
         own[table] = type(hooks)((n, hook) for n, hook in hooks.items() if not _is_ours(hook))
     module.__dict__.update(own)
 
 
-def _is_ours(hook: Callable[..., Any]) -> bool:
+def _is_ours(hook: object) -> bool:
     return getattr(hook, "hook", hook) in (_write_entry, _write_metadata, _compare)

@@ -1,12 +1,12 @@
 """Attention within a sequence with one projection for queries and keys: Reformer's and SOFT's."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 import attnkit
+from attnkit._core.typing import Keywords
+from attnkit.nn.placement import Device
 from attnkit.nn.record import Attention, attention, keep
 
 
@@ -18,7 +18,7 @@ class SharedQueryKeyAttention(nn.Module):
     """
 
     def __init__(
-        self, dim: int, num_heads: int, *, qkv_bias: bool, out_bias: bool, device: Any, dtype: torch.dtype | None
+        self, dim: int, num_heads: int, *, qkv_bias: bool, out_bias: bool, device: Device, dtype: torch.dtype | None
     ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
@@ -94,7 +94,7 @@ class LSHAttention(SharedQueryKeyAttention):
         qkv_bias: bool = True,
         out_bias: bool = True,
         impl: str | tuple[str, ...] = "auto",
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, num_heads, qkv_bias=qkv_bias, out_bias=out_bias, device=device, dtype=dtype)
@@ -126,7 +126,7 @@ class LSHAttention(SharedQueryKeyAttention):
 
     def attend(self, q: Tensor, v: Tensor, tokens: Tensor | None) -> Tensor:
         mask = None if tokens is None else tokens[:, :, None, :]
-        options: dict[str, Any] = {"chunk_size": self.chunk_size, "causal": self.causal, "impl": self.impl}
+        options: Keywords = {"chunk_size": self.chunk_size, "causal": self.causal, "impl": self.impl}
         out: Tensor = attnkit.lsh_attention(q, v, self.rotations, mask=mask, **options)
         return out
 
@@ -164,14 +164,14 @@ class SoftAttention1d(SharedQueryKeyAttention):
         qkv_bias: bool = True,
         out_bias: bool = True,
         impl: str | tuple[str, ...] = "auto",
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, num_heads, qkv_bias=qkv_bias, out_bias=out_bias, device=device, dtype=dtype)
         if window < 1:
             raise ValueError(f"SoftAttention1d: window must be at least 1; got {window}")
         self.window, self.impl = window, impl
-        self.options: dict[str, Any] = {
+        self.options: Keywords = {
             "newton_steps": newton_steps,
             "init_scale": init_scale,
             "halvings": halvings,
@@ -190,7 +190,7 @@ class SoftAttention1d(SharedQueryKeyAttention):
 
     def attend(self, q: Tensor, v: Tensor, tokens: Tensor | None) -> Tensor:
         landmarks, landmark_mask = _window_means(q, self.window, tokens)
-        masks: dict[str, Any] = {} if tokens is None else {"query_mask": tokens, "landmark_mask": landmark_mask}
+        masks: Keywords = {} if tokens is None else {"query_mask": tokens, "landmark_mask": landmark_mask}
         out: Tensor = attnkit.soft_attention(q, v, landmarks, impl=self.impl, **masks, **self.options)
         return out
 

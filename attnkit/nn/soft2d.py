@@ -1,7 +1,6 @@
 """SOFT's attention block for images (Lu et al. 2021)."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +9,8 @@ from torch.nn.functional import conv2d, gelu
 import attnkit
 from attnkit._core.autograd import keep_autocast_out
 from attnkit._core.special import without_autocast
+from attnkit._core.typing import Keywords, Outputs
+from attnkit.nn.placement import Device, New
 from attnkit.nn.record import Attention, attention, keep
 
 SAMPLINGS = ("average_pool", "convolution", "random", "biased")
@@ -65,7 +66,7 @@ class SoftAttention2d(nn.Module):
         qkv_bias: bool = True,
         out_bias: bool = True,
         impl: str | tuple[str, ...] = "auto",
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -91,14 +92,14 @@ class SoftAttention2d(nn.Module):
             seed,
             impl,
         )
-        self.options: dict[str, Any] = {
+        self.options: Keywords = {
             "newton_steps": newton_steps,
             "init_scale": init_scale,
             "halvings": halvings,
             "ridge": ridge,
             "inverse_grad": inverse_grad,
         }
-        new: dict[str, Any] = {"device": device, "dtype": dtype}
+        new: New = {"device": device, "dtype": dtype}
         self.q_proj = nn.Linear(dim, dim, bias=qkv_bias, **new)
         self.v_proj = nn.Linear(dim, dim, bias=qkv_bias, **new)
         self.out_proj = nn.Linear(dim, dim, bias=out_bias, **new)
@@ -149,7 +150,7 @@ class SoftAttention2d(nn.Module):
             x = torch.where(token_mask[..., None], x, 0.0)
         q, v = (self._heads(proj(x)) for proj in (self.q_proj, self.v_proj))
         landmarks, landmark_mask = self._landmarks(q, height, width, tokens, indices)
-        masks: dict[str, Any] = {} if tokens is None else {"query_mask": tokens, "landmark_mask": landmark_mask}
+        masks: Keywords = {} if tokens is None else {"query_mask": tokens, "landmark_mask": landmark_mask}
         heads = attnkit.soft_attention(q, v, landmarks, impl=self.impl, **masks, **self.options)
         joined = heads.transpose(1, 2).flatten(2)
         if self.value_conv is not None:
@@ -206,7 +207,7 @@ def _flat(x: Tensor, height: int | None, width: int | None) -> tuple[Tensor, int
     return x, height, width
 
 
-def _even_means(q: Tensor, height: int, width: int, side: int, tokens: Tensor | None) -> Any:
+def _even_means(q: Tensor, height: int, width: int, side: int, tokens: Tensor | None) -> Outputs:
     """Means of q (B, heads, n, d) over side × side windows, [⌊i·h/side⌋, ⌈(i+1)·h/side⌉) along each axis.
 
     As `attnkit.landmarks.average_pool`: with tokens (B, 1, n) over those, and with the mask of windows that have any.

@@ -45,7 +45,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
         *,
         op: str | Op = "softmax",

@@ -6,20 +6,19 @@ docs/context-parallel.md for a table.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 import attnkit
-from attnkit._core.typing import LEARNED
+from attnkit._core.typing import LEARNED, AnyFunction, Causal, Keywords, Option
 from attnkit.nn.context_parallel import linear, pointwise, softmax
 from attnkit.nn.context_parallel.collectives import Traffic, count_traffic
-from attnkit.nn.context_parallel.shards import Visibility, shards_of
+from attnkit.nn.context_parallel.shards import Mesh, Visibility, shards_of
 
 __all__ = ["SERVED", "Traffic", "context_parallel", "count_traffic"]
 
-SERVED: dict[Callable[..., Any], Callable[..., Tensor]] = {
+SERVED: dict[AnyFunction, Callable[..., Tensor]] = {
     attnkit.softmax_attention: softmax.attend,
     attnkit.pointwise_attention: pointwise.attend,
     attnkit.reluformer_attention: pointwise.attend,
@@ -39,19 +38,19 @@ _NOT_SERVED = (
 
 
 def context_parallel(
-    op: Callable[..., Any],
+    op: AnyFunction,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
-    mesh: Any,
+    mesh: Mesh,
     lengths: Sequence[int] | None = None,
-    causal: Any = False,
+    causal: Causal = False,
     window: tuple[int | None, int | None] | None = None,
     mask: Tensor | None = None,
     key_lengths: Tensor | int | None = None,
     query_mask: Tensor | None = None,
-    **options: Any,
+    **options: Option,
 ) -> Tensor:
     """The local part of `op(q, k, v, ...)` of the whole sequence, tokens of all processes in the order of their ranks.
 
@@ -110,9 +109,7 @@ def context_parallel(
     return o if query_mask is None else torch.where(query_mask[..., None], o, 0.0)
 
 
-def _check_on_no_tokens(
-    op: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, own: dict[str, Any], **visibility: Any
-) -> None:
+def _check_on_no_tokens(op: AnyFunction, q: Tensor, k: Tensor, v: Tensor, own: Keywords, **visibility: object) -> None:
     """Run the op's argument checks on zero tokens, the same on all processes, before any of them communicates."""
     options = {name: x for name, x in {**own, **visibility}.items() if x is not None and name != "impl"}
     with torch.no_grad():

@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+
+Group: TypeAlias = "dist.ProcessGroup | None"  # None is the default group; a name, for a torch without processes
+Context = Any  # of torch.autograd.Function: it holds what `forward` gives it
 
 # torch 2.13 renamed both
 _ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
@@ -66,7 +69,7 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def all_gather(x: Tensor, group: Any) -> Tensor:
+def all_gather(x: Tensor, group: Group) -> Tensor:
     """x of all processes, (W, *shape); the shapes must be the same."""
     processes = dist.get_world_size(group)
     out = x.new_empty(processes * x.numel())
@@ -75,7 +78,7 @@ def all_gather(x: Tensor, group: Any) -> Tensor:
     return out.view(processes, *x.shape)
 
 
-def reduce_scatter(x: Tensor, group: Any) -> Tensor:
+def reduce_scatter(x: Tensor, group: Group) -> Tensor:
     """This process's part of x (W, *shape) summed over all processes in the compute dtype."""
     wide = x.to(compute_dtype(x)).contiguous()
     out = wide.new_empty(wide.shape[1:])
@@ -88,13 +91,13 @@ class Gather(Function):
     """`all_gather`, differentiable."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+    def forward(ctx: Context, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
         return all_gather(x, group)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context, d: Tensor) -> tuple[Tensor, None]:
         return reduce_scatter(d, ctx.group), None
 
 
@@ -102,25 +105,25 @@ class ReduceScatter(Function):
     """`reduce_scatter`, differentiable."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+    def forward(ctx: Context, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
         return reduce_scatter(x, group)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context, d: Tensor) -> tuple[Tensor, None]:
         return all_gather(d, ctx.group), None
 
 
 class _Tied(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *others: Tensor) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *others: Tensor) -> Tensor:
         ctx.save_for_backward(*others)
         return x.view_as(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Context, d: Tensor) -> tuple[Tensor, ...]:
         return d, *(torch.zeros_like(x) for x in ctx.saved_tensors)
 
 
@@ -134,7 +137,9 @@ def tied(x: Tensor, *others: Tensor) -> Tensor:
     return out
 
 
-def send_on(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: Any) -> Callable[[], tuple[Tensor, ...]]:
+def send_on(
+    tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: Group
+) -> Callable[[], tuple[Tensor, ...]]:
     """Start to send tensors of one dtype to the next process; call the result to receive those of the previous process.
 
     `shapes` are the shapes to receive.

@@ -10,12 +10,11 @@ W - 1 times that forward and as much backward, however long the sequence is.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from attnkit._core.typing import AnyFunction, Keywords
 from attnkit.nn.context_parallel.collectives import Gather, tied
 from attnkit.nn.context_parallel.shards import Shards, Visibility, own_keys
 
@@ -23,13 +22,13 @@ State = tuple[Tensor, ...]
 
 
 def attend(
-    op: Callable[..., Any],
+    op: AnyFunction,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     shards: Shards,
     visibility: Visibility,
-    options: dict[str, Any],
+    options: Keywords,
 ) -> Tensor:
     """The local part of o."""
     valid = own_keys(visibility, shards, q.device)

@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from torch import nn
 
 from attnkit.nn.attention import MultiHeadAttention
 from attnkit.nn.context_parallel import SERVED, context_parallel
+from attnkit.nn.context_parallel.shards import Mesh
 from attnkit.nn.gated import GatedAttentionUnit
 from attnkit.nn.soft2d import SoftAttention2d
 
 _LOCAL = ("context", "cache", "mask", "bias", "return_weights", "return_statistics")
 
 
-def parallelize(module: nn.Module, mesh: Any, *, lengths: Sequence[int] | None = None) -> None:
+def parallelize(module: nn.Module, mesh: Mesh, *, lengths: Sequence[int] | None = None) -> None:
     """Make every `MultiHeadAttention` in a module attend over the tokens of all processes of a mesh, in place.
 
     Each process then gives the module its own contiguous part of the tokens, (B, own tokens, dim), with `key_mask` and
@@ -48,7 +48,7 @@ def parallelize(module: nn.Module, mesh: Any, *, lengths: Sequence[int] | None =
         layer.register_forward_pre_hook(_refuse_what_is_local, with_kwargs=True)
 
 
-def _refuse_what_is_local(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _refuse_what_is_local(layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     """Refuse arguments for which `forward` would use the local tokens alone."""
     arguments = {"context": args[1] if len(args) > 1 else None, **kwargs}
     for name in _LOCAL:

@@ -12,12 +12,11 @@ longest part where they differ. A key mask adds (W - 1)·bytes of it, forward, f
 """
 
 import inspect
-from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import pad
 
+from attnkit._core.typing import AnyFunction, Keywords
 from attnkit.nn.context_parallel.collectives import tied
 from attnkit.nn.context_parallel.shards import (
     Shards,
@@ -33,13 +32,13 @@ from attnkit.nn.context_parallel.shards import (
 
 
 def attend(
-    op: Callable[..., Any],
+    op: AnyFunction,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     shards: Shards,
     visibility: Visibility,
-    options: dict[str, Any],
+    options: Keywords,
 ) -> Tensor:
     """The local part of o."""
     own, total = shards.own, shards.total
@@ -57,8 +56,8 @@ def attend(
 
 
 def _keys_and_length(
-    op: Callable[..., Any], q: Tensor, shards: Shards, visibility: Visibility, options: dict[str, Any]
-) -> tuple[Tensor | None, Any]:
+    op: AnyFunction, q: Tensor, shards: Shards, visibility: Visibility, options: Keywords
+) -> tuple[Tensor | None, Tensor | float | str | None]:
     """The local keys that may be attended to, and n of all queries as the op's `length`; None for an op without one."""
     length = options.get("length", "visible")
     if length == "visible" and "length" in inspect.signature(op).parameters:

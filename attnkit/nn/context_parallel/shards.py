@@ -1,6 +1,7 @@
 """Which tokens a process holds, visibility between processes, and the exchange of tokens."""
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -8,13 +9,16 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import pad
 
-from attnkit.nn.context_parallel.collectives import Gather, ReduceScatter, all_gather, compute_dtype
+from attnkit._core.typing import Keywords
+from attnkit.nn.context_parallel.collectives import Gather, Group, ReduceScatter, all_gather, compute_dtype
+
+Mesh: TypeAlias = "DeviceMesh | Group"
 
 
 class Shards(NamedTuple):
     """A sequence cut into one contiguous part per process: process r holds `lengths[r]` tokens."""
 
-    group: Any
+    group: Group
     rank: int
     lengths: tuple[int, ...]
 
@@ -36,7 +40,7 @@ class Shards(NamedTuple):
         return range(start, start + self.lengths[rank])
 
 
-def shards_of(mesh: Any, tokens: int, lengths: Any, device: torch.device) -> Shards:
+def shards_of(mesh: Mesh, tokens: int, lengths: Sequence[int] | None, device: torch.device) -> Shards:
     """The parts of all processes; without `lengths` they exchange them."""
     if isinstance(mesh, DeviceMesh):
         if mesh.ndim != 1:
@@ -116,12 +120,12 @@ def reach(keys: range, total: int, visibility: Visibility) -> range:
 
 def between(
     queries: range, keys: range, valid: Tensor | None, visibility: Visibility, device: torch.device
-) -> dict[str, Any]:
+) -> Keywords:
     """An op's options for some queries and some keys of the sequence; `valid` (..., keys): those not masked.
 
     Causality is an option of the op if both begin at the same token, and no option if all keys come before.
     """
-    options: dict[str, Any] = {}
+    options: Keywords = {}
     pairs = None if valid is None else valid[..., None, :]
     past = keys.stop <= queries.start + 1
     if visibility.window is None and visibility.causal and not past and keys.start == queries.start:

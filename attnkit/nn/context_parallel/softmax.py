@@ -12,8 +12,7 @@ W·B·Hkv·n·(d + e)·c for dk and dv, in 2W - 1 sends (none if W = 1). A key m
 """
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -21,18 +20,19 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 import attnkit
-from attnkit.nn.context_parallel.collectives import compute_dtype, send_on
+from attnkit._core.typing import AnyFunction, Keywords
+from attnkit.nn.context_parallel.collectives import Context, compute_dtype, send_on
 from attnkit.nn.context_parallel.shards import Shards, Visibility, all_keys, between, reach
 
 
 def attend(
-    op: Callable[..., Any],
+    op: AnyFunction,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     shards: Shards,
     visibility: Visibility,
-    options: dict[str, Any],
+    options: Keywords,
 ) -> Tensor:
     """The local part of o."""
     o: Tensor = _Ring.apply(q, k, v, shards, visibility, all_keys(visibility, shards, q.device), options)
@@ -53,9 +53,9 @@ def _block_options(
     shards: Shards,
     visibility: Visibility,
     valid: Tensor | None,
-    options: dict[str, Any],
+    options: Keywords,
     device: torch.device,
-) -> dict[str, Any] | None:
+) -> Keywords | None:
     """The op's options for the own queries and the keys of a process; None if none of them sees any."""
     keys, own = shards.tokens(block), shards.own
     rows = reach(keys, shards.total, visibility)
@@ -82,14 +82,14 @@ def _round(k: Tensor, v: Tensor, shards: Shards) -> Iterator[tuple[int, Tensor, 
 class _Ring(Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         shards: Shards,
         visibility: Visibility,
         valid: Tensor | None,
-        options: dict[str, Any],
+        options: Keywords,
     ) -> Tensor:
         o: Tensor | None = None
         lse: Tensor | None = None
@@ -113,7 +113,7 @@ class _Ring(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, do: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Context, do: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, valid = ctx.saved_tensors
         shards, visibility, options = ctx.call
         wide = compute_dtype(q)
@@ -135,7 +135,7 @@ class _Ring(Function):
 
 
 def _block_gradients(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, along: Tensor, lse: Tensor, options: dict[str, Any]
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, along: Tensor, lse: Tensor, options: Keywords
 ) -> dict[str, Tensor]:
     """Gradients of q, k and v through one block of keys; `along` is do·o of the whole row."""
     o, own_lse = attnkit.softmax_attention(q, k, v, return_lse=True, **options)
