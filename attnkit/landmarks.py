@@ -14,7 +14,6 @@ dtypes.
 """
 
 import math
-from typing import Any
 
 from attnkit._core import check
 from attnkit._core.autograd import keep_autocast_out
@@ -23,10 +22,10 @@ from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast, compute_dtype
 from attnkit._core.special import as_index, generator, take_along, without_autocast
 from attnkit._core.tokens import chosen, cotangent, whole, zeros
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import Array, Namespace, OfLibrary, Outputs
 
 
-def _checked(op: str, q: Array, query_mask: Array | None, **more: Any) -> Namespace:
+def _checked(op: str, q: Array, query_mask: Array | None, **more: Array) -> Namespace:
     """The namespace of q, after checking that q, the mask and other float arrays match."""
     check.one_home(op, ("q", *more), (q, *more.values()))
     if q.ndim < 2:
@@ -96,7 +95,7 @@ def _divided(xp: Namespace, x: Array, count: Array | None, r: int) -> Array:
     return x * (1.0 / (r * r)) if count is None else x / xp.where(count == 0, 1.0, count)
 
 
-def average_pool(q: Array, height: int, width: int, r: int, *, query_mask: Array | None = None) -> Any:
+def average_pool(q: Array, height: int, width: int, r: int, *, query_mask: Array | None = None) -> Outputs:
     """Means over windows of r×r tokens with stride r; incomplete windows are dropped.
 
     Args:
@@ -149,7 +148,9 @@ def _kernel_matrix(xp: Namespace, op: str, q: Array, kernel: Array, r: int) -> A
     return xp.reshape(ordered, (r * r * d, kernel.shape[0]))
 
 
-def convolution(q: Array, kernel: Array, height: int, width: int, r: int, *, query_mask: Array | None = None) -> Any:
+def convolution(
+    q: Array, kernel: Array, height: int, width: int, r: int, *, query_mask: Array | None = None
+) -> Outputs:
     """landmark_o(y, x) = Σ_{c,a,b} kernel[o, c, a, b]·q[(r·y + a)·width + r·x + b, c]: an r×r convolution of stride r.
 
     It has no bias, does not flip the kernel and drops incomplete windows, as torch's conv2d without padding.
@@ -195,7 +196,7 @@ def convolution_vjp(
     return {"q": cast(xp, dq, q.dtype), "kernel": cast(xp, dkernel, kernel.dtype)}
 
 
-def _check_indices(op: str, q: Array, indices: Any) -> None:
+def _check_indices(op: str, q: Array, indices: Array) -> None:
     if not check.is_array(indices):
         raise TypeError(f"{op}: indices must be an array; got {type(indices).__name__}")
     context = check.Context(op, q, tuple(q.shape[:-2]), q.shape[-2], q.shape[-2], {})
@@ -215,7 +216,7 @@ def _picked(xp: Namespace, x: Array, indices: Array) -> Array:
     return take_along(xp, x, spread, -2)
 
 
-def random(q: Array, indices: Array, *, query_mask: Array | None = None) -> Any:
+def random(q: Array, indices: Array, *, query_mask: Array | None = None) -> Outputs:
     """The tokens at `indices`, drawn beforehand, for example by `random_indices`.
 
     Args:
@@ -252,7 +253,7 @@ def _check_first(op: str, q: Array, m: int) -> None:
         raise ValueError(f"{op}: m must not exceed the {q.shape[-2]} tokens of q; got {m}")
 
 
-def biased(q: Array, m: int, *, query_mask: Array | None = None) -> Any:
+def biased(q: Array, m: int, *, query_mask: Array | None = None) -> Outputs:
     """The first m tokens by position; with padding on the left they may be invalid. Returns as `random`."""
     xp = _checked("biased", q, query_mask)
     _check_first("biased", q, m)
@@ -271,7 +272,7 @@ def biased_vjp(q: Array, dlandmarks: Array, m: int, *, query_mask: Array | None 
     return {"q": cast(xp, chosen(xp, query_mask, xp.concat([grad, rest], axis=-2)), q.dtype)}
 
 
-def random_indices(n: int, m: int, seed: int) -> Any:
+def random_indices(n: int, m: int, seed: int) -> OfLibrary:
     """m of n positions without replacement, uniformly, in increasing order: a NumPy array, the same for any library."""
     op = "random_indices"
     for name, value, least in (("n", n, 1), ("m", m, 1), ("seed", seed, 0)):

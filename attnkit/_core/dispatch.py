@@ -407,7 +407,7 @@ def choose(
     return _chosen(rows, op, impl, generic, arrays, options)
 
 
-def run(op: str, impl: Wanted, kernel: Kernel, arrays: Arrays, options: Keywords) -> Any:
+def run(op: str, impl: Wanted, kernel: Kernel, arrays: Arrays, options: Keywords) -> OfLibrary:
     """The results of the implementation that was chosen for a call: what surrounds the call does not change them."""
     _note(impl.op if isinstance(impl, _OnBehalf) else op, kernel, arrays)
     with _profile_entry(op, impl, arrays), without_autocast(arrays[0]), promoting(arrays[0]):
@@ -550,7 +550,8 @@ def _wrap(
     def call(*arrays: OfLibrary, impl: Wanted = "auto", **options: object) -> R:
         if type(impl) is not str:
             if type(impl) is _Ahead:  # the special case that asks has checked what it passes on
-                ahead: Any = resolve(op, impl, kernels_of(op, arrays[0]), arrays, options).prepared(arrays, options)
+                kernel = resolve(op, impl, kernels_of(op, arrays[0]), arrays, options)
+                ahead: OfLibrary = kernel.prepared(arrays, options)
                 return ahead  # the special case knows what that is
             impl = _named(op, impl)
         elif _is_using and impl == "auto":

@@ -7,7 +7,7 @@ the gradient of the weights to that of the scores. `prepare` may normalise queri
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, overload
+from typing import Concatenate, NamedTuple, ParamSpec, Self, overload
 
 from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, DROPOUT, Op, Vjp, Weights, WithRows, derived_signature, signature_like
@@ -17,6 +17,7 @@ from attnkit._core.typing import (
     AnyFunction,
     Array,
     Bindings,
+    Decorator,
     Factor,
     Impl,
     Keywords,
@@ -324,5 +325,5 @@ def _body(family: Family, body: AnyFunction, calls: AnyFunction | None) -> AnyFu
     return call
 
 
-def _checked(family: Family, body: AnyFunction) -> Callable[[Any], Any]:
+def _checked(family: Family, body: AnyFunction) -> Decorator:
     return special_case(body) if family.of else operation_checked_by(own=family.checks, runs=body)

@@ -39,7 +39,7 @@ class _Finder(MetaPathFinder):
 _FINDER = _Finder()
 
 
-def _follow(loader: Any, name: str) -> None:
+def _follow(loader: Any, name: str) -> None:  # a Loader, to which mypy lets nobody give a method
     run = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:

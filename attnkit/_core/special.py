@@ -236,7 +236,7 @@ def promoting(x: object) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
     import jax
 
-    config: Any = jax.config
+    config: Any = jax.config  # its settings are made at run time
     if config.jax_numpy_rank_promotion == "allow" and config.jax_numpy_dtype_promotion == "standard":
         return contextlib.nullcontext()
     return _by_default()

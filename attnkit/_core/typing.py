@@ -27,7 +27,7 @@ class Array(Protocol):
     @property
     def dtype(self) -> DType: ...
     @property
-    def device(self) -> Any: ...
+    def device(self) -> Any: ...  # of which each library has its own kind, as of indices
     @property
     def mT(self) -> "Array": ...
     def __getitem__(self, index: Any, /) -> "Array": ...
@@ -61,12 +61,14 @@ class Array(Protocol):
 
 
 A = TypeVar("A", bound=Array)
+OfTriton = Any  # a kernel, or what it was compiled to; mypy does not read Triton
 Namespace = ModuleType  # of functions of the standard, which array_api_compat does not type
 AnyFunction = Callable[..., Any]  # whose arguments only its caller knows
 # Annotations of a function within a function are evaluated each time that the outer one runs, and torch.compile reads
 # them too: there they are names.
 Arrays = tuple[Array, ...]
 OptionalFunction = AnyFunction | None
+Decorator = Callable[[Any], Any]  # what it decorates keeps its type, which mypy does not see through a record
 Option = Any  # the value of an option, which the public function has checked
 Factor = float | Array  # an array has one number for each row or head
 Results = Array | tuple[Array | tuple[Array, ...] | None, ...] | Mapping[str, Array | tuple[Array, ...]]

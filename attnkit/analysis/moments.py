@@ -6,7 +6,7 @@ These functions take and return Python floats, not arrays.
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnkit._core import check
 from attnkit._core.activations import ACTIVATIONS, Activation
@@ -59,7 +59,7 @@ def _pieces(h: Activation, mean: float, std: float) -> Iterator[tuple[float, flo
             yield low, high
 
 
-def _variance(op: str, name: str, value: Any) -> float:
+def _variance(op: str, name: str, value: float) -> float:
     if check.number(op, name, value) < 0:
         raise ValueError(f"{op}: {name} must not be negative; got {value}")
     return float(value)

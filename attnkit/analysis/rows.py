@@ -1,8 +1,8 @@
 """How attention weights are spread over keys: concentration, ranks, exact zeros; at once or in blocks of queries."""
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from attnkit._core import check, quadratic
 from attnkit._core.dispatch import namespace
@@ -10,7 +10,7 @@ from attnkit._core.library import beside
 from attnkit._core.mask import positions
 from attnkit._core.special import floats, needs_values, promoted, promoting, readable, without_autocast
 from attnkit._core.tokens import whole
-from attnkit._core.typing import A, Array, Bindings, DType, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import A, AnyFunction, Array, Bindings, DType, Keywords, Namespace, OfLibrary
 from attnkit.ops import statistics
 
 _BLOCK = 2**20  # weights in a block: 4 MiB in float32, a few times that while they are sorted
@@ -31,17 +31,20 @@ class Sparsity(NamedTuple):
     active: Array
 
 
+Tables = dict[Hashable, tuple[Array, Array]]
+
+
 class _Rows(NamedTuple):
     """Weights (..., S) in the compute dtype, 0 where invisible, and facts about their rows."""
 
     xp: Namespace
     w: Array
-    n: Any  # visible keys: a number, or integers (...)
+    n: int | Array  # visible keys: a number, or integers (...)
     valid: Array  # (...): some key has weight
     negative: Array | None  # whether there is a negative weight, when it could not be read
 
 
-def _rows_of(op: str, weights: Any, visible: Any, signed: bool = False) -> _Rows:
+def _rows_of(op: str, weights: Array, visible: Array | None, signed: bool = False) -> _Rows:
     """Checked weights; ValueError for negative ones unless `signed`."""
     check.float_array(op, "weights", weights)
     if weights.ndim < 1:
@@ -89,7 +92,7 @@ def _largest(n: int, percent: float, fractional: bool) -> tuple[int, float]:
     return max(1, math.ceil(t - _SLACK * n)), 0.0
 
 
-def _table(rows: _Rows, dtype: DType, percent: float, fractional: bool, cache: dict[Any, tuple[Array, Array]]) -> Any:
+def _table(rows: _Rows, dtype: DType, percent: float, fractional: bool, cache: Tables) -> tuple[Array, Array]:
     """`_largest` for 0 .. S visible keys, as (k, part); float32 is too inexact to round percent·n/100 up.
 
     `cache` holds the tables of earlier calls, which would otherwise be sent to the device for each block.
@@ -110,7 +113,7 @@ def _looked_up(xp: Namespace, table: Array, n: Array) -> OfLibrary:
     return xp.reshape(xp.take(table, xp.reshape(n, (-1,)), axis=0), (*n.shape, 1))
 
 
-def _taken(rows: _Rows, percent: float, fractional: bool, cache: dict[Any, tuple[Array, Array]]) -> Array:
+def _taken(rows: _Rows, percent: float, fractional: bool, cache: Tables) -> Array:
     """The factor of each rank in descending order: 1, the fraction, or 0."""
     xp, place = rows.xp, positions(rows.xp, rows.w, 0, rows.w.shape[-1])
     if isinstance(rows.n, int):
@@ -121,7 +124,7 @@ def _taken(rows: _Rows, percent: float, fractional: bool, cache: dict[Any, tuple
     return one + xp.astype(place == full, rows.w.dtype) * part if fractional else one
 
 
-def _percents(op: str, percents: Any) -> tuple[float, ...]:
+def _percents(op: str, percents: Iterable[float]) -> tuple[float, ...]:
     values = tuple(check.number(op, "percent", percent) for percent in percents)
     for value in values:
         if not 0 < value <= 100:
@@ -129,9 +132,7 @@ def _percents(op: str, percents: Any) -> tuple[float, ...]:
     return values
 
 
-def _shares(
-    rows: _Rows, percents: Sequence[float], fractional: bool, cache: dict[Any, tuple[Array, Array]] | None = None
-) -> list[Array]:
+def _shares(rows: _Rows, percents: Sequence[float], fractional: bool, cache: Tables | None = None) -> list[Array]:
     """For each percent the share of the row sum, (...); 0 on rows that are not valid."""
     ordered, total = _descending(rows)
     cache = {} if cache is None else cache
@@ -211,7 +212,7 @@ def sparsity(weights: Array, visible: Array | None = None) -> Sparsity:
 # ---------------------------------------------------------------------------------------------- in blocks
 
 
-def weight_blocks(op: Any, q: Array, k: Array, **params: object) -> Iterator[tuple[Array, Array | None]]:
+def weight_blocks(op: str | AnyFunction, q: Array, k: Array, **params: object) -> Iterator[tuple[Array, Array | None]]:
     """Blocks of queries: (weights (..., block, S) in the compute dtype, visible pairs or None = all).
 
     Feeds the analyses of this module without an (L, S) array in memory. Arguments and errors as in `row_statistics`.
@@ -228,7 +229,7 @@ def weight_blocks(op: Any, q: Array, k: Array, **params: object) -> Iterator[tup
     return _blocks(plan, q, k)
 
 
-def _blocks(plan: Any, q: Array, k: Array) -> Iterator[tuple[Array, Array | None]]:
+def _blocks(plan: statistics._Plan, q: Array, k: Array) -> Iterator[tuple[Array, Array | None]]:
     for rows in statistics._tiles(q, k, _BLOCK):
         with without_autocast(q), promoting(q):
             inputs = plan.family.prepare(plan.xp, q, k, rows=rows, **plan.common)
@@ -238,12 +239,12 @@ def _blocks(plan: Any, q: Array, k: Array) -> Iterator[tuple[Array, Array | None
         yield w, a.pairs
 
 
-def served(op: Any, options: Bindings) -> tuple[tuple[str, ...], Keywords]:
+def served(op: str | AnyFunction, options: Bindings) -> tuple[tuple[str, ...], Keywords]:
     """The fields that `row_statistics` supports for an op with these options, and the options to pass.
 
     No entropy if weights may be negative; no fields for an op that it does not support.
     """
-    record = statistics.RECORDS.get(getattr(op, "__name__", op))
+    record = statistics.RECORDS.get(getattr(op, "__name__", str(op)))
     if record is None:
         return (), {}
     family = record.family
@@ -263,7 +264,7 @@ class Concentration:
         self.percents, self.fractional = _percents("Concentration", percents), fractional
         self.rows = 0
         self._sums = [0.0] * len(self.percents)
-        self._tables: dict[Any, tuple[Array, Array]] = {}
+        self._tables: Tables = {}
 
     @promoted
     def update(self, weights: Array, visible: Array | None = None) -> None:

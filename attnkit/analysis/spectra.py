@@ -1,18 +1,18 @@
 """Spectra: singular values of matrices, and the inverse and the cost of SOFT. Computed in float64 on every library."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnkit._core import check
 from attnkit._core.dispatch import namespace
 from attnkit._core.quadratic import cast, compute_dtype
 from attnkit._core.special import double_precision, promoted, singular_values
 from attnkit._core.tokens import whole
-from attnkit._core.typing import A, Namespace, OfLibrary
+from attnkit._core.typing import A, Array, Namespace, OfLibrary
 from attnkit.ops.lowrank import newton
 
 
-def _checked(op: str, a: Any, square: bool) -> Namespace:
+def _checked(op: str, a: Array, square: bool) -> Namespace:
     check.float_array(op, "a", a)
     if square and (a.ndim < 2 or a.shape[-1] != a.shape[-2]):
         check.wrong_shape(op, "a", a, "square matrices, (..., m, m)")

@@ -1,7 +1,7 @@
 """How vectors are spread: their mean cosine, and the variance of a branch relative to its residual."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnkit._core import check
 from attnkit._core.dispatch import namespace
@@ -21,7 +21,7 @@ class _Directions(NamedTuple):
     excluded: Array
 
 
-def _directions(op: str, x: Array, mask: Any) -> tuple[Namespace, _Directions]:
+def _directions(op: str, x: Array, mask: Array | None) -> tuple[Namespace, _Directions]:
     """û = x/‖x‖, divided by the largest entry first so that squares do not overflow; 0 for zero and masked vectors."""
     check.float_array(op, "x", x)
     if x.ndim < 2:
@@ -119,7 +119,9 @@ class Anisotropy:
 # ---------------------------------------------------------------------------------------------- variance ratio
 
 
-def _checked_pair(op: str, branch: Any, residual: Any, mask: Any) -> tuple[Namespace, Array, Array, Array | None]:
+def _checked_pair(
+    op: str, branch: Array, residual: Array, mask: Array | None
+) -> tuple[Namespace, Array, Array, Array | None]:
     """Both in the compute dtype, 0 at masked tokens, and which tokens are valid, (..., 1)."""
     check.one_home(op, ("branch", "residual"), (branch, residual))
     if branch.ndim < 1 or branch.shape != residual.shape:
@@ -133,7 +135,7 @@ def _checked_pair(op: str, branch: Any, residual: Any, mask: Any) -> tuple[Names
     return xp, xp.where(there, x, 0.0), xp.where(there, r, 0.0), there
 
 
-def _tokens(xp: Namespace, x: Array, there: Array | None) -> Any:
+def _tokens(xp: Namespace, x: Array, there: Array | None) -> int | Array:
     """The number of valid tokens: a number, or a scalar array."""
     return math.prod(x.shape[:-1]) if there is None else xp.sum(xp.astype(there, x.dtype))
 

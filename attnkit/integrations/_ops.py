@@ -2,15 +2,14 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import attnkit
 from attnkit._core.family import joins_heads, scales_scores
+from attnkit._core.typing import AnyFunction, Bindings, Keywords
 from attnkit.ops.names import with_preset
 from attnkit.ops.recurrent.record import RECURRENT
 
-Op = Callable[..., Any]
+Op = AnyFunction  # a public one
 
 
 def taken_by(op: Op) -> frozenset[str]:
@@ -18,9 +17,7 @@ def taken_by(op: Op) -> frozenset[str]:
     return _TAKEN[op.__name__]
 
 
-def resolve(
-    caller: str, op: str | Op, options: Mapping[str, Any], decided: frozenset[str]
-) -> tuple[Op, dict[str, Any]]:
+def resolve(caller: str, op: str | Op, options: Bindings, decided: frozenset[str]) -> tuple[Op, Keywords]:
     """The op of a name, short or long, or the op itself; and its options, including those implied by the name.
 
     Raises:
@@ -54,7 +51,7 @@ def needs_only_heads(op: Op) -> bool:
     return [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY] == ["q", "k", "v"]
 
 
-def scale_of(caller: str, op: Op, scaling: float | None, d: int) -> dict[str, Any]:
+def scale_of(caller: str, op: Op, scaling: float | None, d: int) -> Keywords:
     """The model's scaling as the op's scale; an op without scores q·k has none and needs a model with the usual
     1/√d."""
     if scaling is None:

@@ -5,19 +5,19 @@
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from flax import nnx
 from flax.nnx.nn import dtypes
 
 import attnkit
+from attnkit._core.typing import AnyFunction, DType, Keywords, Option
 from attnkit.integrations._ops import Op, resolve, taken_by
 
 _FROM_THE_CALL = frozenset(("mask", "bias", "causal", "enable_gqa", "dropout", "dropout_mask"))
 
 
-def attention_fn(op: str | Op, **options: Any) -> Callable[..., jax.Array]:
+def attention_fn(op: str | Op, **options: Option) -> Callable[..., jax.Array]:
     """A function with the arguments of `nnx.dot_product_attention` that computes `op`.
 
     query (..., L, Hq, d), key (..., S, Hkv, d), value (..., S, Hkv, e) -> (..., L, Hq, e), in flax's order of axes. As
@@ -48,17 +48,17 @@ def attention_fn(op: str | Op, **options: Any) -> Callable[..., jax.Array]:
         dropout_rng: jax.Array | None = None,
         dropout_rate: float = 0.0,
         deterministic: bool = False,
-        dtype: Any = None,
-        precision: Any = None,
+        dtype: DType = None,
+        precision: object = None,
         module: nnx.Module | None = None,
-        promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
+        promote_dtype: AnyFunction = dtypes.promote_dtype,
         is_causal: bool = False,
     ) -> jax.Array:
         if precision is not None:
             raise NotImplementedError(f"attention_fn: {function.__name__} takes no precision; got {precision!r}")
         query, key, value = promote_dtype((query, key, value), dtype=dtype)
         q, k, v = (x.swapaxes(-3, -2) for x in (query, key, value))
-        call: dict[str, Any] = {}
+        call: Keywords = {}
         if mask is not None:
             call["mask"] = mask != 0
         if bias is not None:
@@ -82,7 +82,9 @@ def attention_fn(op: str | Op, **options: Any) -> Callable[..., jax.Array]:
     return attend
 
 
-def _dropout_mask(rng: jax.Array | None, rate: float, pairs: tuple[int, ...], broadcast: bool, dtype: Any) -> jax.Array:
+def _dropout_mask(
+    rng: jax.Array | None, rate: float, pairs: tuple[int, ...], broadcast: bool, dtype: DType
+) -> jax.Array:
     """flax's dropout of weights (..., Hq, L, S): one mask for all items and heads if `broadcast`."""
     if rng is None:
         raise ValueError(f"attention_fn: dropout_rate={rate} needs dropout_rng; got None")

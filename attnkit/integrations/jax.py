@@ -4,12 +4,13 @@
 >>> out = dot_product_attention(query, key, value, is_causal=True, op="relu")
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from attnkit._core.typing import Keywords, Option
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 
 NAME = "dot_product_attention"
@@ -34,7 +35,7 @@ def dot_product_attention(
     return_residual: bool = False,
     op: str | Op = "softmax",
     layout: Literal["blhd", "bhld"] = "blhd",
-    **options: Any,
+    **options: Option,
 ) -> jax.Array:
     """The arguments and meaning of `jax.nn.dot_product_attention`, plus an op.
 
@@ -111,7 +112,7 @@ def _lengths(name: str, lengths: ArrayLike, q: jax.Array) -> jax.Array:
     return array
 
 
-def _windowed(sizes: int | tuple[int, int], length: int, keys: int, mask: jax.Array | None, op: Op) -> dict[str, Any]:
+def _windowed(sizes: int | tuple[int, int], length: int, keys: int, mask: jax.Array | None, op: Op) -> Keywords:
     """JAX's window as the op's, or as a mask: JAX counts from the first query and key, attnkit from the last ones."""
     left, right = (sizes, sizes) if isinstance(sizes, int) else sizes
     if length == keys and "window" in taken_by(op):

@@ -11,7 +11,6 @@ is boolean, so a length n counts the keys that a query sees, without padding, an
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +19,14 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 import attnkit
 from attnkit._core.family import RECORDS
+from attnkit._core.typing import AnyFunction, Keywords, Option
 from attnkit.integrations._ops import Op, needs_only_heads, resolve, scale_of, taken_by
 from attnkit.integrations.peft import watch
 from attnkit.integrations.torch.masks import split
 from attnkit.nn.attention import SEEDS
 from attnkit.nn.autocast import in_dtype_of_autocast
 from attnkit.nn.describe import variants
-from attnkit.nn.record import METADATA, attention, difference
+from attnkit.nn.record import METADATA, Record, attention, difference
 from attnkit.ops.names import PRESETS
 
 _PRESET = {op for op, _ in PRESETS.values()}
@@ -66,7 +66,7 @@ def register() -> None:
         register_variant(name, op, **options)
 
 
-def register_variant(name: str, op: str | Op, **options: Any) -> None:
+def register_variant(name: str, op: str | Op, **options: Option) -> None:
     """Register an op with options of its own as an attention implementation of transformers.
 
     Args:
@@ -90,9 +90,9 @@ def register_variant(name: str, op: str | Op, **options: Any) -> None:
     AttentionMaskInterface.register(name, visible_pairs)
 
 
-def _with_variant(config: PreTrainedConfig) -> dict[str, Any]:
+def _with_variant(config: PreTrainedConfig) -> Keywords:
     """`to_dict` of a config, with the variants of the model and its parts as `attn_implementation` takes them."""
-    out: dict[str, Any] = _to_dict(config)
+    out: Keywords = _to_dict(config)
     if named := _variants_of(config):
         out["attn_implementation"] = named
         out[METADATA] = _meanings(config)
@@ -102,7 +102,10 @@ def _with_variant(config: PreTrainedConfig) -> dict[str, Any]:
     return out
 
 
-def _variants_of(config: PreTrainedConfig) -> str | dict[str, Any] | None:
+Variants = str | dict[str, "Variants"] | None
+
+
+def _variants_of(config: PreTrainedConfig) -> Variants:
     """The registered variants of a config: a name, or {part: name} for a config with parts, "" being its own."""
     own = config._attn_implementation if config._attn_implementation in variants else None
     parts = {name: part for name in config.sub_configs if (part := getattr(config, name, None)) is not None}
@@ -112,18 +115,18 @@ def _variants_of(config: PreTrainedConfig) -> str | dict[str, Any] | None:
     return {name: variant for name, variant in named.items() if variant}
 
 
-def _names_of(named: str | dict[str, Any] | None) -> list[str]:
+def _names_of(named: Variants) -> list[str]:
     if isinstance(named, dict):
         return [name for part in named.values() for name in _names_of(part)]
     return [] if named is None else [named]
 
 
-def _meanings(config: PreTrainedConfig) -> dict[str, Any]:
+def _meanings(config: PreTrainedConfig) -> dict[str, Record]:
     """{name: op, options and version} of the variants of a config and its parts."""
     return {name: variants[name].record() for name in _names_of(_variants_of(config))}
 
 
-def _refuse_other_meanings(config: PreTrainedConfig, saved: Mapping[str, Any]) -> None:
+def _refuse_other_meanings(config: PreTrainedConfig, saved: Mapping[str, Record]) -> None:
     """Called when a config is made of what a file says; a model that is loaded with another implementation passes."""
     for name in _names_of(_variants_of(config)):
         different = difference(saved[name], variants[name]) if name in saved else None
@@ -140,11 +143,11 @@ def visible_pairs(
     kv_length: int,
     q_offset: int = 0,
     kv_offset: int = 0,
-    mask_function: Callable[..., Any] = causal_mask_function,
+    mask_function: AnyFunction = causal_mask_function,
     attention_mask: Tensor | None = None,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
-    **rest: Any,
+    **rest: object,
 ) -> Tensor | None:
     """The mask of an `AttentionMaskInterface`: boolean, True = may attend, or None if the op needs none.
 
@@ -174,7 +177,7 @@ def visible_pairs(
     return pairs
 
 
-def attention_function(name: str, op: Op, **options: Any) -> Callable[..., tuple[Tensor, Tensor | None]]:
+def attention_function(name: str, op: Op, **options: Option) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """The function of an `AttentionInterface` that calls `op`; `name` is for its errors."""
     parameters = taken_by(op)
     weights_op: Op = getattr(attnkit, f"{op.__name__}_weights")
@@ -193,7 +196,7 @@ def attention_function(name: str, op: Op, **options: Any) -> Callable[..., tuple
         sliding_window: int | None = None,
         output_attentions: bool | None = False,
         s_aux: Tensor | None = None,
-        **others: Any,
+        **others: object,
     ) -> tuple[Tensor, Tensor | None]:
         """query (B, Hq, L, d), key (B, Hkv, S, d), value (B, Hkv, S, e) -> (B, L, Hq, e), and weights if requested.
 
@@ -227,7 +230,7 @@ def attention_function(name: str, op: Op, **options: Any) -> Callable[..., tuple
     return attend
 
 
-def _refuse_others(name: str, mask: Tensor | None, others: dict[str, Any]) -> None:
+def _refuse_others(name: str, mask: Tensor | None, others: dict[str, object]) -> None:
     """Refuse any other argument that has an effect: silently dropping it would be a bug."""
     for argument, value in others.items():
         packed = argument in ("cu_seq_lens_q", "cu_seq_lens_k")
@@ -239,7 +242,7 @@ def _refuse_others(name: str, mask: Tensor | None, others: dict[str, Any]) -> No
 
 def _unmasked(
     name: str, module: nn.Module, length: int, keys: int, is_causal: bool | None, window: int | None
-) -> dict[str, Any]:
+) -> Keywords:
     """Causality of a call without a mask; transformers treats a module without the attribute as causal."""
     if window is not None and window < keys:
         raise ValueError(f"{name}: sliding_window={window} with {keys} keys needs attention_mask; got None")
@@ -251,9 +254,9 @@ def _unmasked(
     return {"causal": True}
 
 
-def _masked(name: str, parameters: frozenset[str], mask: Tensor | None, position_bias: Tensor | None) -> dict[str, Any]:
+def _masked(name: str, parameters: frozenset[str], mask: Tensor | None, position_bias: Tensor | None) -> Keywords:
     """mask and bias of the op. Entries of a float mask below half its dtype's minimum hide; the others are a bias."""
-    options: dict[str, Any] = {}
+    options: Keywords = {}
     bias = position_bias
     if mask is not None:
         if mask.ndim != 4:
@@ -303,9 +306,9 @@ def observable(model: PreTrainedModel) -> PreTrainedModel:
 def _attention_kinds(model: PreTrainedModel) -> tuple[type[nn.Module], ...]:
     """The classes whose attention weights transformers would record."""
     recorded = getattr(model, "_can_record_outputs", None) or {}
-    kinds: list[Any] = []
+    kinds: list[type[nn.Module]] = []
     for output, recorders in recorded.items():
         if output.endswith("attentions"):
             for recorder in recorders if isinstance(recorders, list | tuple) else (recorders,):
-                kinds.append(getattr(recorder, "target_class", recorder))
+                kinds.append(recorder.target_class if hasattr(recorder, "target_class") else recorder)
     return tuple(kinds)

@@ -4,10 +4,11 @@ Memory, views and launches are those of a backend.
 """
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from attnkit._core.activations import lacking
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import Array, Keywords, Namespace, OfLibrary, OfTriton, Option
 from attnkit.kernels.plan import Layout, Linear, blocks_of, is_array, layout, linear_plan
 
 PROGRAMS = 512  # per launch: heads are divided into segments until there are as many
@@ -21,7 +22,7 @@ WIDEST_SWEEP = (64, 128)
 """Features, for compute capability 8 and 9: a program keeps a whole state in registers. With 128 on 8.0 one
 spills 5 kB, and is counted slower than the exact kernels; on 9.0 it spills 1 kB and takes a third of their clocks."""
 ELEMENTS = 1024  # of a state per program of `running`
-Packed = tuple[Any, Any, Any, int, int | None] | None
+Packed = tuple[OfLibrary, OfLibrary, OfLibrary, int, int | None] | None
 """The tuple `packed` of `attnkit.kernels.triton.linear`."""
 
 
@@ -33,15 +34,16 @@ class Setting(NamedTuple):
 
     plan: Linear
     feature_map: str
-    key_mask: Any  # (..., S)
-    firsts: Any  # (...): visible keys lie in firsts <= j < stops
-    stops: Any
-    query_mask: Any  # (..., L)
-    valid_stops: Any  # stops of the keys in a state, visible or not
+    key_mask: OfLibrary  # (..., S)
+    firsts: OfLibrary  # (...): visible keys lie in firsts <= j < stops
+    stops: OfLibrary
+    query_mask: OfLibrary  # (..., L)
+    valid_stops: OfLibrary  # stops of the keys in a state, visible or not
     stateful: bool  # there is an initial state
     packed: Packed = None
     floor: bool = False  # the sum of a row counts as at least 0 in the denominator
-    levels: Any = None  # (high, low) (..., S) of what fades, which never fall, low None if it is 0; for causal calls
+    # (high, low) (..., S) of what fades, which never fall, low None if it is 0; for causal calls
+    levels: Sequence[OfLibrary] | None = None
     products: str = ""  # the dtype whose products are used, that of q and k if it is not given
     apart: bool = False  # segments are as short as they can be
 
@@ -98,13 +100,13 @@ def setting(
     v: Array,
     *,
     feature_map: str = DEFAULT_MAP,
-    mask: Any = None,
-    key_lengths: Any = None,
-    query_mask: Any = None,
-    initial_S: Any = None,
+    mask: OfLibrary = None,
+    key_lengths: OfLibrary = None,
+    query_mask: OfLibrary = None,
+    initial_S: Array | None = None,
     floor: bool = False,
     packed: Packed = None,
-    **others: Any,
+    **others: Option,
 ) -> Setting:
     """The options of linear_attention but its decay, and `floor`; in packed sequences causality counts within each."""
     seeing = {"mask": mask, "key_lengths": key_lengths, "query_mask": query_mask}
@@ -141,7 +143,7 @@ class Span(NamedTuple):
     packed: Packed
 
     @property
-    def numbers(self) -> tuple[Any, ...]:
+    def numbers(self) -> tuple[object, ...]:
         """The tuple `span` of `attnkit.kernels.triton.linear`."""
         return *self[:4], *(self.packed or (None,) * 5)
 
@@ -162,7 +164,7 @@ def span(s: Setting, tokens: int) -> Span:
     return Span(blocks_of(units, size) + s.a.sequences, size * UNIT, start, end, s.packed)
 
 
-def constants(name: str, s: Setting, dtype: str, by_values: bool, capability: int) -> dict[str, Any]:
+def constants(name: str, s: Setting, dtype: str, by_values: bool, capability: int) -> Keywords:
     """The compile-time arguments of a kernel of that name; `by_values`: its columns are those of v."""
     from attnkit.kernels.triton import sizes
     from attnkit.kernels.triton.features import FEATURE_MAPS, HALF_FEATURE_MAPS, PRODUCTS, SLOPES_OF_FEATURES
@@ -181,7 +183,7 @@ def constants(name: str, s: Setting, dtype: str, by_values: bool, capability: in
     return values | {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
 
 
-def kernel_of(name: str) -> Any:
+def kernel_of(name: str) -> OfTriton:
     """The kernel of that name."""
     from attnkit.kernels.triton import linear, linear_sweeps
 
@@ -222,7 +224,7 @@ def passes(s: Setting, steps: Span, initial: bool, final: bool) -> Passes:
     return Passes(not alone, steps.segments > 1 or initial or final)
 
 
-def running(s: Setting, steps: Span, reverse: bool) -> tuple[dict[str, Any], int, int]:
+def running(s: Setting, steps: Span, reverse: bool) -> tuple[Keywords, int, int]:
     """Compile-time arguments of the kernel of that name, its blocks of a state, and its programs."""
     size = s.a.d * s.a.e + s.a.d
     blocks = blocks_of(size, ELEMENTS)
@@ -244,7 +246,7 @@ def unsupported_map(feature_map: str) -> str | None:
 unsupported_map._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def unsupported_options(q: Array, k: Array, v: Array, *rest: Any, **options: Any) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, *rest: object, **options: Option) -> str | None:
     """Why the kernels do not support a call on any device."""
     mask = options.get("mask")
     if callable(options.get("feature_map")):
@@ -261,6 +263,6 @@ def units(q: Array, k: Array) -> int:
     return max(math.prod(q.shape[:-1]), math.prod(k.shape[:-1]))
 
 
-def kind(op: str, options: dict[str, Any]) -> str:
+def kind(op: str, options: Keywords) -> str:
     """Of the calls that are predicted: causal ones of linear attention apart."""
     return f"{op}, causal" if op == "linear" and options.get("causal") else op

@@ -6,16 +6,15 @@ also depend on strides, are in `attnkit.kernels.strides`.
 """
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
 from numbers import Number
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from attnkit._core.check import broadcast
 from attnkit._core.dropout import last_kept
 from attnkit._core.mask import raise_to
 from attnkit._core.quadratic import leading_shape
-from attnkit._core.typing import Array, Causal, OfLibrary
+from attnkit._core.typing import Array, Bindings, Causal, OfLibrary
 
 Shape = tuple[int, ...]
 Window = tuple[int | None, int | None]
@@ -142,9 +141,7 @@ class Plan(NamedTuple):
 # ---------------------------------------------------------------------------------------------- from a call to a plan
 
 
-def signature(
-    q: Array, k: Array, v: Array | None, options: Mapping[str, Any], sequences: int | None = None
-) -> Signature:
+def signature(q: Array, k: Array, v: Array | None, options: Bindings, sequences: int | None = None) -> Signature:
     """The signature of a call with the options of pointwise_attention."""
     arguments = {name: x for name, x in options.items() if x is not None}
     arrays = tuple(name for name in ROW_OPTIONS if is_array(arguments.get(name)))
@@ -226,7 +223,7 @@ def numbers(s: Signature, a: Layout, visible: Limits) -> Numbers:
     return Numbers(scale, offset, float(gain), float(alpha), isinstance(shift, str), drops, word)
 
 
-def same_length(s: Signature, a: Layout, visible: Limits) -> Any:
+def same_length(s: Signature, a: Layout, visible: Limits) -> float | None:
     """The divisor n if it is known and the same for all queries, else None."""
     if "length" in s.arrays:
         return None
@@ -306,7 +303,7 @@ class Linear(NamedTuple):
         return min(0, self.shift), max(self.layout.keys, self.layout.queries + self.shift)
 
 
-def linear_plan(q: Array, k: Array, v: Array, options: Mapping[str, Any], sequences: int | None = None) -> Linear:
+def linear_plan(q: Array, k: Array, v: Array, options: Bindings, sequences: int | None = None) -> Linear:
     """The plan of a call of linear_attention."""
     arguments = {name: x for name, x in options.items() if x is not None}
     groups = bool(arguments.get("enable_gqa", False))
@@ -321,13 +318,13 @@ def linear_plan(q: Array, k: Array, v: Array, options: Mapping[str, Any], sequen
     return Linear(a, bool(causal), shift, stop, valid, 1 if own else a.groups, divides, scale, eps)
 
 
-def _leading_of_masks(arguments: Mapping[str, Any]) -> list[Shape]:
+def _leading_of_masks(arguments: Bindings) -> list[Shape]:
     axes = (("mask", 2), ("key_lengths", 0), ("query_mask", 1))
     arrays = ((arguments[name], tail) for name, tail in axes if is_array(arguments.get(name)))
     return [tuple(x.shape[: max(0, x.ndim - tail)]) for x, tail in arrays]
 
 
-def state_axes(op: str, k: Array, v: Array, initial: tuple[Array, Array] | None, options: Mapping[str, Any]) -> Shape:
+def state_axes(op: str, k: Array, v: Array, initial: tuple[Array, Array] | None, options: Bindings) -> Shape:
     """The leading axes of the state that a call of `op`, a linear one, returns."""
     masks = {name: options.get(name) for name in ("mask", "key_lengths")}
     shapes = [x.shape[:-2] for x in (k, v)] + _leading_of_masks(masks)

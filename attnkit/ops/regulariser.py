@@ -1,7 +1,7 @@
 """ReLUFormer's regulariser, which keeps rows of relu weights summing to about 1 and not too flat."""
 
 import numbers
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnkit._core import check
 from attnkit._core.dispatch import namespace
@@ -19,32 +19,35 @@ class _Terms(NamedTuple):
     share: Array  # 1/number of valid rows
 
 
-def _regulariser_terms(op: str, stats: Any, entropy_cap: float, query_mask: Array | None) -> tuple[Namespace, _Terms]:
-    missing = [name for name in ("total", "entropy", "visible") if getattr(stats, name, None) is None]
-    if missing:
-        raise ValueError(f"{op}: stats must hold total, entropy and visible; {', '.join(missing)} missing")
-    _check_rows(op, stats)
-    xp = namespace(stats.total)
-    valid = (stats.visible > 0) & (stats.total > 0)
+def _regulariser_terms(
+    op: str, stats: RowStatistics, entropy_cap: float, query_mask: Array | None
+) -> tuple[Namespace, _Terms]:
+    total, entropy, visible = _rows(op, stats)
+    xp = namespace(total)
+    valid = (visible > 0) & (total > 0)
     if query_mask is not None:
-        shape = tuple(stats.total.shape)
-        check.boolean_array(op, "query_mask", query_mask, "stats.total", stats.total, shape, "(..., L)")
+        check.boolean_array(op, "query_mask", query_mask, "stats.total", total, tuple(total.shape), "(..., L)")
         valid = valid & query_mask
-    log_total = xp.log(xp.where(valid, stats.total, 1.0))
-    cap = entropy_cap * xp.log(xp.where(valid, stats.visible, 1.0))
-    excess = xp.where(valid, stats.entropy, 0.0) - cap
-    number = xp.sum(xp.astype(valid, stats.total.dtype))
+    log_total = xp.log(xp.where(valid, total, 1.0))
+    cap = entropy_cap * xp.log(xp.where(valid, visible, 1.0))
+    excess = xp.where(valid, entropy, 0.0) - cap
+    number = xp.sum(xp.astype(valid, total.dtype))
     return xp, _Terms(valid, log_total, excess, 1.0 / xp.where(number > 0, number, 1.0))
 
 
-def _check_rows(op: str, stats: Any) -> None:
-    """Check three float arrays of the same library, device, dtype and shape."""
-    rows = {f"stats.{name}": getattr(stats, name) for name in ("total", "entropy", "visible")}
-    check.one_home(op, rows, rows.values())
-    shape = tuple(stats.total.shape)
-    for name, x in rows.items():
+def _rows(op: str, stats: RowStatistics) -> list[Array]:
+    """total, entropy and visible: float arrays of the same library, device, dtype and shape."""
+    rows = {f"stats.{name}": getattr(stats, name, None) for name in ("total", "entropy", "visible")}
+    missing = [name.removeprefix("stats.") for name, x in rows.items() if x is None]
+    if missing:
+        raise ValueError(f"{op}: stats must hold total, entropy and visible; {', '.join(missing)} missing")
+    found: dict[str, Array] = {name: x for name, x in rows.items() if x is not None}
+    check.one_home(op, found, found.values())
+    shape = tuple(found["stats.total"].shape)
+    for name, x in found.items():
         if tuple(x.shape) != shape:
             check.wrong_shape(op, name, x, f"{shape}, the shape of stats.total")
+    return [*found.values()]
 
 
 def _check_cotangent(op: str, total: OfLibrary, name: str, x: OfLibrary) -> None:

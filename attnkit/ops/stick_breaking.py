@@ -1,13 +1,13 @@
 """Stick-breaking attention: from the nearest key to the farthest, each takes its share of what is left of a stick."""
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from attnkit._core import quadratic
 from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.dispatch import namespace, operation
 from attnkit._core.family import Family, recorded, weights_of
 from attnkit._core.special import logistic, sum_before
-from attnkit._core.typing import Array, Bindings, Impl, Keywords, Namespace, WithoutCausal
+from attnkit._core.typing import Array, Bindings, Impl, Keywords, Namespace, Outputs, WithoutCausal
 
 _softplus = ACTIVATIONS["softplus"].h
 
@@ -72,7 +72,7 @@ def stick_breaking_attention(
     return_remainder: bool = False,
     impl: Impl = "auto",
     **common: Unpack[WithoutCausal],
-) -> Any:
+) -> Outputs:
     """o_i = Σ_j w_ij v_j with w_ij = β_ij Π_{k > j} (1 - β_ik), β = sigmoid(s), over the keys visible to query i that
     lie before it; s_ij = scale·q_i·k_j + bias_ij.
 

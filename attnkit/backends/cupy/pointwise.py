@@ -7,7 +7,6 @@ several leading axes cannot be merged into one. A `Device` compiles and runs.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import array_api_compat
 
@@ -216,7 +215,7 @@ def zeros(device: Device, shape: tuple[int, ...], dtype: DType) -> Array:
     return x
 
 
-def gradients_of(call: Any, like: dict[str, Array]) -> dict[str, Array]:
+def gradients_of(call: Views, like: dict[str, Array]) -> dict[str, Array]:
     """Memory for dq, dk and dv and their views. It has the precision of sums if an argument was broadcast, so that
     gradients are summed before they are rounded.
     """

@@ -47,6 +47,7 @@ class Views:
     device: Device
     arguments: ctypes.Structure
     layout: Layout
+    compute: str  # the dtype of sums
     keepalive: list[Array]
 
     def view(self, name: str, what: str, x: Array) -> None:

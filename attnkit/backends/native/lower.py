@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnkit._core.activations import lacking
 from attnkit._core.check import spelt
@@ -338,7 +338,7 @@ def _turned(operand: Operand) -> Operand:
 def _common(
     op: str,
     backward: bool,
-    operands: tuple[tuple[str, Any, Any, DType], ...],
+    operands: tuple[tuple[str, Shape, Shape, DType], ...],
     options: Plain,
     outputs: tuple[str, ...],
     mapped: int,

@@ -1,13 +1,14 @@
 """Multi-head attention with torch's parameters and masks and any op: torch's `multi_head_attention_forward`."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
 import attnkit
+from attnkit._core.typing import Bindings, Keywords, OfLibrary
 from attnkit.integrations._ops import Op, taken_by
 from attnkit.integrations.torch.masks import bias_option, refuse_unless_bool_or_float, split
 from attnkit.nn.attention import SEEDS, Observer
@@ -31,12 +32,12 @@ class Parts(NamedTuple):
 
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         """q, k and v, with the heads side by side and without the added keys."""
-        weights: Sequence[Any] = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        weights: Sequence[OfLibrary] = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         if self.in_proj_weight is not None:
             if query is key and key is value:
                 return linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
             weights = self.in_proj_weight.chunk(3)
-        biases: Sequence[Any] = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        biases: Sequence[Tensor | None] = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         return tuple(linear(*parts) for parts in zip((query, key, value), weights, biases, strict=True))
 
     def heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
@@ -62,7 +63,7 @@ class Masks(NamedTuple):
 
 def attend(
     op: Op,
-    options: Mapping[str, Any],
+    options: Bindings,
     parts: Parts,
     tokens: tuple[Tensor, Tensor, Tensor],
     masks: Masks,
@@ -103,7 +104,7 @@ def _turned(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, 
 
 def _of_items(
     op: Op,
-    options: Mapping[str, Any],
+    options: Bindings,
     parts: Parts,
     tokens: tuple[Tensor, Tensor, Tensor],
     masks: Masks,
@@ -127,11 +128,11 @@ def _of_items(
     return heads.transpose(1, 2).flatten(2), weights
 
 
-def _seen(op: Op, pairs: tuple[int, ...], keys: int, masks: Masks) -> dict[str, Any]:
+def _seen(op: Op, pairs: tuple[int, ...], keys: int, masks: Masks) -> Keywords:
     """mask, bias and causality for (B, H, L, S) pairs; the keys added after the S are visible to all queries."""
     items, heads, length, tokens = pairs
     key_padding_mask, attn_mask, is_causal = masks
-    call: dict[str, Any] = {}
+    call: Keywords = {}
     if is_causal:
         if attn_mask is None:
             raise ValueError(f"{NAME}: is_causal=True says what attn_mask is; got None")

@@ -1,11 +1,10 @@
 """torch's masks, boolean ones that select and float ones that are added, as attnkit's mask and bias."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from attnkit._core.special import readable
+from attnkit._core.typing import Keywords
 from attnkit.integrations._ops import Op, taken_by
 
 
@@ -19,7 +18,7 @@ def split(mask: Tensor) -> tuple[Tensor, Tensor]:
     return visible, torch.where(visible, mask, 0.0)
 
 
-def options_of_mask(caller: str, op: Op, attn_mask: Tensor | None) -> dict[str, Any]:
+def options_of_mask(caller: str, op: Op, attn_mask: Tensor | None) -> Keywords:
     """The options of an op for the attn_mask of torch's function: boolean, float or a `CausalBias`."""
     if attn_mask is None:
         return {}
@@ -35,7 +34,7 @@ def options_of_mask(caller: str, op: Op, attn_mask: Tensor | None) -> dict[str, 
     return {"mask": visible} | bias_option(caller, op, bias)
 
 
-def bias_option(caller: str, op: Op, bias: Tensor) -> dict[str, Any]:
+def bias_option(caller: str, op: Op, bias: Tensor) -> Keywords:
     """{"bias": bias}; {} for an op without a bias if it is all zeros, the rest of a mask that only hides.
 
     In eager mode the zeros are checked, which waits for a GPU; a compiled program has an assertion instead.

@@ -1,14 +1,14 @@
 """`torch.nn.MultiheadAttention` with any of attnkit's ops instead of softmax."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
+from attnkit._core.typing import Option
 from attnkit.integrations._ops import Op, resolve, taken_by
 from attnkit.integrations.peft import watch
 from attnkit.integrations.torch.heads import NAME, Masks, Parts, attend
 from attnkit.nn.attention import Observer
+from attnkit.nn.placement import Device
 from attnkit.nn.record import Attention, attention, keep
 
 _FROM_THE_CALL = frozenset(
@@ -49,7 +49,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         dtype: torch.dtype | None = None,
         *,
         op: str | Op = "softmax",
-        **options: Any,
+        **options: Option,
     ) -> None:
         function, options = resolve(NAME, op, options, _FROM_THE_CALL)
         if dropout and "dropout" not in taken_by(function):
@@ -67,7 +67,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return attention(self.op, self.options)
 
     @classmethod
-    def replacing(cls, module: nn.MultiheadAttention, op: str | Op, **options: Any) -> "MultiheadAttention":
+    def replacing(cls, module: nn.MultiheadAttention, op: str | Op, **options: Option) -> "MultiheadAttention":
         """A module that shares the parameters and the training mode of torch's."""
         new = cls(
             module.embed_dim,

@@ -3,10 +3,9 @@
 import asyncio
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch.nn import functional
 
 import attnkit.backends.torch  # noqa: F401  calls torch's own function: it must get hold of it before it is replaced
 from attnkit._core.loading import when_loaded
+from attnkit._core.typing import AnyFunction, Bindings, Option
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 from attnkit.integrations.torch.heads import Masks, Parts, attend
 from attnkit.integrations.torch.masks import options_of_mask
@@ -40,7 +40,7 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     *,
     op: str | Op = "softmax",
-    **options: Any,
+    **options: Option,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` with another op instead of softmax.
 
@@ -73,7 +73,7 @@ def scaled_dot_product_attention(
 
 def _attend(
     op: Op,
-    options: Mapping[str, Any],
+    options: Bindings,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -220,7 +220,7 @@ class _Instead:
 class _Replacement(_Instead):
     """An op, for all who call torch's functions now, as far as torch.compile can see."""
 
-    def __init__(self, op: Op, options: Mapping[str, Any]) -> None:
+    def __init__(self, op: Op, options: Bindings) -> None:
         self.op, self.options, self.has_run = op, options, False
         self.thread = threading.get_ident()
         self.outermost = self  # of the blocks that it is nested in
@@ -301,7 +301,7 @@ class _Place:
             self.update()
 
 
-def _in_place() -> tuple[Any, Any]:
+def _in_place() -> tuple[AnyFunction, AnyFunction]:
     """The functions that models call."""
     return functional.scaled_dot_product_attention, functional.multi_head_attention_forward
 
@@ -332,7 +332,7 @@ def _list_functions() -> None:
     from torch._dynamo import trace_rules
 
     with _PLACE.lock:
-        rules: dict[Any, Any] = trace_rules.get_torch_obj_rule_map()
+        rules: dict[object, object] = trace_rules.get_torch_obj_rule_map()
         for instead, own in zip(_in_place(), _PLACE.torchs, strict=True):
             if instead is not own and instead in rules:
                 rules[own] = rules.pop(instead)
@@ -342,7 +342,7 @@ when_loaded("torch._dynamo", _list_functions)  # which takes seconds, and is for
 
 
 @contextmanager
-def replace_sdpa(op: str | Op, **options: Any) -> Iterator[None]:
+def replace_sdpa(op: str | Op, **options: Option) -> Iterator[None]:
     """Run models that call `torch.nn.functional.scaled_dot_product_attention` with another op instead of softmax.
 
     >>> with replace_sdpa("relu"):
@@ -378,7 +378,7 @@ def replace_sdpa(op: str | Op, **options: Any) -> Iterator[None]:
         warnings.warn(f"replace_sdpa: nothing called {NAME}; {name} computed nothing", stacklevel=3)
 
 
-def set_sdpa(op: str | Op | None, **options: Any) -> None:
+def set_sdpa(op: str | Op | None, **options: Option) -> None:
     """`replace_sdpa` from now on, or torch's own function again for `None`; blocks of `replace_sdpa` take precedence.
 
     Raises:

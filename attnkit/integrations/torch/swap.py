@@ -1,10 +1,11 @@
 """Replace every attention module of a model that attnkit recognises by one with the same parameters and another op."""
 
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
+from attnkit._core.typing import Keywords, Option
 from attnkit.integrations._ops import Op, resolve
 from attnkit.integrations.torch.multihead import MultiheadAttention
 from attnkit.integrations.torch.vit import FROM_THE_MODEL, is_timm_style, replacement
@@ -25,7 +26,7 @@ class Swapped(NamedTuple):
     """{name of an unchanged module: reason}."""
 
 
-def swap(model: nn.Module, op: str | Op, **options: Any) -> Swapped:
+def swap(model: nn.Module, op: str | Op, **options: Option) -> Swapped:
     """Make a model's attention modules compute another op, in place, with their present parameters.
 
     >>> swap(model, "relu", alpha=0.5).swapped
@@ -81,7 +82,7 @@ def _known(module: nn.Module) -> bool:
     return isinstance(module, nn.MultiheadAttention) or is_timm_style(module)
 
 
-def _replaced(name: str, module: nn.Module, op: Op, options: dict[str, Any]) -> nn.Module:
+def _replaced(name: str, module: nn.Module, op: Op, options: Keywords) -> nn.Module:
     if not isinstance(module, nn.MultiheadAttention):
         return replacement(name, module, op, options)
     if type(module) not in (nn.MultiheadAttention, MultiheadAttention):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import attnkit
+from attnkit._core.typing import AnyFunction, Keywords, Option
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 from attnkit.integrations.peft import watch
 from attnkit.integrations.torch.masks import options_of_mask
@@ -19,6 +20,7 @@ from attnkit.nn.attention import SEEDS, Observer
 from attnkit.nn.autocast import in_dtype_of_autocast
 from attnkit.nn.record import attention, keep, with_hooks_of_its_own
 
+OfTimm = Any  # a module by the names of timm's interface, which nn.Module does not have
 SDPA = torch._C._nn.scaled_dot_product_attention
 _ATTRIBUTES = ("qkv", "proj", "num_heads")
 _PARTS = frozenset(("qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"))
@@ -35,7 +37,7 @@ class SwappedAttention(nn.Module):
     says which op computes (`attnkit.nn.record`). `attnkit.nn.capture` can observe it.
     """
 
-    def __init__(self, replaced: Any, op: Op, options: dict[str, Any]) -> None:
+    def __init__(self, replaced: OfTimm, op: Op, options: Keywords) -> None:
         super().__init__()
         self.qkv = replaced.qkv
         self.q_norm, self.k_norm, self.norm = (
@@ -77,7 +79,7 @@ class SwappedAttention(nn.Module):
         return out
 
 
-def swap_attention(model: nn.Module, op: str | Op, **options: Any) -> tuple[str, ...]:
+def swap_attention(model: nn.Module, op: str | Op, **options: Option) -> tuple[str, ...]:
     """Replace every timm-style attention module of a model, in place, by one that computes `op` with its weights.
 
     A module qualifies if it has `qkv`, `proj` and `num_heads` and computes softmax attention among tokens (B, N, C),
@@ -114,7 +116,7 @@ def is_timm_style(module: nn.Module) -> bool:
     return all(hasattr(module, name) for name in _ATTRIBUTES)
 
 
-def replacement(name: str, module: nn.Module, op: Op, options: dict[str, Any]) -> nn.Module:
+def replacement(name: str, module: nn.Module, op: Op, options: Keywords) -> nn.Module:
     """The replacement of a module; raises the errors of `swap_attention`."""
     watch()
     if _dropout_of(module) and "dropout" not in taken_by(op):
@@ -134,7 +136,7 @@ def calls_sdpa(module: nn.Module) -> bool:
     return code is not None and SDPA.__name__ in code.co_names and hasattr(module, "fused_attn")
 
 
-def with_own_forward(module: nn.Module, op: Op, options: dict[str, Any]) -> nn.Module:
+def with_own_forward(module: nn.Module, op: Op, options: Keywords) -> nn.Module:
     """A copy of a module that shares its parameters and computes `op` where it would call torch's function."""
     swapped = copy.copy(module)
     swapped.__dict__ |= {name: getattr(module, name).copy() for name in ("_parameters", "_buffers", "_modules")}
@@ -146,7 +148,7 @@ def with_own_forward(module: nn.Module, op: Op, options: dict[str, Any]) -> nn.M
     return swapped
 
 
-def _own_forward(module: nn.Module, op: Op, options: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+def _own_forward(module: nn.Module, op: Op, options: Keywords, *args: object, **kwargs: object) -> object:
     with _InsteadOfSdpa(op, options) as mode:
         out = type(module).forward(module, *args, **kwargs)
     if not mode.has_run:
@@ -157,13 +159,15 @@ def _own_forward(module: nn.Module, op: Op, options: dict[str, Any], *args: Any,
 class _InsteadOfSdpa(TorchFunctionMode):
     """Within it torch's attention function computes an op."""
 
-    def __init__(self, op: Op, options: dict[str, Any]) -> None:
+    def __init__(self, op: Op, options: Keywords) -> None:
         super().__init__()
         self.has_run = False
         function: Callable[..., Tensor] = scaled_dot_product_attention
         self.call = functools.partial(function, op=op, **options)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: AnyFunction, types: object, args: tuple[object, ...] = (), kwargs: Keywords | None = None
+    ) -> object:
         if func is not SDPA:
             return func(*args, **(kwargs or {}))
         self.has_run = True
@@ -209,7 +213,7 @@ def _refuse_unless_softmax(name: str, module: nn.Module) -> None:
 
     The interface does not determine the computation: such modules attend among channels in DaViT, among images in VOLO.
     """
-    probe: Any = copy.deepcopy(module).eval()
+    probe: OfTimm = copy.deepcopy(module).eval()
     meta = any(p.is_meta for p in probe.parameters())
     probe = (probe.to_empty(device="cpu") if meta else probe.cpu()).double()
     with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.no_grad():

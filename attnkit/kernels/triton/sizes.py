@@ -9,6 +9,8 @@ head size 128 on, and is still predicted to take a third to an eighth of the clo
 
 from typing import Any, NamedTuple
 
+from attnkit._core.typing import Keywords
+
 
 class Tile(NamedTuple):
     """Queries and keys of a tile, warps of a program, and pipeline stages."""
@@ -325,7 +327,8 @@ AMPLE = (9, 10, 11)
 """Major numbers of the compute capability of devices with 227 KiB of shared memory for a program. Those of 8.6, 8.9 and
 12.0 have 99 KiB, which the tiles for 8 keep to, and products like those of 8.0; so may newer ones."""
 
-TABLES: dict[str, Any] = {
+Entry = Any  # each table has its own keys, and tiles of a type of its own
+TABLES: dict[str, Entry] = {
     "pointwise": POINTWISE,
     "sequences": SEQUENCES,
     "distances": DISTANCES,
@@ -344,7 +347,7 @@ TABLES: dict[str, Any] = {
 }
 
 
-def table_of(key: tuple[Any, ...], *tables: str) -> str:
+def table_of(key: tuple[object, ...], *tables: str) -> str:
     """The last of some tables that has an entry for the key."""
     return [name for name in tables if key in TABLES[name]][-1]
 
@@ -354,7 +357,7 @@ def column(capability: int) -> int:
     return int(capability in AMPLE)
 
 
-def entry(key: tuple[Any, ...], capability: int, *tables: str) -> Any:
+def entry(key: tuple[object, ...], capability: int, *tables: str) -> Entry:
     """The tile that a call takes from these tables, the later ones exceptions to the earlier. `benchmarks.tiles` tries
     others in its place."""
     return TABLES[table_of(key, *tables)][key][column(capability)]
@@ -366,7 +369,7 @@ LARGEST = 64  # rows of a matrix: larger ones do not fit into the registers of a
 SLICE = 16  # columns and rows of operands that are read from memory at a time
 
 
-def newton(kernel: str, m: int, capability: int) -> dict[str, Any]:
+def newton(kernel: str, m: int, capability: int) -> Keywords:
     """Compile-time arguments of a kernel, which keeps its matrix in registers if none spills.
 
     Products of compute capability 9.0 take operands from shared memory, those of 8.0 from registers, which cannot hold

@@ -3,13 +3,13 @@
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, overload
+from typing import Concatenate, NamedTuple, ParamSpec, Protocol, overload
 
 from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, Weights, WithState, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, FeatureWeights, never, nothing, recorded
-from attnkit._core.typing import A, AnyFunction, Array, Factor, Keywords, Namespace, Option, Results
+from attnkit._core.typing import A, AnyFunction, Array, Decorator, Factor, Keywords, Namespace, Option, Results
 from attnkit.ops.linear.states import Options, Scaled, State, Tokens, shown_keys, state_context, step_context, stepping
 
 P = ParamSpec("P")
@@ -206,7 +206,7 @@ def _of_token(forward: AnyFunction, returns: object, more: list[inspect.Paramete
     )
 
 
-def _checked(record: Linear, body: AnyFunction) -> Callable[[Any], Any]:
+def _checked(record: Linear, body: AnyFunction) -> Decorator:
     return operation_checked_by(record.context, record.checks, body)
 
 

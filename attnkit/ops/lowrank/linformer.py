@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Generic, NamedTuple, TypeVar, Unpack
 
 from attnkit._core import check
 from attnkit._core.derived import vjp_like
@@ -32,17 +32,17 @@ class Projected(ScaledTokens, total=False):
     dropout_mask: Array | None
 
 
-Products = Softmax | Attention
+W = TypeVar("W", Softmax, Attention)
 
 
-class _Parts(NamedTuple):
+class _Parts(NamedTuple, Generic[W]):
     """Everything in the compute dtype, heads split under GQA, 0 at keys without a query and queries without a key."""
 
     k: Array
     v: OfLibrary  # (..., S, e), None for weights
     proj_k: Array  # (..., m, S)
     proj_v: OfLibrary
-    w: Any  # `Products` between q (..., L, d) and the slots E k (..., m, d)
+    w: W  # between q (..., L, d) and the slots E k (..., m, d)
     visible: Array | None  # keys (..., S) or (..., 1) that some query sees, None = all
     live: Array | None  # queries (..., L) that see some key
     shared: int | None  # heads of k under GQA
@@ -71,14 +71,14 @@ def _visibility(
 
 def _parts(
     xp: Namespace,
-    weigh: Weigh[Products],
+    weigh: Weigh[W],
     q: Array,
     k: Array,
     v: Array | None,
     proj_k: Array,
     proj_v: Array | None,
     common: Bindings,
-) -> _Parts:
+) -> _Parts[W]:
     dtype, S = compute_dtype(xp, q), k.shape[-2]
     shared = k.shape[-3] if common.get("enable_gqa") else None
     visible, live = _visibility(xp, q, S, common, shared)
@@ -126,9 +126,7 @@ def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
 _OWN = {"scale": check.plain_number, "mask": key_mask, "dropout_mask": checked_with_arrays}
 
 
-def attend(
-    weigh: Weigh[Products], q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, **common: object
-) -> Array:
+def attend(weigh: Weigh[W], q: Array, k: Array, v: Array, proj_k: Array, proj_v: Array, **common: object) -> Array:
     """`linformer_attention` with products like those of `Softmax.of`."""
     xp = namespace(q)
     p = _parts(xp, weigh, q, k, v, proj_k, proj_v, common)
@@ -137,7 +135,7 @@ def attend(
 
 
 def pull(
-    weigh: Weigh[Products],
+    weigh: Weigh[W],
     q: Array,
     k: Array,
     v: Array,

@@ -1,14 +1,13 @@
 """The Newton-Raphson iteration with which SOFT inverts its landmark kernel (Lu et al. 2021, Algorithm 2)."""
 
 from collections.abc import Callable
-from typing import Any
 
 from attnkit._core import check
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import magnitude, stop_gradient
 from attnkit._core.tokens import cotangent, diagonal, first_maximum, one_of, start, steps
-from attnkit._core.typing import A, Array, DType, Factor, Impl, Keywords, Namespace
+from attnkit._core.typing import A, Array, DType, Factor, Impl, Keywords, Namespace, Outputs
 
 NEAR = 1.01  # ‖I - A X_0‖₁ up to which X_0 is not halved
 _ORDERS = 3  # of derivatives that the implicit inverse has
@@ -185,7 +184,7 @@ def newton_inverse(
     inverse_grad: str = "implicit",
     return_residuals: bool = False,
     impl: Impl = "auto",
-) -> Any:
+) -> Outputs:
     """X_T of X_{k+1} = 2X_k - X_k A X_k from X_0 = init_scale·2/‖A‖₁²·A, which tends to the pseudo-inverse of A.
 
     Lu et al. 2021 eq 10 and Algorithm 2; ‖A‖₁ is the maximum column sum. For a symmetric positive semi-definite A the

@@ -6,7 +6,7 @@ tokens, states, and the way back to the shapes and dtypes of arguments are here.
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, NamedTuple, TypedDict
+from typing import Concatenate, NamedTuple, TypedDict
 
 from attnkit._core import check
 from attnkit._core.derived import DO, P, WithState, derived_signature, signature_like
@@ -14,7 +14,7 @@ from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import inverse_root
 from attnkit._core.tokens import checked_with_arrays, chosen, cotangent, key_mask, zeros
-from attnkit._core.typing import AnyFunction, Array, Factor, Keywords, Namespace, Option, Results
+from attnkit._core.typing import AnyFunction, Array, Decorator, Factor, Keywords, Namespace, Option, Results
 from attnkit.ops.linear.chunks import chunk_length, cut, joined
 from attnkit.ops.linear.record import Step, StepVjp, Vjp
 from attnkit.ops.linear.states import STATE_CHECKS, State, check_parts, parts_of, step_context, stepping
@@ -333,7 +333,7 @@ def step_vjp_of(forward: WithState[P], record: Recurrent, doc: str) -> StepVjp[P
     return _checked_step(record, record.step_vjp, derived_signature(forward, f"{record.name}_step_vjp", signature, doc))
 
 
-def _operation(record: Recurrent, body: AnyFunction) -> Callable[[Any], Any]:
+def _operation(record: Recurrent, body: AnyFunction) -> Decorator:
     return operation_checked_by(context_of(record), checks_of(record), body)
 
 

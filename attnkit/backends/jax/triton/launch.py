@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from attnkit._core import blocks, quadratic
 from attnkit._core.check import dtype_name
 from attnkit._core.mask import log, power
 from attnkit._core.special import is_key
-from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option, Results
+from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, OfTriton, Option, Results
 from attnkit.backends.jax import gpu, transforms
 from attnkit.backends.jax.blocked import SEED, Arrays, Static, arguments_of
 from attnkit.backends.jax.rows import lengths
@@ -54,7 +54,7 @@ class Launch(NamedTuple):
     In `aliases` are (array, output) whose memory is the same.
     """
 
-    kernel: Any
+    kernel: OfTriton
     programs: int
     arrays: tuple[Array, ...]
     outputs: tuple[jax.ShapeDtypeStruct, ...]

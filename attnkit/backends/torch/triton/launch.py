@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from attnkit._core.activations import ACTIVATIONS, is_in_pieces
-from attnkit._core.typing import Keywords, Option
+from attnkit._core.typing import Keywords, OfTriton, Option
 from attnkit.backends.torch import layout
 from attnkit.kernels.plan import Layout, Plan, blocks_of, cached_plan, signature, summed_axes
 
@@ -143,12 +143,12 @@ def by_sequence(a: Layout, x: View) -> View:
 class Launch(NamedTuple):
     """A kernel, its number of programs, and its arguments."""
 
-    kernel: Any
+    kernel: OfTriton
     programs: int
     arguments: Group
     constants: Keywords
 
-    def __call__(self) -> Any:
+    def __call__(self) -> OfTriton:
         """Run it; the answer is what Triton compiled, if anything."""
         if not self.programs:
             return None

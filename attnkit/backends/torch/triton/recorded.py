@@ -12,7 +12,7 @@ own, and later ones go straight to what it compiled.
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial, reduce
 from operator import or_
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnkit._core.special import without_autocast
-from attnkit._core.typing import AnyFunction, Keywords, Option, Results
+from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option, Results
 from attnkit.backends.torch import custom
 from attnkit.backends.torch.alignment import are_aligned
 from attnkit.backends.torch.custom import RATE, SEED, Arguments, Custom, Kept, encoded
@@ -77,7 +77,7 @@ class Operation(NamedTuple):
     options: Keywords
     made: View | None
 
-    def __call__(self, memory: list[Any], addresses: list[int]) -> None:
+    def __call__(self, memory: list[OfLibrary], addresses: list[int]) -> None:
         result = self.function(*[_with_views(x, memory) for x in self.arguments], **self.options)
         if self.made is not None:
             if result.stride() != self.made.strides:
@@ -224,7 +224,7 @@ class Recording:
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         device = tensors[0].device
-        memory: list[Any] = [*tensors]
+        memory: list[OfLibrary] = [*tensors]
         for made in self.made:
             memory.append(None if made is None else _room(*made, device))
         addresses = [0 if x is None else x.data_ptr() for x in memory]
@@ -237,7 +237,7 @@ class Recording:
                     each(memory, addresses, alignment)
         return [view.of(memory) for view in self.results]
 
-    def _compute(self, memory: list[Any], addresses: list[int]) -> None:
+    def _compute(self, memory: list[OfLibrary], addresses: list[int]) -> None:
         """Launches among operations, which autocast would give other dtypes."""
         with without_autocast(memory[0]):
             for each in self.steps:

@@ -8,12 +8,12 @@ read through views (items, heads, tokens, features), as for point-wise attention
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnkit._core.typing import Keywords, Option
+from attnkit._core.typing import Keywords, OfTriton, Option
 from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.softmax import sdpa_unsupported
@@ -211,7 +211,7 @@ class Read(NamedTuple):
 
 
 def gradient_launches(
-    owners: tuple[Any, Any, Any],
+    owners: tuple[OfTriton, OfTriton, OfTriton],
     read: Read,
     grads: Mapping[str, Tensor | None],
     q: Tensor,
@@ -221,7 +221,7 @@ def gradient_launches(
     """The launches of the kernels that own queries, keys and tiles of pairs, the first in any case."""
     a = call.a
 
-    def launch_of(kernel: Any, programs: Callable[[int, int], int], *arguments: object) -> Launch:
+    def launch_of(kernel: OfTriton, programs: Callable[[int, int], int], *arguments: object) -> Launch:
         sizes = sizes_of(kernel.__name__, q, call, statistics)
         assert sizes is not None
         return Launch(
