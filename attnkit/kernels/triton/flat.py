@@ -9,13 +9,15 @@
 n^-alpha and log n are arrays if they differ between queries.
 """
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
 from attnkit.kernels.triton import pointwise
 
 
-def constant(value: object) -> object:
+def constant(value: Any) -> Any:
     """A constant of a kernel: what a tuple holds as constants of Triton, whose 3.6 takes no plain ones from it, nor
     returns a tuple with None from a function: tuples are built where they are used.
     """

@@ -6,10 +6,11 @@ al. 2019 eq 8-11). Softmax has no threshold: `slope` is None, and weights are di
 written to the right of a tensor because Triton's interpreter requires it.
 """
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
-from attnkit._core.typing import Keywords, OfTriton
 from attnkit.kernels.triton.activations import LOG2_E, d_relu, exp, relu, relu_squared
 from attnkit.kernels.triton.special import fast_exp2, fast_power, step
 
@@ -123,7 +124,7 @@ HALF_NORMALISERS = NORMALISERS | {"entmax": (half_weigh_power, half_slope_power,
 HALF_KERNELS = ("forward_online", "softmax_parts", "statistics_of_softmax")
 
 
-def functions(kernel: OfTriton, normaliser: str, half: bool, negative: bool) -> Keywords:
+def functions(kernel: Any, normaliser: str, half: bool, negative: bool) -> dict[str, Any]:
     """The compile-time functions of a kernel, and whether its scale is negative."""
     named = (HALF_NORMALISERS if half else NORMALISERS)[normaliser]
     if half and normaliser == "softmax" and kernel.__name__ in HALF_KERNELS:

@@ -9,8 +9,6 @@ head size 128 on, and is still predicted to take a third to an eighth of the clo
 
 from typing import Any, NamedTuple
 
-from attnkit._core.typing import Keywords
-
 
 class Tile(NamedTuple):
     """Queries and keys of a tile, warps of a program, and pipeline stages."""
@@ -369,7 +367,7 @@ LARGEST = 64  # rows of a matrix: larger ones do not fit into the registers of a
 SLICE = 16  # columns and rows of operands that are read from memory at a time
 
 
-def newton(kernel: str, m: int, capability: int) -> Keywords:
+def newton(kernel: str, m: int, capability: int) -> dict[str, object]:
     """Compile-time arguments of a kernel, which keeps its matrix in registers if none spills.
 
     Products of compute capability 9.0 take operands from shared memory, those of 8.0 from registers, which cannot hold
