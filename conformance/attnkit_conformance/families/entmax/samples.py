@@ -217,8 +217,7 @@ def rela_growth(case: Case) -> float:
     """D: 1 + max|exponent|/16 of the gate, x counted as Σ w |v|."""
     if "gate_weight" not in case.arrays:
         return 1.0
-    common = {n: x for n, x in (*case.arrays.items(), *case.params.items()) if n in scoring.COMMON}
-    rows = rela_rows("sample", case.arrays["q"], case.arrays["k"], case.arrays["v"], **common)
+    rows = rela_rows("sample", case.arrays["q"], case.arrays["k"], case.arrays["v"], **scoring.options(case))
     largest = np.max(reference.attend(rows, absolute=True), initial=0.0) * np.max(np.abs(case.arrays["gate_weight"]))
     return tolerance.growth_of_exponent(float(largest))
 
