@@ -36,5 +36,8 @@ study 001-table4-more-cpu 001-table4 --set methods=vanilla,sparsemax,entmax15,re
 study 001-temperature-cpu 001-temperature --set memories=softmax_t2,softmax_t4,softmax_t8
 study 002-table5-cpu 002-table5
 study 000-fig3-squared-cpu 000-fig3 --set activations=relu_squared --set alphas=1
-study 005-recall-cpu 005-recall
-study 005-causal-cpu 005-causal
+study 005-causal-sums-cpu 005-causal --set methods=softmax,linear,forgetting
+study 005-causal-scores-cpu 005-causal --set methods=sink,ssmax,softpick,stick_breaking
+study 005-causal-states-cpu 005-causal --set methods=decay_heads,decay_tokens,gated_linear
+study 005-causal-delta-cpu 005-causal --set methods=delta,gated_delta
+study 005-causal-floors-cpu 005-causal --set methods=relu,average,zeros

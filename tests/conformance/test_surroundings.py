@@ -5,6 +5,7 @@ And the judging of it: bugs that show only there are seen.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -211,6 +212,15 @@ def test_a_refusal_has_to_name_generic() -> None:
 
     assert words(Refuses(), "inference_mode", "no_grad") == {"inference_mode": "fail", "no_grad": "pass"}
     assert words(Names(), "inference_mode", "no_grad") == {"inference_mode": "unsupported", "no_grad": "pass"}
+
+
+def test_what_an_export_is_written_with_may_not_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    (inner,) = (each for each in selection.find(["jax"]) if each.name == "jax-generic")
+    case = draw_case(next(core.samples("sparsemax_attention", "small", ("float32",))))
+    adapter = surround(inner, "export")
+    with pytest.raises(Unsupported, match="flatbuffers, which is not installed"):
+        adapter.call(case.op, core.typed_arrays(adapter, case), case.params)
 
 
 def test_promoted_ranks_and_invalid_numbers_are_seen() -> None:

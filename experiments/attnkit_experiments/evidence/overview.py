@@ -8,7 +8,7 @@ from attnkit_experiments.evidence import draw, paper_page
 from attnkit_experiments.evidence.claim import answers
 from attnkit_experiments.evidence.measures import headline, in_nats, measure_of
 from attnkit_experiments.evidence.papers import PAPERS
-from attnkit_experiments.evidence.runs import FLOOR, Run
+from attnkit_experiments.evidence.runs import WITHOUT_SCORES, Run
 from attnkit_experiments.evidence.size import too_small
 from attnkit_experiments.report.statistics import LEVEL, Difference, holm
 
@@ -38,7 +38,8 @@ Its parts *decide*: of trained models the loss over a test set (of translations 
 validation set), and what a claim names where it is about something else. The metric of the task stands beside it.
 Differences are paired by seed (same first weights where shapes agree, same batches); intervals are Student's, 95 %,
 over seeds, uncorrected. They say nothing of other test sets: studies from now on have an interval [over seeds and test
-samples](../experiments.md#other-seeds-and-other-test-samples) beside it on their pages, none of those above has.
+samples](../experiments.md#other-seeds-and-other-test-samples) beside it on their pages, as 005-recall has; the
+others above have none.
 
 - **Supported**: each part that decides is within its bounds, after Holm's correction for all comparisons that may
   decide claims of the same paper. *Uncorrected* is said of a part whose own interval is, and no more after correction.
@@ -106,7 +107,7 @@ def rows(run: Run) -> list[tuple[str, Difference]]:
     return [
         (variant, difference)
         for variant in run.variants
-        if run.first(variant)["series"] != FLOOR and run.first(variant)["baseline"] in run.variants
+        if run.first(variant)["series"] not in WITHOUT_SCORES and run.first(variant)["baseline"] in run.variants
         if draw.is_softmax(run, run.first(variant)["baseline"])
         if (difference := draw.difference(run, variant, key)) and difference.half_width is not None
     ]

@@ -31,6 +31,8 @@ CHOICES = ("activations", "alphas", "kinds", "memories", "methods", "sizes", "so
 
 FLOOR = "zeros"
 """The series whose attention returns zeros: what a model of the study reaches without any."""
+WITHOUT_SCORES = (FLOOR, "average")
+"""Series that are no variant to choose: they tell how much of a task is done without comparing queries and keys."""
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
+from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.jax import light
 from attnkit_conformance.adapters.surroundings import Arrays, Function, Surrounding
 from attnkit_conformance.adapters.surroundings.together import InThreads
@@ -139,7 +141,9 @@ def with_checkpoints(function: OfTwo) -> OfTwo:
 
 
 def run_exported(program: Program, *arguments: Tree) -> Tree:
-    """Written by jax.export, read and run."""
+    """Written by jax.export, read and run; Unsupported where the library that it writes with is not installed."""
+    if find_spec("flatbuffers") is None:
+        raise Unsupported("jax.export writes with flatbuffers, which is not installed")
     written = jax.export.export(jax.jit(program))(*arguments).serialize()
     return jax.export.deserialize(written).call(*arguments)
 

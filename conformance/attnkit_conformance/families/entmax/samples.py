@@ -47,9 +47,7 @@ SINGLE = Scene("single", 1, 1, e=1, lead=((3, 4),) * 3, options=("bias",))  # no
 NO_VALUES = Scene("zero-values", 5, 7, e=3)  # a norm of 0 passes 1/√eps to v
 ONE_QUERY = Scene("one-query", 1, 11, lead=((4,), (2,), (2,)), params=GQA, options=("gqa",))
 MANY = Scene("many-keys", 3, 2048, size=0.3, options=("positive_values",))  # sums over a support of hundreds of keys
-PART = replace(MANY, name="part-of-many", size=0.5)  # of so few that kernels list them, of sparsemax dozens
-LISTED = {"sparsemax_attention": (MANY, "bfloat16"), "entmax_attention": (PART, "float32")}
-"""Where few queries weigh dozens or hundreds of many keys, and not most of them: as decoding does, in each profile."""
+PART = replace(MANY, name="part-of-many", size=0.5)  # of so few that kernels list them, as sparsemax has dozens of MANY
 NEAR_ONE = (Scene("near-one", 63, 65), Scene("near-one-causal", 65, 65, params=CAUSAL))
 
 
@@ -171,8 +169,9 @@ def entmax_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     weights that sums in a half type lose them, and with many that are listed.
     """
     yield from attention_samples(op, dtype, profile)
+    listed = (PART, "float32") if "alpha" in op.own else (MANY, "bfloat16")
     for scene in (MANY, PART):
-        if profile == "full" or (scene, dtype) == LISTED.get(op.name):
+        if profile == "full" or ((scene, dtype) == listed and "v" in op.arguments):
             yield scene_sample(op, scene, {}, dtype)
     if profile == "full" and "alpha" in op.own:
         yield scene_sample(op, STEEP, {"alpha": 1.75}, dtype)

@@ -10,9 +10,10 @@ Settings: `methods`, `pairs`, `length`, `vocabulary`, and `shift`, without which
     together.
     Those of cpu were chosen on one seed each with 16 pairs in 64 tokens, after the claims were stated: softmax found
     all values after 200 steps, the delta rule 99 % after 400, decays of tokens 90 % after 600 and 94 % after 800. With
-    32 pairs of 127 keys, width 64 and half the rate nothing was found in 170 steps.
+    32 pairs of 127 keys, width 64 and half the rate nothing was found in 170 steps. Gates of forgetting and of decays
+    of tokens start at a half: what starts them nearer to 1, as Mamba-2 does, was not tried.
 Cost: smoke under a minute on 2 CPU cores; cpu (16 methods, 3 seeds) about 80
-    minutes on 2 CPU cores (estimated); paper not estimated.
+    minutes on 2 CPU cores (measured beside other work: two hours); paper not estimated.
 Command: python -m experiments run 005-recall --preset cpu --out runs/recall
 """
 
