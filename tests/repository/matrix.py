@@ -44,7 +44,7 @@ STEPS: dict[str, tuple[Step, ...]] = {
     "light": (("-m", "attnkit_conformance", "run", "numpy", "--profile", "small", "-k", "not property"),),
 }
 PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.14t")
-TESTED_WITH = ("entmax", "mpmath", "expecttest")  # by tests of the library
+TESTED_WITH = ("entmax", "mpmath", "expecttest", "hypothesis", "flatbuffers")  # by tests of the library; jax.export
 
 
 def libraries(side: str) -> list[str]:
