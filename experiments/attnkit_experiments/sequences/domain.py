@@ -181,11 +181,6 @@ class SequenceDomain(Domain):
     def facts(self, cell: Cell) -> dict[str, Any]:
         return {"tokens": cell.settings["model"].length * cell.settings["model"].towers}
 
-    def shape(self, cell: Cell) -> ClassifierConfig:
-        """All of the model: methods differ in their parameters."""
-        model: ClassifierConfig = cell.settings["model"]
-        return model
-
     def sections(self, study: Any, show_samples: bool) -> list[Section]:
         from attnkit_experiments.sequences import page  # imports plotting
 

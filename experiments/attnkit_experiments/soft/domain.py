@@ -74,9 +74,7 @@ class SoftDomain(Domain):
     measure = Measure("accuracy", "accuracy", factor=100, unit="%")
 
     source = staticmethod(image_source)
-
     load = staticmethod(read_images)
-
     about = staticmethod(about_images)
 
     def cell(
@@ -119,11 +117,6 @@ class SoftDomain(Domain):
             numbers["full_multiply_adds"] = products
             numbers["full_multiply_adds_without_inverse"] = products - full.newton_multiply_adds
         return numbers
-
-    def shape(self, cell: Cell) -> SoftConfig:
-        """All of the model: methods differ in their parameters."""
-        model: SoftConfig = cell.settings["model"]
-        return model
 
     def sections(self, study: Any, show_images: bool) -> list[Section]:
         from attnkit_experiments.soft import page  # imports plotting

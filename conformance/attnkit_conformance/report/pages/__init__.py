@@ -6,14 +6,14 @@ no other page needs), `main` and `script`. `parts.html` has the macros. Text is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-__all__ = ["Markup", "badge", "bullets", "card", "listing", "render", "section", "table", "tiles"]
+__all__ = ["Markup", "card", "render", "section", "table"]
 
 HERE = Path(__file__).parent
 
@@ -50,26 +50,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
 def card(body: str) -> Markup:
     """A figure, or anything else, in a frame."""
     return part("card", body)
-
-
-def tiles(facts: Mapping[str, object]) -> Markup:
-    """Large numbers side by side, each above its name."""
-    return part("tiles", facts)
-
-
-def listing(facts: Mapping[str, object]) -> Markup:
-    """Names and what belongs to each, in a card."""
-    return part("listing", facts)
-
-
-def bullets(title: str, texts: Iterable[str]) -> Markup:
-    """A heading and a list."""
-    return part("bullets", title, texts)
-
-
-def badge(text: str, alarm: bool = False) -> Markup:
-    """A short text in a frame."""
-    return part("badge", text, alarm)
 
 
 def section(title: str, text: str, body: str = "") -> Markup:
