@@ -73,7 +73,7 @@ def autocast() -> AbstractContextManager[object]:
 @contextmanager
 def default_device(device: str) -> Iterator[None]:
     """torch.set_default_device, and back."""
-    before = torch.get_default_device()
+    before = torch.empty(0).device  # torch 2.6 no longer says which after set_default_device(None)
     torch.set_default_device(device)
     try:
         yield
