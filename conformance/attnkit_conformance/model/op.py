@@ -54,7 +54,7 @@ QUERIES_AND_KEYS = Tokens(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Op:
     """What the judge needs to know about an op; `formula` and `own` also appear in the documentation's table."""
 

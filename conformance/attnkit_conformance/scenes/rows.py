@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from attnkit_conformance.model.case import DTYPES, Case, NoDraw, Sample
 from attnkit_conformance.model.grammar import Choice, Grammar, Level, Row
@@ -92,6 +92,7 @@ FORBIDDEN: tuple[tuple[Choice, Choice], ...] = (
 )
 
 
+@cache
 def grammar(op: Op, *arrays: str) -> Grammar:
     """The factors of an op, its own parameters among them, on the shapes of these arrays, by default those of pairs."""
     shapes = equal_first(op, [shape for array in arrays or ("pairs",) for shape in shapes_of(op, array)])
