@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from attnkit._core.gelu import d_gelu, gelu
 from attnkit._core.special import Function, logistic, relu, relu6, sigmoid, softplus, step, with_derivative
-from attnkit._core.typing import Array, Namespace, Option
+from attnkit._core.typing import Array, Namespace
 
 _TANH_SCALE, _TANH_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
 
@@ -51,13 +51,9 @@ class Activation(NamedTuple):
     growth: int = 0  # with which power of |s| the exponent of its tail grows; 0: no exponential is taken
 
 
-def _activation(name: str, h: Function, slope: Function, **facts: Option) -> Activation:
-    return Activation(name, with_derivative(h, slope), slope, **facts)
-
-
 _ROWS = (
-    _activation("relu", relu, step, exact_zeros=True, through_zero=True, kinks=(0.0,)),
-    _activation(
+    Activation("relu", relu, step, exact_zeros=True, through_zero=True, kinks=(0.0,)),
+    Activation(
         "relu_squared",
         lambda xp, s: relu(xp, s) ** 2,
         lambda xp, s: 2.0 * relu(xp, s),
@@ -65,8 +61,8 @@ _ROWS = (
         through_zero=True,
         kinks=(0.0,),
     ),
-    _activation("gelu", gelu, d_gelu, signed=True, through_zero=True, growth=2),
-    _activation(
+    Activation("gelu", gelu, d_gelu, signed=True, through_zero=True, growth=2),
+    Activation(
         "gelu_tanh",
         lambda xp, s: _gated(xp, s, _doubled(s)),
         _d_gelu_tanh,
@@ -74,11 +70,11 @@ _ROWS = (
         through_zero=True,
         growth=3,
     ),
-    _activation("softplus", softplus, logistic, growth=1),
-    _activation("identity", lambda xp, s: s, lambda xp, s: xp.ones_like(s), signed=True, through_zero=True),
-    _activation("relu6", relu6, _d_relu6, exact_zeros=True, through_zero=True, kinks=(0.0, 6.0)),
-    _activation("sigmoid", sigmoid, lambda xp, s: logistic(xp, s) * logistic(xp, -s), growth=1),
-    _activation(
+    Activation("softplus", softplus, logistic, growth=1),
+    Activation("identity", lambda xp, s: s, lambda xp, s: xp.ones_like(s), signed=True, through_zero=True),
+    Activation("relu6", relu6, _d_relu6, exact_zeros=True, through_zero=True, kinks=(0.0, 6.0)),
+    Activation("sigmoid", sigmoid, lambda xp, s: logistic(xp, s) * logistic(xp, -s), growth=1),
+    Activation(
         "silu",
         lambda xp, s: _gated(xp, s, s),
         lambda xp, s: _gated(xp, 1.0 + s * logistic(xp, -s), s),
@@ -87,7 +83,7 @@ _ROWS = (
         growth=1,
     ),
 )
-ACTIVATIONS = {row.name: row for row in _ROWS}
+ACTIVATIONS = {row.name: row._replace(h=with_derivative(row.h, row.slope)) for row in _ROWS}
 NAMES = tuple(ACTIVATIONS)
 
 

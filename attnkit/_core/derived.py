@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from attnkit._core.typing import A, AnyFunction, Array, Option
+from attnkit._core.typing import A, AnyFunction, Array
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +37,7 @@ class WithRows(Protocol[P]):
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # the keyword decides
-        self, q: A, k: A, v: A, *arrays: A, return_lse: Literal[True], **options: Option
+        self, q: A, k: A, v: A, *arrays: A, return_lse: Literal[True], **options: object
     ) -> tuple[A, A]: ...
     @overload
     def __call__(self, q: A, k: A, v: A, *args: P.args, **options: P.kwargs) -> A: ...
@@ -50,7 +50,7 @@ class WithState(Protocol[P]):
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # the keyword decides
-        self, q: A, k: A, v: A, *arrays: A, return_state: Literal[True], **options: Option
+        self, q: A, k: A, v: A, *arrays: A, return_state: Literal[True], **options: object
     ) -> tuple[A, tuple[A, ...]]: ...
     @overload
     def __call__(self, q: A, k: A, v: A, *args: P.args, **options: P.kwargs) -> A: ...

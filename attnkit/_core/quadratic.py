@@ -7,7 +7,7 @@ numbers instead of L·S, and u may stay unnormalised.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from attnkit._core.check import broadcast, is_learned
 from attnkit._core.dropout import keep_mask
@@ -18,14 +18,15 @@ from attnkit._core.typing import (
     A,
     Array,
     Bindings,
+    Common,
     DType,
     Factor,
     Length,
     Namespace,
     OfLibrary,
-    Option,
     Picks,
     Seed,
+    Seeing,
 )
 
 COMMON = tuple(DEFAULTS)
@@ -70,6 +71,13 @@ class Inputs(NamedTuple):
 Weigh = Callable[..., tuple[Array, Factor]]
 
 
+class Preparing(Common, total=False):
+    """The options of `prepare`."""
+
+    rows: Rows | None
+    part: tuple[tuple[int, ...], Picks] | None
+
+
 def compute_dtype(xp: Namespace, x: Array) -> DType:
     return xp.float64 if x.dtype == xp.float64 else xp.float32
 
@@ -91,7 +99,7 @@ def prepare(
     dropout: tuple[float, Seed] | None = None,
     rows: Rows | None = None,
     part: tuple[tuple[int, ...], Picks] | None = None,
-    **seeing: Option,
+    **seeing: Unpack[Seeing],
 ) -> Inputs:
     """Cast, compute visibility, and zero the keys that no query sees and the queries that see no key.
 

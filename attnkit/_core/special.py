@@ -378,7 +378,8 @@ def cumulative_sum(xp: Namespace, x: OfLibrary, axis: int, dtype: DType = None) 
         return xp.cumulative_sum(x, axis=axis, dtype=dtype)
     import torch
 
-    kind, n = dtype or x.dtype, x.shape[axis]
+    kind: OfLibrary = dtype or x.dtype
+    n = x.shape[axis]
     if not (kind.is_floating_point and isinstance(n, int) and torch.are_deterministic_algorithms_enabled()):
         return x.cumsum(dim=axis, dtype=dtype)
     return _doubled_sum(torch, x.to(kind), axis)

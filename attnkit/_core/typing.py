@@ -4,11 +4,11 @@ Bodies are written for `Array`, the array API standard. Public ops return arrays
 with (`A`). `Any` stands where a library has no types that all four share, each time under a name that says for what.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import ModuleType
 from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
-DType = Any  # NumPy's and JAX's are classes and instances of classes, torch's are instances
+DType = Hashable  # NumPy's and JAX's are classes and instances of classes, torch's are instances
 OfLibrary = Any
 """An array whose library is known where it stands: to a branch that uses functions of that library, and to the caller
 who gets it back."""
@@ -69,7 +69,7 @@ AnyFunction = Callable[..., Any]  # whose arguments only its caller knows
 Arrays = tuple[Array, ...]
 OptionalFunction = AnyFunction | None
 Decorator = Callable[[Any], Any]  # what it decorates keeps its type, which mypy does not see through a record
-Option = Any  # the value of an option, which the public function has checked
+Option = Any  # of an op that only the caller knows, looked up by its name or handed on beside others
 Factor = float | Array  # an array has one number for each row or head
 Results = Array | tuple[Array | tuple[Array, ...] | None, ...] | Mapping[str, Array | tuple[Array, ...]]
 """Of a call: an array, or a tuple with what its options ask for beside it, or gradients by name."""
@@ -82,6 +82,16 @@ Seed = int | Array  # or a key of jax.random.key
 Impl = str | tuple[str, ...] | list[str]
 LEARNED = ("scale", "alpha", "gain", "shift", "gamma", "slope", "intercept", "sink")
 """Numbers of ops whose scores are products or distances; as arrays they have gradients."""
+
+
+class Seeing(TypedDict, total=False):
+    """Which query may see which key: the fields of `mask.Visibility`."""
+
+    mask: Array | None
+    causal: Causal
+    window: tuple[int | None, int | None] | None
+    key_lengths: Array | int | None
+    query_mask: Array | None
 
 
 class WithoutCausal(TypedDict, total=False):
@@ -102,6 +112,48 @@ class Common(WithoutCausal, total=False):
     """The options of every quadratic op: which pairs interact, how q·k becomes a score, which weights are dropped."""
 
     causal: Causal
+
+
+class Options(Common, total=False):
+    """The options of all ops, each of which has the same meaning and type in every op that takes it. Functions that
+    read some of an op's options and hand on the rest take these."""
+
+    activation: str
+    alpha: Factor
+    gain: Factor
+    gamma: Factor
+    shift: float | str | Array
+    slope: Factor
+    intercept: Factor
+    sink: Factor | None
+    length: Length
+    eps: float
+    return_lse: bool
+    return_remainder: bool
+    attend_current: bool
+    log_forget: Array  # (..., S)
+    norm_weight: Array | None  # (e,) or of a head, (Hq, e)
+    norm_axis: str
+    gate_weight: Array | None
+    feature_map: str | Callable[[Array], Array]
+    normalize: bool | None
+    log_decay: Factor | None
+    initial_state: tuple[Array, ...] | None
+    return_state: bool
+    chunk_size: int
+    num_landmarks: int
+    init: str
+    init_scale: Factor
+    inverse_steps: int
+    newton_steps: int
+    inverse_grad: str
+    return_residuals: bool
+    ridge: float
+    kernel: str
+    landmark_mask: Array | None
+    key_bias: Array | None
+    value_bias: Array | None
+    norm_bias: Array | None
 
 
 DEFAULTS: Keywords = {

@@ -11,13 +11,13 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 import attnkit
-from attnkit._core.typing import AnyFunction, DType, Keywords, Option
+from attnkit._core.typing import AnyFunction, Keywords
 from attnkit.integrations._ops import Op, resolve, taken_by
 
 _FROM_THE_CALL = frozenset(("mask", "bias", "causal", "enable_gqa", "dropout", "dropout_mask"))
 
 
-def attention_fn(op: str | Op, **options: Option) -> Callable[..., jax.Array]:
+def attention_fn(op: str | Op, **options: object) -> Callable[..., jax.Array]:
     """A function with the arguments of `nnx.dot_product_attention` that computes `op`.
 
     query (..., L, Hq, d), key (..., S, Hkv, d), value (..., S, Hkv, e) -> (..., L, Hq, e), in flax's order of axes. As
@@ -48,7 +48,7 @@ def attention_fn(op: str | Op, **options: Option) -> Callable[..., jax.Array]:
         dropout_rng: jax.Array | None = None,
         dropout_rate: float = 0.0,
         deterministic: bool = False,
-        dtype: DType = None,
+        dtype: jax.typing.DTypeLike | None = None,
         precision: object = None,
         module: nnx.Module | None = None,
         promote_dtype: AnyFunction = dtypes.promote_dtype,
@@ -83,7 +83,7 @@ def attention_fn(op: str | Op, **options: Option) -> Callable[..., jax.Array]:
 
 
 def _dropout_mask(
-    rng: jax.Array | None, rate: float, pairs: tuple[int, ...], broadcast: bool, dtype: DType
+    rng: jax.Array | None, rate: float, pairs: tuple[int, ...], broadcast: bool, dtype: jax.typing.DTypeLike
 ) -> jax.Array:
     """flax's dropout of weights (..., Hq, L, S): one mask for all items and heads if `broadcast`."""
     if rng is None:

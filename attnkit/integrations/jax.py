@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from attnkit._core.typing import Keywords, Option
+from attnkit._core.typing import Keywords
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 
 NAME = "dot_product_attention"
@@ -35,7 +35,7 @@ def dot_product_attention(
     return_residual: bool = False,
     op: str | Op = "softmax",
     layout: Literal["blhd", "bhld"] = "blhd",
-    **options: Option,
+    **options: object,
 ) -> jax.Array:
     """The arguments and meaning of `jax.nn.dot_product_attention`, plus an op.
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from attnkit._core.loading import when_loaded
-from attnkit._core.typing import Keywords, Option
+from attnkit._core.typing import Keywords
 from attnkit.nn.describe import Description, describe
 from attnkit.nn.record import METADATA, Attention
 
@@ -58,7 +58,7 @@ def _write_and_read(config: OfPeft) -> None:
         return out | ({METADATA: getattr(self, METADATA)} if hasattr(self, METADATA) else {})
 
     @functools.wraps(from_peft_type)
-    def from_type_with_record(cls: type[OfPeft], /, **given: Option) -> OfPeft:
+    def from_type_with_record(cls: type[OfPeft], /, **given: object) -> OfPeft:
         record = given.pop(METADATA, None)
         made = from_peft_type(cls, **given)
         if record is not None:

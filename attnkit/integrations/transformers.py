@@ -19,7 +19,7 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 import attnkit
 from attnkit._core.family import RECORDS
-from attnkit._core.typing import AnyFunction, Keywords, Option
+from attnkit._core.typing import AnyFunction, Keywords
 from attnkit.integrations._ops import Op, needs_only_heads, resolve, scale_of, taken_by
 from attnkit.integrations.peft import watch
 from attnkit.integrations.torch.masks import split
@@ -66,7 +66,7 @@ def register() -> None:
         register_variant(name, op, **options)
 
 
-def register_variant(name: str, op: str | Op, **options: Option) -> None:
+def register_variant(name: str, op: str | Op, **options: object) -> None:
     """Register an op with options of its own as an attention implementation of transformers.
 
     Args:
@@ -177,7 +177,7 @@ def visible_pairs(
     return pairs
 
 
-def attention_function(name: str, op: Op, **options: Option) -> Callable[..., tuple[Tensor, Tensor | None]]:
+def attention_function(name: str, op: Op, **options: object) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """The function of an `AttentionInterface` that calls `op`; `name` is for its errors."""
     parameters = taken_by(op)
     weights_op: Op = getattr(attnkit, f"{op.__name__}_weights")

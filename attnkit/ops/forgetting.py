@@ -9,7 +9,7 @@ from attnkit._core.family import Family, recorded, weights_of
 from attnkit._core.library import library
 from attnkit._core.mask import positions
 from attnkit._core.special import cumulative_sum, stop_gradient, sum_before
-from attnkit._core.typing import Array, Bindings, Impl, Keywords, Namespace, Option, WithoutCausal
+from attnkit._core.typing import Array, Bindings, Impl, Keywords, Namespace, WithoutCausal
 from attnkit.ops import softmax
 
 # ---------------------------------------------------------------------------------------------- what fades
@@ -75,7 +75,7 @@ def prepare(
     log_forget: Array,
     kept: Array | None = None,
     at: Array | None = None,
-    **common: Option,
+    **common: Unpack[quadratic.Preparing],
 ) -> quadratic.Inputs:
     """`quadratic.prepare`, with c_i - c_j in the bias; `at` are the positions of the queries if `rows` are not."""
     a = quadratic.prepare(xp, q, k, v, **common)

@@ -10,7 +10,7 @@ from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with
 from attnkit._core.mask import Rows, visibility_of
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.tokens import chosen, cotangent
-from attnkit._core.typing import A, Array, Bindings, Causal, Impl, Keywords, Length, Namespace, Option, Seed
+from attnkit._core.typing import A, Array, Bindings, Causal, Impl, Keywords, Length, Namespace, Option, Options, Seed
 from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
 
 _SILU = ACTIVATIONS["silu"]
@@ -167,7 +167,7 @@ def gated_attention_unit(
 
 @operation_checked_by(_context, check.PLAIN_NUMBERS)
 @vjp_like(gated_attention_unit)
-def gated_attention_unit_vjp(x: Array, *others: Array, **options: object) -> dict[str, Array]:
+def gated_attention_unit_vjp(x: Array, *others: Array, **options: Unpack[Options]) -> dict[str, Array]:
     """Gradients of x, of every weight and, if passed, of "bias", for the cotangent do.
 
     da = u ⊙ (do W_oᵀ), du = a ⊙ (do W_oᵀ), dq, dk, dv from da as in `pointwise_attention_vjp`,

@@ -10,7 +10,7 @@ from attnkit._core import quadratic
 from attnkit._core.check import is_learned
 from attnkit._core.family import Family, op, vjp_of, weights_of
 from attnkit._core.special import cumulative_sum, stop_gradient
-from attnkit._core.typing import A, Array, Common, Impl, Namespace, Option
+from attnkit._core.typing import A, Array, Common, Impl, Namespace
 
 
 def _heads(x: Array) -> int:
@@ -54,7 +54,9 @@ def centred(xp: Namespace, a: quadratic.Inputs) -> quadratic.Inputs:
     return a._replace(q=a.q - _for_queries(xp, centre, _heads(a.q)), k=a.k - centre)
 
 
-def prepare(xp: Namespace, q: Array, k: Array, v: Array | None = None, **common: Option) -> quadratic.Inputs:
+def prepare(
+    xp: Namespace, q: Array, k: Array, v: Array | None = None, **common: Unpack[quadratic.Preparing]
+) -> quadratic.Inputs:
     """`quadratic.prepare`, and the centre of the keys subtracted."""
     return centred(xp, quadratic.prepare(xp, q, k, v, **common))
 

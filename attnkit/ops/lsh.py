@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Self, overload
+from typing import NamedTuple, Required, Self, TypedDict, Unpack, overload
 
 from attnkit._core import check
 from attnkit._core.derived import vjp_like, weights_like
@@ -12,7 +12,7 @@ from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import generator, real, stop_gradient
 from attnkit._core.tokens import both, chosen, cotangent, key_mask, valid_keys, whole, zeros
-from attnkit._core.typing import A, AnyFunction, Array, Causal, Impl, Keywords, Namespace, OfLibrary, Option
+from attnkit._core.typing import A, AnyFunction, Array, Causal, Impl, Keywords, Namespace, OfLibrary
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
 SELF_LOGIT = -1e5
@@ -89,6 +89,12 @@ def _hash(xp: Namespace, x: Array, rotations: Array, valid: Array | None) -> Arr
     projected = xp.reshape(projected, (*projected.shape[:-1], rounds, half))
     buckets = xp.argmax(xp.concat([projected, -projected], axis=-1), axis=-1).mT
     return buckets if valid is None else xp.where(valid[..., None, :], buckets, 2 * half)
+
+
+class _Options(TypedDict, total=False):
+    chunk_size: Required[int]
+    mask: Array | None
+    causal: Causal
 
 
 class _Order(NamedTuple):
@@ -282,7 +288,7 @@ def _joined(xp: Namespace, a: _Chunks, rounds: _Rounds, n: int) -> Array:
     return chosen(xp, a.valid, xp.sum(rounds.share * rounds.o, axis=-3)[..., :n, :])
 
 
-def _attend(softmax: _Softmax, qk: Array, v: Array, rotations: Array, **options: Option) -> Array:
+def _attend(softmax: _Softmax, qk: Array, v: Array, rotations: Array, **options: Unpack[_Options]) -> Array:
     """`lsh_attention` with attention within chunks by an implementation of softmax."""
     xp = namespace(qk)
     a = _chunks(xp, qk, v, rotations, **options)
@@ -290,11 +296,11 @@ def _attend(softmax: _Softmax, qk: Array, v: Array, rotations: Array, **options:
 
 
 def _pull(
-    softmax: _Softmax, qk: Array, v: Array, rotations: Array, do: Array, *, chunk_size: int, **options: Option
+    softmax: _Softmax, qk: Array, v: Array, rotations: Array, do: Array, **options: Unpack[_Options]
 ) -> dict[str, Array]:
     """`lsh_attention_vjp` with them: a round has the cotangents share·do of o_r and share (do·o_r - do·o) of lse_r."""
-    xp, n = namespace(qk), qk.shape[-2]
-    a = _chunks(xp, qk, v, rotations, chunk_size=chunk_size, **options)
+    xp, n, chunk_size = namespace(qk), qk.shape[-2], options["chunk_size"]
+    a = _chunks(xp, qk, v, rotations, **options)
     rounds = _rounds(xp, softmax, a)
     do = chosen(xp, a.valid, cast(xp, do, a.q.dtype))
     o, do = (_filled(xp, x, chunk_size)[..., None, :, :] for x in (_joined(xp, a, rounds, n), do))
@@ -383,7 +389,7 @@ def lsh_attention(
 
 @operation_checked_by(_chunked_context, _OWN)
 @weights_like(lsh_attention)
-def lsh_attention_weights(qk: Array, rotations: Array, **options: object) -> Array:
+def lsh_attention_weights(qk: Array, rotations: Array, **options: Unpack[_Options]) -> Array:
     """The weights w (..., n, n) of `lsh_attention`, summed over rounds, in the dtype of qk: its result for v = 1."""
     xp, n = namespace(qk), qk.shape[-2]
     i = positions(xp, qk, 0, n)
@@ -393,7 +399,9 @@ def lsh_attention_weights(qk: Array, rotations: Array, **options: object) -> Arr
 
 @operation_checked_by(_chunked_context, _OWN)
 @vjp_like(lsh_attention)
-def lsh_attention_vjp(qk: Array, v: Array, rotations: Array, do: Array, **options: Option) -> dict[str, Array]:
+def lsh_attention_vjp(
+    qk: Array, v: Array, rotations: Array, do: Array, **options: Unpack[_Options]
+) -> dict[str, Array]:
     """Gradients {"qk", "v"} of `lsh_attention` for the cotangent do, with the buckets as constants.
 
     dw = do vᵀ, ds = w (dw - do·o), dk̂ = dsᵀ qk, dqk = ds k̂ + (dk̂ - k̂ (k̂·dk̂))/√(‖x‖² + 10⁻⁶ d), dv = wᵀ do, within
@@ -405,7 +413,7 @@ def lsh_attention_vjp(qk: Array, v: Array, rotations: Array, do: Array, **option
 # ---------------------------------------------------------------------------------------------- kernels
 
 
-def pairs(qk: Array, v: Array, rotations: Array, *rest: Array, chunk_size: int, **options: object) -> int:
+def pairs(qk: Array, v: Array, rotations: Array, chunk_size: int) -> int:
     """Pairs of a query and a key in all rounds."""
     leading = check.broadcast("attention", "leading axes", tuple(qk.shape[:-2]), tuple(v.shape[:-2]))
     return 2 * math.prod(leading) * rotations.shape[-2] * qk.shape[-2] * chunk_size
@@ -419,8 +427,8 @@ def kernels(of: Kernel, enough: int = 0) -> dict[str, Kernel]:
     def unsupported(qk: Array, v: Array, *rest: Array, **options: object) -> str | None:
         return of.unsupported(qk, qk, v)
 
-    def is_faster(*arrays: Array, **options: Option) -> bool:
-        return pairs(*arrays, **options) >= enough
+    def is_faster(qk: Array, v: Array, rotations: Array, *rest: Array, chunk_size: int, **options: object) -> bool:
+        return pairs(qk, v, rotations, chunk_size) >= enough
 
     kernel = Kernel(of.name, partial(_attend, softmax), unsupported, is_faster)
     return with_gradients(lsh_attention, kernel, partial(_pull, softmax))

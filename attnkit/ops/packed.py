@@ -15,7 +15,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, DROPOUT, POSITIONAL, WithRows, WithState, derived_signature, signature_like
 from attnkit._core.dispatch import explains, namespace, repeated_call_checked_by
 from attnkit._core.mask import positions
-from attnkit._core.typing import A, AnyFunction, Array, Keywords, Namespace, OfLibrary, Option, Results
+from attnkit._core.typing import A, AnyFunction, Array, Keywords, Namespace, OfLibrary, Results
 from attnkit.ops.linear.attention import LINEAR, linear_attention, linear_attention_vjp
 from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
@@ -253,7 +253,7 @@ def packed_vjp(forward: Packed[P], vjp: AnyFunction, checks: Checks = check.PLAI
     several = len(cotangents) > 1  # a single one must not be None
 
     def pull(
-        q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, *cotangents: Array, **options: Option
+        q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, *cotangents: Array, **options: object
     ) -> dict[str, Array]:
         return _backward(vjp, q, k, v, (cu_seqlens_q, cu_seqlens_k), cotangents, options)
 

@@ -9,7 +9,7 @@ from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.family import Apart, Family, always, recorded, weights_of
 from attnkit._core.special import may_have_gradient, stop_gradient
-from attnkit._core.typing import A, AnyFunction, Array, Common, Impl, Keywords, Namespace, OfLibrary, Option
+from attnkit._core.typing import A, AnyFunction, Array, Common, Impl, Keywords, Namespace, OfLibrary
 from attnkit.ops import pointwise
 
 NORM_AXES = ("hidden", "head")
@@ -275,7 +275,7 @@ def kernels(of: Kernel, pull_of: AnyFunction | None = None, replaces: tuple[str,
         product = forward(*wide(xp, q, k, v), **RELU, **common)
         return quadratic.cast(xp, normalised(xp, product, norm_weight, **norm), q.dtype)
 
-    def pull(q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: Option) -> dict[str, Array]:
+    def pull(q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: object) -> dict[str, Array]:
         norm, common = RELA.split(options)
         xp = namespace(q)
         inputs = wide(xp, q, k, v)

@@ -22,7 +22,6 @@ from attnkit._core.typing import (
     Length,
     Namespace,
     OfLibrary,
-    Option,
 )
 from attnkit.ops import softmax
 from attnkit.ops.softmax import SOFTMAX, softmax_attention, softmax_attention_vjp
@@ -182,7 +181,7 @@ def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
         o: OfLibrary = softmax_attention(multiply(xp, of_q, factor, options), of_k, of_v, **common, impl=forward.name)
         return quadratic.cast(xp, o, q.dtype)
 
-    def pull(q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
+    def pull(q: Array, k: Array, v: Array, do: Array, **options: object) -> dict[str, Array]:
         xp = namespace(q)
         log_n, factor, common = factor_of(xp, q, k, options)
         of_q, of_k, of_v, of_o = wide(xp, q, k, v, do)

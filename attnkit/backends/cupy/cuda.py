@@ -6,9 +6,10 @@ they save.
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Unpack
 
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
-from attnkit._core.typing import AnyFunction, Array, OfLibrary, Option, Results
+from attnkit._core.typing import AnyFunction, Array, OfLibrary, Option, Options, Results
 from attnkit.backends.cupy import linear, newton, packed, pointwise, rows, soft, statistics
 from attnkit.backends.cupy.pointwise import GAUSSIAN, Device
 from attnkit.kernels import predicted, verdicts
@@ -83,13 +84,13 @@ def room(x: OfLibrary) -> int:
         return Gpu().shared_bytes
 
 
-def inverse_unsupported(a: OfLibrary, **options: Option) -> str | None:
+def inverse_unsupported(a: OfLibrary, **options: Unpack[Options]) -> str | None:
     """Why the Newton inverse is not supported."""
     refused = newton.unsupported_options(a, **options)
     return refused or newton.too_large(room(a), a.shape[-1], a.dtype.name, **options)
 
 
-def soft_unsupported(q: OfLibrary, v: OfLibrary, landmarks: OfLibrary, **options: Option) -> str | None:
+def soft_unsupported(q: OfLibrary, v: OfLibrary, landmarks: OfLibrary, **options: Unpack[Options]) -> str | None:
     """Why SOFT is not supported."""
     refused = soft.unsupported_options(q, v, landmarks, **options)
     return refused or newton.too_large(room(q), landmarks.shape[-2], q.dtype.name, **options)
@@ -111,7 +112,7 @@ def both(device: Device, q: OfLibrary, k: OfLibrary, v: OfLibrary, **options: Op
     return outputs.pop("o"), RowStatistics(**outputs)
 
 
-def keeps(q: Array, k: Array, *rest: Array | None, **options: object) -> bool:
+def keeps(q: pointwise.Array, k: pointwise.Array, *rest: Array | None, **options: object) -> bool:
     """Whether the generic body would make large arrays of weights."""
     return predicted.keeps(predicted.pairs(q.shape, k.shape), q.dtype.itemsize)
 

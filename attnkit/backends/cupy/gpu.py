@@ -5,9 +5,10 @@ from functools import cache
 
 import cupy
 import numpy
+from numpy.typing import DTypeLike
 
 from attnkit._core.poison import poisons
-from attnkit._core.typing import AnyFunction, DType, OfLibrary
+from attnkit._core.typing import AnyFunction, OfLibrary
 from attnkit.backends.cupy.launch import Launch
 from attnkit.kernels.cuda import SOURCES, program
 
@@ -50,7 +51,7 @@ class Gpu:
         """Where the first element is in the memory of the device."""
         return int(x.data.ptr)
 
-    def empty(self, shape: tuple[int, ...], dtype: DType) -> OfLibrary:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> OfLibrary:
         """Uninitialised memory, or NaN."""
         memory = cupy.empty(shape, dtype)
         if poisons():

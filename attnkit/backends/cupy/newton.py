@@ -7,9 +7,10 @@ import ctypes
 import math
 from collections.abc import Callable
 from numbers import Real
+from typing import Unpack
 
 from attnkit._core.check import broadcast
-from attnkit._core.typing import OfLibrary, Option
+from attnkit._core.typing import OfLibrary, Options
 from attnkit.backends.cupy.launch import NUMBERS, Launch, View
 from attnkit.backends.cupy.pointwise import Array, Device, reduced_to
 from attnkit.backends.cupy.views import Views
@@ -122,7 +123,7 @@ def iterates(
 
 
 def inverse(
-    residuals: Callable[..., Array], device: Device, a: Array, **options: Option
+    residuals: Callable[..., Array], device: Device, a: Array, **options: Unpack[Options]
 ) -> Array | tuple[Array, Array]:
     """X_T, or with `return_residuals` (X_T, `residuals` (A, X_0 .. X_T) of the kernel's iterates)."""
     if not options.pop("return_residuals", False):

@@ -7,11 +7,13 @@ several leading axes cannot be merged into one. A `Device` compiles and runs.
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Unpack
 
 import array_api_compat
+from numpy.typing import DTypeLike
 
 from attnkit._core.activations import lacking
-from attnkit._core.typing import Bindings, DType, Keywords, Option
+from attnkit._core.typing import Bindings, Keywords, Option, Options
 from attnkit.backends.cupy.launch import (
     ACTIVATIONS,
     NUMBERS,
@@ -168,7 +170,7 @@ class Call(Views):
 # ---------------------------------------------------------------------------------------------- what a library calls
 
 
-def forward(device: Device, q: Array, k: Array, v: Array, **options: object) -> Array:
+def forward(device: Device, q: Array, k: Array, v: Array, **options: Unpack[Options]) -> Array:
     """o (..., L, e)."""
     o = device.empty(layout_of(q, k, v, options).shape_of("o"), q.dtype)
     if o.size:
@@ -178,7 +180,7 @@ def forward(device: Device, q: Array, k: Array, v: Array, **options: object) -> 
     return o
 
 
-def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options: object) -> dict[str, Array]:
+def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options: Unpack[Options]) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} and, if a bias was passed, "bias"."""
     return gradients(lambda: Call(device, q, k, v, do, **options), q, k, v, do, **options)
 
@@ -208,7 +210,7 @@ def gradients(make: Callable[[], Call], q: Array, k: Array, v: Array, do: Array,
     return {name: reduced_to(grad, like[name]) for name, grad in grads.items()}
 
 
-def zeros(device: Device, shape: tuple[int, ...], dtype: DType) -> Array:
+def zeros(device: Device, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     """The cotangent of an output that has none."""
     x = device.empty(shape, dtype)
     x[...] = 0

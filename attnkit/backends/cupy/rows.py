@@ -6,8 +6,9 @@ stored in arrays of the compute dtype between the launches of a gradient; the fo
 
 import ctypes
 from functools import partial
+from typing import Unpack
 
-from attnkit._core.typing import Option
+from attnkit._core.typing import Option, Options
 from attnkit.backends.cupy import pointwise
 from attnkit.backends.cupy.launch import WIDEST, Launch, Pointwise, Tiles, View, fitting, tiles_of, width_of
 from attnkit.backends.cupy.pointwise import Array, Device, layout_of
@@ -52,7 +53,7 @@ class RowsCall(pointwise.Call):
 
     def __init__(
         self, device: Device, q: Array, k: Array, v: Array, o: Array, *, alpha: float | Array, output: bool,
-        rows: dict[str, Array], **options: object,
+        rows: dict[str, Array], **options: Option,
     ) -> None:  # fmt: skip
         super().__init__(device, q, k, v, o, **options, activation="identity", alpha=0.0)
         alpha = float(alpha)
@@ -109,7 +110,7 @@ class RowsCall(pointwise.Call):
 # ---------------------------------------------------------------------------------------------- what a library calls
 
 
-def unsupported_options(q: Array, k: Array, v: Array, **options: Option) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, **options: Unpack[Options]) -> str | None:
     """Why a call is not supported on any device."""
     if is_array(options.get("alpha")):
         return "an array alpha is served by the generic implementation"
@@ -133,7 +134,7 @@ def forward(
 
 def backward(
     device: Device, q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, *, alpha: float | Array,
-    **options: object,
+    **options: Option,
 ) -> dict[str, Array]:  # fmt: skip
     """Gradients {"q", "k", "v"} and, if a bias was passed, "bias", for the cotangents do and dlse (None = 0)."""
     if do is None:

@@ -5,10 +5,11 @@ P is not stored; what is left to the generic body is as large as the landmarks.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Unpack
 
 from attnkit._core.dispatch import namespace
 from attnkit._core.quadratic import sum_to
-from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option
+from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Options
 from attnkit.backends.cupy import newton, pointwise
 from attnkit.backends.cupy.launch import WIDEST
 from attnkit.backends.cupy.pointwise import GAUSSIAN, Array, Device
@@ -18,7 +19,9 @@ from attnkit.ops.lowrank.newton import generic_alone
 from attnkit.ops.lowrank.products import Attention, Weigh
 
 
-def _inverted(device: Device, a: Array, **options: Option) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
+def _inverted(
+    device: Device, a: Array, **options: Unpack[Options]
+) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
     """X, and its gradients as a function of its cotangent, which is a sum where products share an X."""
     x = newton.forward(device, a, **options)
 
@@ -35,12 +38,12 @@ def _parts(device: Device) -> tuple[soft.Inverted, Weigh[Attention]]:
     return partial(_inverted, device), partial(Attention, attend, pull)
 
 
-def forward(device: Device, q: Array, v: Array, landmarks: Array, **options: Option) -> OfLibrary:
+def forward(device: Device, q: Array, v: Array, landmarks: Array, **options: Unpack[Options]) -> OfLibrary:
     """o (..., n, e)."""
     return soft.attend(*_parts(device), q, v, landmarks, **options)
 
 
-def backward(device: Device, q: Array, v: Array, landmarks: Array, do: Array, **options: Option) -> Keywords:
+def backward(device: Device, q: Array, v: Array, landmarks: Array, do: Array, **options: Unpack[Options]) -> Keywords:
     """Gradients {"q", "v", "landmarks"} and, if it is an array, "init_scale"."""
     return soft.pull(*_parts(device), q, v, landmarks, do, **options)
 

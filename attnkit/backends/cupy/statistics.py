@@ -6,9 +6,10 @@ of `rows` find its numbers, and o if it is wanted, and a sweep for the statistic
 
 import ctypes
 from collections.abc import Sequence
+from typing import Unpack
 
 from attnkit._core.family import RECORDS, base_op
-from attnkit._core.typing import Keywords, OfLibrary, Option
+from attnkit._core.typing import Keywords, OfLibrary, Option, Options
 from attnkit.backends.cupy import pointwise, rows
 from attnkit.backends.cupy.launch import Launch, View
 from attnkit.backends.cupy.pointwise import Array, Device, layout_of
@@ -36,7 +37,7 @@ class StatisticsOfPairs(pointwise.Call):
 
     structure = Statistics
 
-    def __init__(self, *inputs: OfLibrary, output: bool, rows: dict[str, Array], **options: Option) -> None:
+    def __init__(self, *inputs: OfLibrary, output: bool, rows: dict[str, Array], **options: Unpack[Options]) -> None:
         super().__init__(*inputs, **options)
         self.arguments.output = output
         for name, x in rows.items():
@@ -67,7 +68,9 @@ SERVED: dict[str, tuple[type[StatisticsOfPairs] | type[StatisticsOfRows], Keywor
 """The ops, of which others are special cases, and what is added to their options."""
 
 
-def unsupported_options(q: Array, k: Array, v: Array | None = None, *, op: str, **options: object) -> str | None:
+def unsupported_options(
+    q: Array, k: Array, v: Array | None = None, *, op: str, **options: Unpack[Options]
+) -> str | None:
     """Why a call is not served, on any device."""
     if base_op(op) not in SERVED:
         return f"statistics of {op} are served by the generic implementation"

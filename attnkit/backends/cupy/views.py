@@ -6,8 +6,8 @@ from typing import Protocol
 
 import array_api_compat
 import numpy
+from numpy.typing import DTypeLike
 
-from attnkit._core.typing import DType
 from attnkit.backends.cupy.launch import KINDS, Launch, View
 from attnkit.kernels.plan import Layout
 from attnkit.kernels.strides import as_items
@@ -28,7 +28,7 @@ class Device(Protocol):
         """The address of the first element, for kernels."""
         ...
 
-    def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """Uninitialised memory in row-major order."""
         ...
 

@@ -126,7 +126,7 @@ def prepared(c: blocks.Call, p: blocks.Call, index: Index, start: Number) -> blo
     alone = visibility.causal is True and c.lengths[0] <= c.lengths[1] and not visibility.masked
     if alone and c.family.prepare is quadratic.prepare:  # every query sees a known number of keys, at least one
         a = quadratic.prepare(jnp, q, k, v, **options)
-        a = a._replace(pairs=pairs, count=(i + (1 + shift)).astype(a.dtype))
+        a = a._replace(pairs=pairs, count=quadratic.cast(jnp, i + (1 + shift), a.dtype))
         if a.drop is not None and pairs is not None:
             drop: OfLibrary = a.drop
             a = a._replace(drop=jnp.where(pairs, drop, 0.0))
@@ -284,7 +284,7 @@ def attend(op: str, q: Array, k: Array, v: Array, **options: object) -> Array:
     return o
 
 
-def pull(op: str, q: Array, k: Array, v: Array, do: Array, *rest: None, **options: Option) -> Arrays:
+def pull(op: str, q: Array, k: Array, v: Array, do: Array, *rest: None, **options: object) -> Arrays:
     """The explicit gradients of an op of `OPS`."""
     static, arrays = divided(op, {"q": q, "k": k, "v": v, **options})
     arrays, do = varying_alike((arrays, do))

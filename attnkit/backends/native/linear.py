@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 from attnkit._core.activations import lacking
 from attnkit._core.check import broadcast
 from attnkit._core.dispatch import Kernel
-from attnkit._core.typing import Array, Bindings, Keywords, OfLibrary, Option, Results
+from attnkit._core.typing import Array, Bindings, Keywords, OfLibrary, Option, Options, Results
 from attnkit.backends.native import abi
 from attnkit.backends.native.served import Served
 from attnkit.kernels.plan import is_array
@@ -263,18 +263,18 @@ class Linear(Served):
         grads = self.pulled(op, call(op, inputs, **options).arguments, cotangents(op, options, do, dstate))
         return gradients(op, options, grads)
 
-    def step(self, op: str, *arrays: Array, **options: Option) -> Results:
+    def step(self, op: str, *arrays: Array, **options: Unpack[Options]) -> Results:
         """One more token."""
         s = sequence(op, *arrays, **options)
         o, state = self.attend(s.op, *s.arrays, return_state=True, **s.options)
         return o[..., 0, :], state
 
-    def pull_step(self, op: str, *arrays: Array, **options: Option) -> Keywords:
+    def pull_step(self, op: str, *arrays: Array, **options: Unpack[Options]) -> Keywords:
         """Its explicit gradients."""
         s = sequence(op, *arrays, **options)
         return gradients_of_token(self.pull(s.op, *s.arrays, **s.options))
 
-    def refuse_step(self, op: str, backward: bool, *arrays: Array, **options: Option) -> str | None:
+    def refuse_step(self, op: str, backward: bool, *arrays: Array, **options: Unpack[Options]) -> str | None:
         """Why the library does not serve a step."""
         s = sequence(op, *arrays, **options)
         return self.refuse(s.op, backward, *s.arrays, return_state=not backward, function=op, **s.options)
@@ -286,7 +286,7 @@ class Linear(Served):
         *arrays: OfLibrary,
         dstate: State | None = None,
         function: str = "",
-        **options: Option,
+        **options: Unpack[Options],
     ) -> str | None:
         """Why the library does not serve a call."""
         *inputs, do = arrays if backward else (*arrays, None)

@@ -373,7 +373,7 @@ def _common(
 
 
 def _allocated(results: Iterable[Operand]) -> tuple[Allocated, ...]:
-    return tuple([Allocated(*operand[1:]) for operand in results])
+    return tuple([Allocated(operand.shape, operand.strides, spelt(operand.dtype)) for operand in results])
 
 
 def _without_keys(operand: Operand) -> tuple[str, tuple[int | None, ...], None, DType]:

@@ -1,9 +1,10 @@
 """Packed sequences as the library takes them: their boundaries are two more arrays of a call of the op."""
 
 from functools import partial
+from typing import Unpack
 
 from attnkit._core.dispatch import Kernel
-from attnkit._core.typing import AnyFunction, Array, OfLibrary, Option, Results
+from attnkit._core.typing import AnyFunction, Array, OfLibrary, Options, Results
 from attnkit.backends.native import linear
 from attnkit.backends.native.lower import EDGES
 from attnkit.backends.native.served import Arguments, Served
@@ -55,7 +56,7 @@ class Packed(Served):
         return self.pull(op, q, k, v, *cotangents, edges_q=cu_q, edges_k=cu_k, **options)
 
     def refuse(
-        self, op: str, backward: bool, q: Array, k: Array, v: Array, *others: Array, **options: Option
+        self, op: str, backward: bool, q: Array, k: Array, v: Array, *others: Array, **options: Unpack[Options]
     ) -> str | None:
         """Why the library does not serve a call."""
         reason = linear.refused(op, backward, (q, k, v), **options) if op in linear.OPS else None

@@ -16,7 +16,7 @@ OPS = score_ops()
 def call_of(op: str, q: Array, k: Array, v: Array, options: Keywords) -> blocks.Call:
     """The call with its tokens in the compute dtype, so that they are cast once, not per block."""
     dtype = quadratic.compute_dtype(np, q)
-    q, k, v = (x.astype(dtype, copy=False) for x in (q, k, v))
+    q, k, v = (quadratic.cast(np, x, dtype) for x in (q, k, v))
     return blocks.call(RECORDS[op].family, q, k, v, options)
 
 

@@ -1,13 +1,14 @@
 """Quadratic attention in blocks of heads and queries (`attnkit._core.blocks`), where the compiled kernels are not."""
 
 from functools import partial
+from typing import Unpack
 
 from torch import Tensor
 
 from attnkit._core import blocks
 from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.library import namespace
-from attnkit._core.typing import Option
+from attnkit._core.typing import Options
 from attnkit.backends.torch.custom import Arguments, register
 
 OPS = score_ops()
@@ -36,12 +37,12 @@ def attend(op: str, q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tenso
     return CUSTOM.attend(op, q=q, k=k, v=v, **options)
 
 
-def pull(op: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, *rest: None, **options: Option) -> dict[str, Tensor]:
+def pull(op: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, *rest: None, **options: object) -> dict[str, Tensor]:
     """The explicit gradients of an op of `OPS`."""
     return CUSTOM.pull(op, do, q=q, k=k, v=v, **options)
 
 
-def unsupported(q: Tensor, *arrays: Tensor, **options: Option) -> str | None:
+def unsupported(q: Tensor, *arrays: Tensor, **options: Unpack[Options]) -> str | None:
     """Why a call is not served in blocks."""
     return "blocks are for the CPU" if q.device.type != "cpu" else blocks.unsupported(q, *arrays, **options)
 

@@ -18,7 +18,7 @@ from torch.library import CustomOpDef
 
 from attnkit._core import quadratic
 from attnkit._core.special import without_autocast
-from attnkit._core.typing import Keywords, OfLibrary, Option
+from attnkit._core.typing import Keywords, OfLibrary
 from attnkit.backends.torch import watchers
 from attnkit.backends.torch.alignment import in_aligned_memory
 from attnkit.backends.torch.layout import in_layout_of
@@ -77,7 +77,7 @@ class Custom(NamedTuple):
         """o of `op`."""
         return self.outputs(op, **arguments)[0]
 
-    def pull(self, op: str, do: Tensor | None, **arguments: Option) -> dict[str, Tensor]:
+    def pull(self, op: str, do: Tensor | None, **arguments: object) -> dict[str, Tensor]:
         """The explicit gradients."""
         names, tensors, text = encoded(arguments)
         inputs = [name for name in names.split(",") if name in self.differentiable]

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from attnkit._core.dispatch import Kernel
-from attnkit._core.quadratic import compute_dtype
 from attnkit.ops.pointwise import qk_layernorm
 
 
@@ -19,7 +18,7 @@ def unsupported(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, **opti
 
 def fused(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
     """Both normalised, in the dtype of q."""
-    dtype = compute_dtype(torch, q)
+    dtype = torch.promote_types(q.dtype, torch.float32)
 
     def one(x: Tensor, weight: Tensor) -> Tensor:
         return layer_norm(x.to(dtype), x.shape[-1:], weight.to(dtype), eps=eps).to(x.dtype)

@@ -49,7 +49,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         dtype: torch.dtype | None = None,
         *,
         op: str | Op = "softmax",
-        **options: Option,
+        **options: object,
     ) -> None:
         function, options = resolve(NAME, op, options, _FROM_THE_CALL)
         if dropout and "dropout" not in taken_by(function):

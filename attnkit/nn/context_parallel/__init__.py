@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import attnkit
-from attnkit._core.typing import LEARNED, AnyFunction, Causal, Keywords, Option
+from attnkit._core.typing import LEARNED, AnyFunction, Causal, Keywords
 from attnkit.nn.context_parallel import linear, pointwise, softmax
 from attnkit.nn.context_parallel.collectives import Traffic, count_traffic
 from attnkit.nn.context_parallel.shards import Mesh, Visibility, shards_of
@@ -50,7 +50,7 @@ def context_parallel(
     mask: Tensor | None = None,
     key_lengths: Tensor | int | None = None,
     query_mask: Tensor | None = None,
-    **options: Option,
+    **options: object,
 ) -> Tensor:
     """The local part of `op(q, k, v, ...)` of the whole sequence, tokens of all processes in the order of their ranks.
 

@@ -3,14 +3,23 @@
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Concatenate, NamedTuple, ParamSpec, Protocol, overload
+from typing import Concatenate, NamedTuple, ParamSpec, Protocol, Unpack, overload
 
 from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, Weights, WithState, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, FeatureWeights, never, nothing, recorded
-from attnkit._core.typing import A, AnyFunction, Array, Decorator, Factor, Keywords, Namespace, Option, Results
-from attnkit.ops.linear.states import Options, Scaled, State, Tokens, shown_keys, state_context, step_context, stepping
+from attnkit._core.typing import A, AnyFunction, Array, Decorator, Factor, Keywords, Namespace, Option, Options, Results
+from attnkit.ops.linear.states import (
+    Scaled,
+    State,
+    Tokens,
+    WholeOptions,
+    shown_keys,
+    state_context,
+    step_context,
+    stepping,
+)
 
 P = ParamSpec("P")
 OfState = tuple[Array | None, ...] | None  # the cotangent of a state; None, or a part that is None, is 0
@@ -60,7 +69,9 @@ class Linear(NamedTuple):
         lead = check.broadcast(self.name, "leading axes", tuple(u.shape[:-2]), own_axes)
         return quadratic.cast(xp, xp.broadcast_to(u * r, (*lead, *u.shape[-2:])), q.dtype)
 
-    def vjp(self, q: Array, k: Array, v: Array, *others: Array, dstate: OfState = None, **options: Option) -> Results:
+    def vjp(
+        self, q: Array, k: Array, v: Array, *others: Array, dstate: OfState = None, **options: Unpack[Options]
+    ) -> Results:
         *arrays, do = others
         bound = self.rule(f"{self.name}_vjp", *arrays, **options)
         return self.bodies.vjp(namespace(q), bound, q, k, v, do, dstate, _whole(**options))
@@ -92,9 +103,9 @@ class Linear(NamedTuple):
         return {f"{name}_t": grads[name][..., 0, :] for name in "qkv"} | of_state
 
 
-def _whole(initial_state: State | None = None, chunk_size: int = 64, **options: object) -> Options:
+def _whole(initial_state: State | None = None, chunk_size: int = 64, **options: object) -> WholeOptions:
     """The options of a whole call beside those of a rule."""
-    return Options(initial_state, chunk_size, {name: x for name, x in options.items() if name in OF_TOKENS})
+    return WholeOptions(initial_state, chunk_size, {name: x for name, x in options.items() if name in OF_TOKENS})
 
 
 def family_of(record: Linear) -> Family:

@@ -12,7 +12,7 @@ from attnkit._core.typing import Array, Keywords, Namespace, Results
 from attnkit.ops.linear import decay
 from attnkit.ops.linear.record import Bodies
 from attnkit.ops.linear.scan import finite, largest
-from attnkit.ops.linear.states import Options, State, cast_like, gathered
+from attnkit.ops.linear.states import State, WholeOptions, cast_like, gathered
 from attnkit.ops.linear.sums import (
     Call,
     Rule,
@@ -31,7 +31,9 @@ from attnkit.ops.linear.sums import (
 )
 
 
-def attend(xp: Namespace, rule: Rule, q: Array, k: Array, v: Array, options: Options, return_state: bool) -> Results:
+def attend(
+    xp: Namespace, rule: Rule, q: Array, k: Array, v: Array, options: WholeOptions, return_state: bool
+) -> Results:
     """o in the dtype of q, or (o, state)."""
     m = prepared(xp, rule, q, k, v, options.initial_state, return_state, options.chunk_size, options.common)
     o = divided(xp, m, sums(xp, m))
@@ -67,7 +69,14 @@ def _outputs_backward(xp: Namespace, m: Call, do: Array) -> SumsGradients:
 
 
 def attend_vjp(
-    xp: Namespace, rule: Rule, q: Array, k: Array, v: Array, do: Array | None, dstate: State | None, options: Options
+    xp: Namespace,
+    rule: Rule,
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array | None,
+    dstate: State | None,
+    options: WholeOptions,
 ) -> Keywords:
     """{"q", "k", "v"}, "log_decay" of an array and "initial_state" if given, each like its argument."""
     initial = options.initial_state

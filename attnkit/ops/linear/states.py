@@ -37,7 +37,7 @@ class Scaled(Tokens, total=False):
     scale: float | None
 
 
-class Options(NamedTuple):
+class WholeOptions(NamedTuple):
     """The options of a whole call beside those that its features have."""
 
     initial_state: State | None

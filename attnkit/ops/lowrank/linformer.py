@@ -21,7 +21,7 @@ from attnkit._core.tokens import (
     valid_keys,
     zeros,
 )
-from attnkit._core.typing import A, Array, Bindings, Impl, Keywords, Namespace, OfLibrary, Option
+from attnkit._core.typing import A, Array, Bindings, Impl, Keywords, Namespace, OfLibrary
 from attnkit.ops.lowrank.products import Attention, Softmax, Weigh
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
@@ -142,7 +142,7 @@ def pull(
     proj_k: Array,
     proj_v: Array,
     do: Array,
-    **common: Option,
+    **common: object,
 ) -> dict[str, Array]:
     """`linformer_attention_vjp` with them."""
     xp = namespace(q)

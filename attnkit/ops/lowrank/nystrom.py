@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Generic, NamedTuple, Unpack
+from typing import Generic, NamedTuple, Required, Unpack
 
 from attnkit._core import check
 from attnkit._core.derived import vjp_like, weights_like
@@ -25,7 +25,7 @@ from attnkit._core.tokens import (
     valid_keys,
     whole,
 )
-from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary, Option
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary
 from attnkit.ops.lowrank.products import Attention, Softmax, W, Weigh
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
@@ -65,6 +65,12 @@ class _Landmarks(NamedTuple, Generic[W]):
     zs: list[Array]  # Z_0 .. Z, the inverse
 
 
+class _Options(ScaledTokens, total=False):
+    num_landmarks: Required[int]
+    inverse_steps: int
+    init: str
+
+
 def _prepare(
     xp: Namespace,
     q: Array,
@@ -74,7 +80,7 @@ def _prepare(
     num_landmarks: int,
     inverse_steps: int = 6,
     init: str = "exact",
-    **common: Option,
+    **common: Unpack[ScaledTokens],
 ) -> _Inputs:
     dtype, n = compute_dtype(xp, q), q.shape[-2]
     shared = k.shape[-3] if common.get("enable_gqa") else None
@@ -208,7 +214,7 @@ def _middle(xp: Namespace, x: _Landmarks[W], u: Array, v: Array | None) -> Array
     return middle if x.exact is None else xp.where(x.exact, x.means if v is None else x.means @ v, middle)
 
 
-def attend(weigh: Weigh[Products], q: Array, k: Array, v: Array, **options: Option) -> Array:
+def attend(weigh: Weigh[Products], q: Array, k: Array, v: Array, **options: Unpack[_Options]) -> Array:
     """`nystrom_attention` with products like those of `Softmax.of`."""
     xp = namespace(q)
     a = _prepare(xp, q, k, v, **options)
@@ -220,7 +226,9 @@ def attend(weigh: Weigh[Products], q: Array, k: Array, v: Array, **options: Opti
     return cast(xp, join_heads(xp, o, a.shared), q.dtype)
 
 
-def pull(weigh: Weigh[Products], q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
+def pull(
+    weigh: Weigh[Products], q: Array, k: Array, v: Array, do: Array, **options: Unpack[_Options]
+) -> dict[str, Array]:
     """`nystrom_attention_vjp` with them."""
     xp = namespace(q)
     a = _prepare(xp, q, k, v, **options)
@@ -288,7 +296,7 @@ def nystrom_attention(
 
 @operation_checked_by(_context, _OWN)
 @weights_like(nystrom_attention)
-def nystrom_attention_weights(q: Array, k: Array, **options: Option) -> Array:
+def nystrom_attention_weights(q: Array, k: Array, **options: Unpack[_Options]) -> Array:
     """K1 Z K3 (..., n, n), by which `nystrom_attention` multiplies v, in the dtype of q; entries may be negative."""
     xp = namespace(q)
     a = _prepare(xp, q, k, None, **options)
@@ -302,7 +310,7 @@ def nystrom_attention_weights(q: Array, k: Array, **options: Option) -> Array:
 
 @operation_checked_by(_context, _OWN)
 @vjp_like(nystrom_attention)
-def nystrom_attention_vjp(q: Array, k: Array, v: Array, do: Array, **options: object) -> dict[str, Array]:
+def nystrom_attention_vjp(q: Array, k: Array, v: Array, do: Array, **options: Unpack[_Options]) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} for the cotangent do: through the three softmaxes, the means, every inverse step and
     the norm of Z_0, whose maximum passes its gradient to the first column (of the whole batch for "batch_max").
     """

@@ -9,13 +9,17 @@ from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.mask import positions
 from attnkit._core.special import magnitude
 from attnkit._core.tokens import Tokens, both, chosen, gradient_like, join_heads, key_mask, split_heads, valid_keys
-from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary, Option
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary
 
 
 class GroupedTokens(Tokens, total=False):
     """`Tokens`, with heads in groups."""
 
     enable_gqa: bool
+
+
+class _Options(GroupedTokens, total=False):
+    eps: float
 
 
 def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
@@ -128,7 +132,7 @@ def sima_attention(q: A, k: A, v: A, *, eps: float = 1e-12, impl: Impl = "auto",
 
 @operation_checked_by(_context, OWN)
 @weights_like(sima_attention)
-def sima_attention_weights(q: Array, k: Array, **options: Option) -> Array:
+def sima_attention_weights(q: Array, k: Array, **options: Unpack[_Options]) -> Array:
     """The implied weights q̂ k̂ᵀ (..., L, S) of `sima_attention` in the dtype of q, 0 where query or key is not valid."""
     xp = namespace(q)
     a = _prepare(xp, q, k, None, **options)
@@ -137,7 +141,7 @@ def sima_attention_weights(q: Array, k: Array, **options: Option) -> Array:
 
 @operation_checked_by(_context, OWN)
 @vjp_like(sima_attention)
-def sima_attention_vjp(q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
+def sima_attention_vjp(q: Array, k: Array, v: Array, do: Array, **options: Unpack[_Options]) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} of `sima_attention` for the cotangent do, in time O(L d e).
 
     dq̂ = do (k̂ᵀ v)ᵀ, dk̂ = v (q̂ᵀ do)ᵀ, dv = k̂ (q̂ᵀ do); dx = (dx̂ - sign(x) Σ_t dx̂ x̂)/Σ_t |x| where that sum exceeds eps,

@@ -11,7 +11,7 @@ from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import stop_gradient
 from attnkit._core.tokens import Tokens, both, checked_with_arrays, chosen, cotangent, diagonal, key_mask, valid_keys
-from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary, Option
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary
 from attnkit.ops.gaussian import gaussian_attention, gaussian_attention_vjp
 from attnkit.ops.lowrank.newton import INVERSE_OPTIONS, inverted
 from attnkit.ops.lowrank.products import Attention, Gaussian, W, Weigh
@@ -53,7 +53,7 @@ def _kernels(
     *,
     landmark_mask: Array | None = None,
     ridge: float = 0.0,
-    **tokens: Option,
+    **tokens: Unpack[Tokens],
 ) -> _Kernels[W]:
     """Zero everything invisible, subtract one vector per (batch, head), and form both kernels."""
     dtype = compute_dtype(xp, q)
@@ -93,7 +93,7 @@ def pull(
     v: Array,
     landmarks: Array,
     do: Array,
-    **options: Option,
+    **options: object,
 ) -> dict[str, Array]:
     """`soft_attention_vjp` with them."""
     xp = namespace(q)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from attnkit._core import blocks, quadratic
 from attnkit._core.check import dtype_name
 from attnkit._core.mask import log, power
 from attnkit._core.special import is_key
-from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, OfTriton, Option, Results
+from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, OfTriton, Options, Results
 from attnkit.backends.jax import gpu, transforms
 from attnkit.backends.jax.blocked import SEED, Arrays, Static, arguments_of
 from attnkit.backends.jax.rows import lengths
@@ -343,7 +343,7 @@ attended.defvjp(_attended_fwd, _attended_bwd)
 # ---------------------------------------------------------------------------------------------- what is supported
 
 
-def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: Option) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, *rest: Array, **options: Unpack[Options]) -> str | None:
     """Why the kernels do not support a call on any device."""
     if dtype_name(q) == "float64":
         return "float64 is served by the generic implementation"
@@ -362,6 +362,6 @@ def unsupported_device(*arrays: Array | None, **options: object) -> str | None:
     return gpu.unsupported(*arrays, options) or missing()
 
 
-def unsupported(*arrays: Array, **options: Option) -> str | None:
+def unsupported(*arrays: Array, **options: Unpack[Options]) -> str | None:
     """Why a call is not supported."""
     return unsupported_device(*arrays, **options) or unsupported_options(*arrays, **options)

@@ -4,7 +4,7 @@ Gradients compute the sums of keys again, then 1/den and δ = do·o of every que
 end, by two sweeps where products have a half type. The running sums of segments take the memory of the sums of each.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax.numpy as jnp
 from jax import Array
@@ -12,7 +12,7 @@ from jax import Array
 from attnkit._core import quadratic
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import with_gradients
-from attnkit._core.typing import Keywords, OfLibrary, Option, Results
+from attnkit._core.typing import Keywords, OfLibrary, Options, Results
 from attnkit.backends.jax import gpu
 from attnkit.backends.jax.blocked import Arrays, Static, arguments_of, divided
 from attnkit.backends.jax.triton import launch
@@ -264,12 +264,12 @@ def sum_to(name: str, grad: Array, shape: tuple[int, ...]) -> Array:
 EXPLICIT = launch.Explicit(forward, backward)
 
 
-def attend(q: Array, k: Array, v: Array, **options: Option) -> Results:
+def attend(q: Array, k: Array, v: Array, **options: Unpack[Options]) -> Results:
     """linear_attention."""
     return launch.attended(EXPLICIT, *divided(OP, states.with_parts(OP, q, k, v, **options)))[0]
 
 
-def pull(q: Array, k: Array, v: Array, do: Array, dstate: State | None = None, **options: Option) -> Keywords:
+def pull(q: Array, k: Array, v: Array, do: Array, dstate: State | None = None, **options: Unpack[Options]) -> Keywords:
     """linear_attention_vjp."""
     op = f"{OP}_vjp"
     arguments = states.with_parts(op, q, k, v, **options)
@@ -287,14 +287,14 @@ def pull(q: Array, k: Array, v: Array, do: Array, dstate: State | None = None, *
     return grads
 
 
-def unsupported_options(*arrays: Array, **options: Option) -> str | None:
+def unsupported_options(*arrays: Array, **options: Unpack[Options]) -> str | None:
     """Why the kernels do not support a call on any device."""
     if options.get("log_decay") is not None:
         return "log_decay is served by the generic implementation"
     return launch.unsupported_options(*arrays, **options) or linear_calls.unsupported_options(*arrays, **options)
 
 
-def unsupported(*arrays: Array, **options: object) -> str | None:
+def unsupported(*arrays: Array, **options: Unpack[Options]) -> str | None:
     """Why a call is not supported."""
     return launch.unsupported_device(*arrays, **options) or unsupported_options(*arrays, **options)
 

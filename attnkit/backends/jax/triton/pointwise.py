@@ -5,6 +5,7 @@ Queries and keys of Gaussian attention are centred by JAX (`attnkit.kernels.trit
 
 from collections.abc import Callable
 from functools import partial
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax import Array
 
 from attnkit._core.activations import is_in_pieces, lacking
 from attnkit._core.dispatch import Kernel, with_gradients
-from attnkit._core.typing import DType, Keywords, Option
+from attnkit._core.typing import DType, Keywords, Option, Options
 from attnkit.backends.jax import gpu
 from attnkit.backends.jax.blocked import Arrays, Static, divided
 from attnkit.backends.jax.rows import bounds
@@ -164,7 +165,7 @@ def attend(op: str, q: Array, k: Array, v: Array, **options: object) -> Array:
     return o
 
 
-def pull(op: str, q: Array, k: Array, v: Array, do: Array, **options: Option) -> Arrays:
+def pull(op: str, q: Array, k: Array, v: Array, do: Array, **options: object) -> Arrays:
     """The explicit gradients of pointwise_attention or gaussian_attention."""
     return EXPLICIT.pull(*divided(op, {"q": q, "k": k, "v": v, **options}), do, None)
 
@@ -176,7 +177,7 @@ def unsupported_options(*arrays: Array, activation: str = "relu", **options: Opt
     return lacking("triton", ACTIVATIONS, activation) or launch.unsupported_options(*arrays, **options)
 
 
-def unsupported(*arrays: Array, **options: Option) -> str | None:
+def unsupported(*arrays: Array, **options: Unpack[Options]) -> str | None:
     """Why a call is not supported."""
     return launch.unsupported_device(*arrays, **options) or unsupported_options(*arrays, **options)
 

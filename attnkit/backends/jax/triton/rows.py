@@ -6,12 +6,13 @@ or τ and c of the others. Explicit gradients compute it first.
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Unpack
 
 import jax.numpy as jnp
 from jax import Array
 
 from attnkit._core.dispatch import Kernel
-from attnkit._core.typing import Keywords, Option, Results
+from attnkit._core.typing import Keywords, Options, Results
 from attnkit.backends.jax import gpu
 from attnkit.backends.jax.blocked import Arrays, Static, divided
 from attnkit.backends.jax.triton import launch
@@ -116,7 +117,7 @@ def attend(op: str, q: Array, k: Array, v: Array, **options: object) -> Results:
     return launch.attended(EXPLICIT, *divided(op, {"q": q, "k": k, "v": v, **options}))[0]
 
 
-def pull(op: str, q: Array, k: Array, v: Array, do: Array, dlse: Array | None = None, **options: Option) -> Arrays:
+def pull(op: str, q: Array, k: Array, v: Array, do: Array, dlse: Array | None = None, **options: object) -> Arrays:
     """The explicit gradients of softmax_attention or entmax_attention."""
     static, arrays = divided(op, {"q": q, "k": k, "v": v, **options})
     numbers = launch.attended(EXPLICIT, static, arrays)[1]
@@ -131,7 +132,7 @@ def unsupported_options(
     dlse: Array | None = None,
     *,
     vjp: bool = False,
-    **options: object,
+    **options: Unpack[Options],
 ) -> str | None:
     """Why the kernels do not support a call on any device."""
     if is_array(options.get("alpha")):
@@ -139,7 +140,7 @@ def unsupported_options(
     return launch.unsupported_options(q, k, v, *((do,) if vjp else ()), **options)
 
 
-def unsupported(*arrays: Array, vjp: bool, **options: Option) -> str | None:
+def unsupported(*arrays: Array, vjp: bool, **options: Unpack[Options]) -> str | None:
     """Why a call is not supported."""
     return launch.unsupported_device(*arrays, **options) or unsupported_options(*arrays, vjp=vjp, **options)
 

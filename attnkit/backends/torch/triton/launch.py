@@ -65,7 +65,13 @@ class Call(NamedTuple):
 
 
 def call_of(
-    q: Tensor, k: Tensor, v: Tensor | None, *, activation: str = "relu", atomic: bool = False, **options: Option
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    *,
+    activation: str = "relu",
+    atomic: bool = False,
+    **options: Option,
 ) -> Call:
     """A call with the options of pointwise_attention.
 

@@ -12,14 +12,14 @@ efficient attention one for each feature: both are left to other implementations
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 from torch import Tensor
 
 from attnkit._core import quadratic
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
 from attnkit._core.tokens import softmax, softmax_gradient
-from attnkit._core.typing import Array, Keywords, Namespace, OfLibrary, Option
+from attnkit._core.typing import Array, Keywords, Namespace, OfLibrary, Option, Options
 from attnkit.backends.torch.triton import linear, pointwise
 from attnkit.backends.torch.triton.linear_launch import State
 from attnkit.kernels import linear_calls, predicted
@@ -95,7 +95,7 @@ def call_of(record: Linear, q: Tensor, k: Tensor, *arrays: Tensor, keeps: bool =
 
 
 def attend(
-    record: Linear, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor, **options: object
+    record: Linear, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor, **options: Unpack[Options]
 ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
     """The op, with gradients by autograd."""
     keeps = bool(options.get("return_state"))
@@ -105,7 +105,13 @@ def attend(
 
 
 def pull(
-    record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, dstate: State | None = None, **options: Option
+    record: Linear,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *others: OfLibrary,
+    dstate: State | None = None,
+    **options: Unpack[Options],
 ) -> Keywords:
     """Its explicit gradients."""
     *arrays, do = others
@@ -153,7 +159,9 @@ def _per_query_head(heads: int, options: Keywords) -> bool:
     return any(len(shape) > 0 and shape[-1] not in (1, heads) for shape in shapes)
 
 
-def unsupported(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: object) -> str | None:
+def unsupported(
+    record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: Unpack[Options]
+) -> str | None:
     """Why Triton does not support a call."""
     if pointwise.unsupported_device(q):
         return pointwise.unsupported_device(q)

@@ -6,13 +6,13 @@ All steps of all matrices are one launch. Backward recomputes them: one more lau
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
-from attnkit._core.typing import Array, Keywords, OfLibrary, Option
+from attnkit._core.typing import Array, Keywords, OfLibrary, Options
 from attnkit.backends.torch.custom import Arguments, Outputs
 from attnkit.backends.torch.triton import launch, pointwise, recorded
 from attnkit.backends.torch.triton.launch import Launch, View
@@ -159,7 +159,7 @@ def invert(a: Tensor, **options: object) -> Tensor | tuple[Tensor, Array]:
     return x, lowrank_newton.residuals(namespace(a), a.to(x.dtype), list(xs.detach().unbind(-3)))
 
 
-def pull(a: Tensor, dx: Tensor, **options: Option) -> dict[str, Tensor]:
+def pull(a: Tensor, dx: Tensor, **options: object) -> dict[str, Tensor]:
     """newton_inverse_vjp."""
     return CUSTOM.pull(OP, dx, a=a, **options)
 
@@ -193,7 +193,7 @@ def is_faster(a: Tensor, *rest: Tensor | None, newton_steps: int = 20, **options
     return predicted.takes_inverses(math.prod(a.shape[:-2]), newton_steps, pointwise.major(a))
 
 
-def soft_is_faster(q: Tensor, v: Tensor, landmarks: Tensor, *rest: Tensor | None, **options: Option) -> bool:
+def soft_is_faster(q: Tensor, v: Tensor, landmarks: Tensor, *rest: Tensor | None, **options: Unpack[Options]) -> bool:
     """The same for that of the landmarks; the rest is the generic body."""
     return is_faster(landmarks, newton_steps=options.get("newton_steps", 20))
 

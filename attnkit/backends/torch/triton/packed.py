@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import TypeAlias
+from typing import TypeAlias, Unpack
 
 import torch
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, with_gradients
-from attnkit._core.typing import AnyFunction, Keywords, Option, Results
+from attnkit._core.typing import AnyFunction, Keywords, Options, Results
 from attnkit.backends.torch.triton import linear, pointwise, rows
 from attnkit.kernels import linear_calls, predicted
 from attnkit.ops.packed import linear_attention_packed, pointwise_attention_packed, softmax_attention_packed
@@ -39,7 +39,7 @@ def attend(op: Attend, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges
 
 
 def pull(
-    op: Pull, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: Option
+    op: Pull, q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: object
 ) -> dict[str, Tensor]:
     """The gradients, tokens first."""
     arrays = _heads_first(q, k, v, *cotangents)
@@ -61,13 +61,13 @@ def prepared(op: Prepare, arrays: tuple[Tensor, ...], options: Keywords) -> AnyF
     return call
 
 
-def unsupported_options(q: Tensor, k: Tensor, v: Tensor, **options: Option) -> str | None:
+def unsupported_options(q: Tensor, k: Tensor, v: Tensor, **options: Unpack[Options]) -> str | None:
     """Why the kernels do not support a call on any device: its score function, or an option of linear attention."""
     return pointwise.unsupported_options(**options) or linear_calls.unsupported_options(q, k, v, **options)
 
 
 def unsupported(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: object
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Edges, cu_k: Edges, *cotangents: Tensor | None, **options: Unpack[Options]
 ) -> str | None:
     """Why Triton does not support a call."""
     return pointwise.unsupported(q, k, v, *cotangents[:1]) or unsupported_options(q, k, v, **options)

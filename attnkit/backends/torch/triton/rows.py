@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnkit._core.typing import Keywords, OfTriton, Option
+from attnkit._core.typing import Keywords, OfTriton
 from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.softmax import sdpa_unsupported
@@ -348,7 +348,7 @@ def attend(op: str, q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tenso
 
 
 def pull(
-    op: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, dlse: Tensor | None = None, **options: Option
+    op: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, dlse: Tensor | None = None, **options: object
 ) -> dict[str, Tensor]:
     """Explicit gradients of softmax_attention, forgetting_attention or entmax_attention."""
     return CUSTOM.pull(op, do, q=q, k=k, v=v, dlse=dlse, **options)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnkit._core.dispatch import with_gradients
-from attnkit._core.typing import Keywords, Option
+from attnkit._core.typing import Keywords
 from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.triton import decoding, launch, pointwise, recorded, rows
@@ -108,7 +108,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
     return CUSTOM.attend(OP, q=q, k=k, v=v, **options)
 
 
-def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: Option) -> dict[str, Tensor]:
+def pull(q: Tensor, k: Tensor, v: Tensor, do: Tensor, **options: object) -> dict[str, Tensor]:
     """softpick_attention_vjp."""
     return CUSTOM.pull(OP, do, q=q, k=k, v=v, **options)
 

@@ -111,7 +111,7 @@ def attend(
 
 
 def pull(
-    q: Tensor, k: Tensor, v: Tensor | None, do: Tensor | None, dstats: dict[str, Tensor], *, op: str, **options: Option
+    q: Tensor, k: Tensor, v: Tensor | None, do: Tensor | None, dstats: dict[str, Tensor], *, op: str, **options: object
 ) -> dict[str, Tensor]:
     """Gradients of q, k, v and bias, those that there are, for cotangents of o and of statistics."""
     args = {"q": q, "k": k, **OPTIONS.get(base_op(op), {}), **options}
@@ -157,7 +157,14 @@ def _both(q: Tensor, k: Tensor, v: Tensor, **options: Option) -> tuple[Tensor, R
 
 
 def _both_vjp(
-    q: Tensor, k: Tensor, v: Tensor, *, do: Tensor | None, dstats: RowStatistics, fields: object, **options: Option
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    do: Tensor | None,
+    dstats: RowStatistics,
+    fields: object,
+    **options: Option,
 ) -> dict[str, Tensor]:
     return pull(q, k, v, do, dstats._asdict(), **options)
 
