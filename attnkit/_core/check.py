@@ -9,7 +9,7 @@ checks it.
 import difflib
 import math
 import numbers
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple, NoReturn, TypeGuard
 
@@ -134,14 +134,14 @@ def _home(op: str, name: str, x: object) -> str:
     return home
 
 
-def _plain(op: str, home: str, arrays: list[tuple[str, OfLibrary]]) -> None:
+def _plain(op: str, home: str, arrays: Sequence[tuple[str, object]]) -> None:
     """These arrays of a library must have a number at every place and nothing besides."""
     if (found := peculiar(arrays, home)) is not None:
         name, why = found
         raise TypeError(f"{op}: {name} is {why}")
 
 
-def same_home(op: str, first_name: str, first: Array, name: str, x: OfLibrary) -> None:
+def same_home(op: str, first_name: str, first: Array, name: str, x: Array) -> None:
     """x must live in the same library and on the same device as the first array."""
     array(op, name, x)
     if type(x) is not type(first) and library(x) != library(first):
@@ -152,7 +152,7 @@ def same_home(op: str, first_name: str, first: Array, name: str, x: OfLibrary) -
         raise TypeError(f"{op}: all arrays must be on one device; got {pair}")
 
 
-def float_array(op: str, name: str, x: OfLibrary) -> None:
+def float_array(op: str, name: str, x: Array) -> None:
     array(op, name, x)
     _of_floats(op, name, x)
 
@@ -168,7 +168,7 @@ def fits(own: Shape, shape: Shape) -> bool:
     return len(own) <= len(shape) and all(a == 1 or a == b for a, b in zip(own, own_axes, strict=True))
 
 
-def boolean_array(op: str, name: str, x: OfLibrary, like_name: str, like: Array, shape: Shape, axes: str) -> None:
+def boolean_array(op: str, name: str, x: Array, like_name: str, like: Array, shape: Shape, axes: str) -> None:
     """A boolean array of the library and device of `like` that broadcasts to `shape` without enlarging it."""
     same_home(op, like_name, like, name, x)
     if dtype_name(x) != "bool":

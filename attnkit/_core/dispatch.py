@@ -80,7 +80,7 @@ class Kernel(NamedTuple):
 
 
 def _guarded(kernel: Kernel, refusal: Refusal) -> Kernel:
-    def unsupported(*arrays: OfLibrary, **options: object) -> str | None:
+    def unsupported(*arrays: Array, **options: object) -> str | None:
         return refusal(*arrays, **options) or kernel.unsupported(*arrays, **options)
 
     return kernel._replace(unsupported=unsupported)

@@ -56,7 +56,7 @@ def in_range(options: Keywords, queries: int, keys: int) -> Keywords:
     return {**options, **changed} if changed else options
 
 
-def _is_awkward(x: OfLibrary) -> bool:
+def _is_awkward(x: object) -> bool:
     """Whether x is a large integer, or a number that is not Python's: of NumPy, a fraction."""
     if isinstance(x, int):
         return not -LARGE < x < LARGE

@@ -18,7 +18,6 @@ from attnkit._core.typing import (
     Factor,
     Keywords,
     Namespace,
-    OfLibrary,
     Option,
     OptionalFunction,
     Results,
@@ -33,7 +32,7 @@ def served(op: str, kernel: Kernel) -> Kernel:
         names = numbers(op, options)
         return tuple([name for name in names if name not in kernel.learned]) if names else ()
 
-    def unsupported(*arrays: OfLibrary, **options: object) -> str | None:
+    def unsupported(*arrays: Array, **options: object) -> str | None:
         names = left(options)
         reason = _refusal(op, names, arrays[0], options) if names else None
         return reason or kernel.unsupported(*arrays, **_without(names, options))

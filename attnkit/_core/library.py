@@ -6,7 +6,7 @@ method before `sys.modules` is asked, which the compiler would go through as a w
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from attnkit._core.typing import Array, Keywords, Namespace, OfLibrary
@@ -42,7 +42,7 @@ def library(x: object) -> str | None:
     return None
 
 
-def peculiar(arrays: list[tuple[str, OfLibrary]], home: str) -> tuple[str, str] | None:
+def peculiar(arrays: Sequence[tuple[str, object]], home: str) -> tuple[str, str] | None:
     """The name of the first of a library's arrays that is more or less than numbers at every place, and why it is."""
     if home == "torch":
         traced = is_traced((arrays[0][1],))
@@ -95,7 +95,7 @@ def freed(x: OfLibrary) -> str | None:
     )
 
 
-def is_traced(arrays: tuple[Array, ...]) -> bool:
+def is_traced(arrays: tuple[object, ...]) -> bool:
     """Whether torch.compile traces a call on these arrays."""
     if not arrays or not (hasattr(arrays[0], "__torch_function__") or hasattr(type(arrays[0]), "__torch_function__")):
         return False

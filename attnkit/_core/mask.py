@@ -66,7 +66,7 @@ class Visibility(NamedTuple):
 
         shift is S - L of the whole call.
         """
-        terms: list[OfLibrary] = []
+        terms: list[Array] = []
         if self.causal:
             terms.append(j <= (i if self.causal == "upper_left" else i + shift))
         left, right = self.window or (None, None)
@@ -218,7 +218,7 @@ def power(length: float | Array, alpha: float) -> Factor:
 @overload
 def raise_to(x: float, exponent: float) -> float: ...
 @overload
-def raise_to(x: Factor, exponent: Factor) -> Factor: ...
+def raise_to(x: OfLibrary, exponent: Factor) -> Factor: ...
 def raise_to(x: OfLibrary, exponent: Factor) -> Factor:
     """x^exponent for x > 0; of numbers infinite where Python has no float for it."""
     try:

@@ -139,7 +139,7 @@ def prepare(
     return Inputs(q, k, v, scale, bias, pairs, live, count, drop, rows, dtype)
 
 
-def number(xp: Namespace, x: OfLibrary, dtype: DType) -> Factor:
+def number(xp: Namespace, x: Factor, dtype: DType) -> Factor:
     """A number, or an array of one () or of one per head (H,) in this dtype, as it multiplies (..., H, L, S)."""
     if isinstance(x, (int, float)) or not is_learned(x):
         return float(x)

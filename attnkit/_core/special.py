@@ -266,7 +266,7 @@ def is_symbol(size: object) -> bool:
     return not isinstance(size, (int, float)) and type(size).__module__.startswith("jax.")
 
 
-def real(xp: Namespace, size: OfLibrary, dtype: DType) -> Factor:
+def real(xp: Namespace, size: Factor, dtype: DType) -> Factor:
     """A size as a real number: a float where it is known, else an array of torch.jit.trace and jax.export, or a symbol
     of torch.export, of which float() would make a constant.
     """
@@ -287,7 +287,7 @@ def times(q: Array, factor: Factor) -> Array:
         return q * factor
 
 
-def inverse_root(xp: Namespace, size: OfLibrary, dtype: DType) -> Factor:
+def inverse_root(xp: Namespace, size: Factor, dtype: DType) -> Factor:
     """1/√size, a number or the array of a symbol."""
     known = isinstance(size, int) or not is_symbol(size)
     return 1.0 / math.sqrt(size) if known else 1.0 / xp.sqrt(xp.astype(xp.asarray(size), dtype))

@@ -42,7 +42,7 @@ def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
     return context
 
 
-def _vector(c: check.Context, name: str, x: OfLibrary, size: int) -> None:
+def _vector(c: check.Context, name: str, x: Array | None, size: int) -> None:
     if x is None:
         return
     check.option_array(c, name, x, check.FLOATS, f"one of {', '.join(check.FLOATS)}", (size,), "its size")

@@ -74,7 +74,7 @@ def beside(
     s: Array,
     a: quadratic.Inputs,
     u: Array,
-    dw: OfLibrary,
+    dw: Array,
     ds: Array,
     like: dict[str, Array],
     *,

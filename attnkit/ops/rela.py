@@ -41,7 +41,7 @@ def _check_axis(c: check.Context, name: str, value: object) -> None:
         check.refuse_name(c.op, name, value, NORM_AXES)
 
 
-def _check_gate(c: check.Context, name: str, value: OfLibrary) -> None:
+def _check_gate(c: check.Context, name: str, value: Array | None) -> None:
     """Check library and dtype; `_context` checks the shape."""
     if value is not None:
         shape = tuple(value.shape) if check.is_array(value) else ()

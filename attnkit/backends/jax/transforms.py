@@ -43,7 +43,7 @@ def symbolic(x: Array) -> bool:
     return isinstance(x, jax.core.Tracer) and not all(type(size) is int for size in x.shape)
 
 
-def unsupported(*arrays: OfLibrary, **options: object) -> str | None:
+def unsupported(*arrays: Array, **options: object) -> str | None:
     """Why no kernel supports the current call."""
     leaves = jax.tree.leaves((arrays, options))
     return REASON if any(map(forward_mode, leaves)) else SYMBOLIC if any(map(symbolic, leaves)) else None

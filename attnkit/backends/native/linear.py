@@ -68,7 +68,7 @@ def _in_order(op: str, options: Bindings, parts: Sequence[Array]) -> tuple[Array
 
 def call(
     op: str,
-    arrays: Sequence[OfLibrary],
+    arrays: Sequence[Array],
     initial_state: State | None = None,
     return_state: bool = False,
     chunk_size: int = 64,
@@ -83,9 +83,9 @@ def call(
     return Call(arguments, ("o", *(f"final_{part}" for part in parts_of(op, options))) if return_state else ("o",))
 
 
-def is_of_heads(arrays: Sequence[OfLibrary], options: Bindings) -> bool:
+def is_of_heads(arrays: Sequence[Array], options: Bindings) -> bool:
     """Whether a decay is a number for each head: for the library it is one for each token too."""
-    x: OfLibrary = options.get("log_decay")
+    x: object = options.get("log_decay")
     return is_array(x) and x.ndim == 1 and max([len(a.shape) for a in arrays[:3]]) > 2
 
 
@@ -94,7 +94,7 @@ def answer(op: str, options: Bindings, outputs: Sequence[Array]) -> Results:
     return outputs[0] if len(outputs) == 1 else (outputs[0], _in_order(op, options, outputs[1:]))
 
 
-def cotangents(op: str, options: Bindings, do: OfLibrary, dstate: State | None) -> Keywords:
+def cotangents(op: str, options: Bindings, do: Array | None, dstate: State | None) -> Keywords:
     """By the names of the outputs with a d before them; those that are None are left out."""
     parts = {} if dstate is None else _named(op, options, dstate)
     grads = {"do": do} | {f"dfinal_{part}": x for part, x in parts.items()}
@@ -118,7 +118,7 @@ def formula(op: str, arguments: Bindings, outputs: Sequence[str]) -> Keywords:
     options = {name: x for name, x in arguments.items() if name not in (*ARRAYS[op], *parts)}
     initial = _in_order(op, arguments, [arguments[part] for part in parts]) if "state" in arguments else None
     stateful = any(name in FINAL for name in outputs)
-    decay: OfLibrary = options.get("log_decay")
+    decay: object = options.get("log_decay")
     if is_array(decay) and decay.ndim == 2 and decay.shape[-1] == 1 != arguments["k"].shape[-2]:
         options["log_decay"] = decay[..., 0]
     result = FUNCTIONS[op](
@@ -137,7 +137,7 @@ def formula(op: str, arguments: Bindings, outputs: Sequence[str]) -> Keywords:
 def refused(
     op: str,
     backward: bool,
-    arrays: Sequence[OfLibrary],
+    arrays: Sequence[Array],
     dstate: State | None = None,
     function: str = "",
     **options: Option,
@@ -165,11 +165,11 @@ class Step(NamedTuple):
     """A step as a call on sequences of one token."""
 
     op: str
-    arrays: list[OfLibrary]  # of the step: q_t, k_t, v_t and, for gradients, do_t have an axis of tokens
+    arrays: list[Array]  # of the step: q_t, k_t, v_t and, for gradients, do_t have an axis of tokens
     options: Keywords
 
 
-def sequence(step: str, *arrays: Array, state: State | None = None, **options: object) -> Step:
+def sequence(step: str, *arrays: OfLibrary, state: State | None = None, **options: object) -> Step:
     """Of the arguments of `<op>_step` or `<op>_step_vjp`."""
     op = step.removesuffix("_vjp").removesuffix("_step")
     decay = options.pop("log_decay_t", None)
@@ -191,7 +191,7 @@ def gradients_of_token(grads: Keywords) -> Keywords:
 def _check_states(
     function: str,
     op: str,
-    arrays: Sequence[OfLibrary],
+    arrays: Sequence[Array],
     initial: State | None,
     dstate: State | None,
     options: Bindings,
@@ -263,18 +263,18 @@ class Linear(Served):
         grads = self.pulled(op, call(op, inputs, **options).arguments, cotangents(op, options, do, dstate))
         return gradients(op, options, grads)
 
-    def step(self, op: str, *arrays: Array, **options: Unpack[Options]) -> Results:
+    def step(self, op: str, *arrays: OfLibrary, **options: Unpack[Options]) -> Results:
         """One more token."""
         s = sequence(op, *arrays, **options)
         o, state = self.attend(s.op, *s.arrays, return_state=True, **s.options)
         return o[..., 0, :], state
 
-    def pull_step(self, op: str, *arrays: Array, **options: Unpack[Options]) -> Keywords:
+    def pull_step(self, op: str, *arrays: OfLibrary, **options: Unpack[Options]) -> Keywords:
         """Its explicit gradients."""
         s = sequence(op, *arrays, **options)
         return gradients_of_token(self.pull(s.op, *s.arrays, **s.options))
 
-    def refuse_step(self, op: str, backward: bool, *arrays: Array, **options: Unpack[Options]) -> str | None:
+    def refuse_step(self, op: str, backward: bool, *arrays: OfLibrary, **options: Unpack[Options]) -> str | None:
         """Why the library does not serve a step."""
         s = sequence(op, *arrays, **options)
         return self.refuse(s.op, backward, *s.arrays, return_state=not backward, function=op, **s.options)

@@ -19,7 +19,7 @@ from attnkit._core.check import spelt
 from attnkit._core.family import RECORDS
 from attnkit._core.poison import poisons
 from attnkit._core.quadratic import leading_shape
-from attnkit._core.typing import Array, Bindings, DType, Keywords, OfLibrary
+from attnkit._core.typing import Array, Bindings, DType, Keywords
 from attnkit.backends.native import abi, linear
 from attnkit.backends.native.load import library
 from attnkit.kernels import plan as kernels_plan
@@ -462,7 +462,7 @@ def _message(code: int) -> str:
 
 
 def refused_axes(
-    q: Array, k: Array, v: OfLibrary = None, *rest: Array | None, enable_gqa: bool = False, **options: object
+    q: Array, k: Array, v: Array | None = None, *rest: Array | None, enable_gqa: bool = False, **options: object
 ) -> str | None:
     """Why the library does not serve the shapes of a call: of axes of size 1 it takes any number. Symbols of a traced
     program are not compared, which would bound them for good; `run` looks at their sizes.

@@ -2,7 +2,7 @@
 
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import RECORDS, base_op, measured
-from attnkit._core.typing import Array, OfLibrary
+from attnkit._core.typing import Array
 from attnkit.backends.native.served import Arguments, Served
 from attnkit.ops import statistics
 from attnkit.ops.statistics import RowStatistics
@@ -52,14 +52,14 @@ class Rows(Served):
         return (results["o"], rows) if len(arrays) == 3 else rows
 
     def pull_measured(
-        self, *arrays: Array, op: str, fields: object, dstats: RowStatistics, do: OfLibrary = None, **options: object
+        self, *arrays: Array, op: str, fields: object, dstats: RowStatistics, do: Array | None = None, **options: object
     ) -> Arguments:
         """Their explicit gradients."""
         cotangents = {f"d{name}": x for name, x in dstats._asdict().items() if name not in COUNTS}
         return self.pulled(*_measured(op, arrays, options), {"do": do} | cotangents)
 
     def refuse(
-        self, *arrays: Array, op: str, fields: object, dstats: object = None, do: OfLibrary = None, **options: object
+        self, *arrays: Array, op: str, fields: object, dstats: object = None, do: Array | None = None, **options: object
     ) -> str | None:
         """Why the library does not serve them."""
         if base_op(op) not in VJPS or base_op(op) == STICK_BREAKING.name:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel
-from attnkit._core.typing import OfLibrary
+from attnkit._core.typing import Array
 from attnkit.backends.torch import watchers
 from attnkit.kernels.plan import UNALIGNED
 
@@ -26,7 +26,7 @@ def refusing_unaligned(kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
 
 
 def _refusing(kernel: Kernel) -> Kernel:
-    def unsupported(*arrays: OfLibrary, **options: object) -> str | None:
+    def unsupported(*arrays: Array, **options: object) -> str | None:
         if not watchers.watched():
             tensors = [*_tensors((*arrays, *options.values()))]
             if watchers.plain(tensors) and not are_aligned(tensors):

@@ -195,7 +195,7 @@ class SumsGradients(NamedTuple):
     y: OfLibrary = None
     c: OfLibrary = None
     state: Array | None = None
-    g: OfLibrary = None
+    g: Array | None = None
 
 
 def _pairs_backward(xp: Namespace, m: Call, d: Array) -> SumsGradients:
@@ -361,7 +361,7 @@ class StateGradients(NamedTuple):
     c: OfLibrary = None
     state: Array | None = None
     level: Array | None = None
-    g: OfLibrary = None
+    g: Array | None = None
 
 
 def state_backward(xp: Namespace, m: Call, terms: StateTerms, dstate: State) -> StateGradients:
