@@ -39,7 +39,7 @@ class Context(NamedTuple):
     """What the check of an option needs to know about the call."""
 
     op: str
-    first: Array
+    first: Array  # q (..., L, d), or what the op has in its place
     leading: Shape
     queries: int
     keys: int

@@ -30,11 +30,11 @@ def positions(xp: Namespace, x: Array, start: int, stop: int) -> Array:
 class Visibility(NamedTuple):
     """Which query may see which key: the options of semantics A3 as one value."""
 
-    mask: Array | None = None
+    mask: Array | None = None  # broadcasts to (..., L, S)
     causal: Causal = False
     window: tuple[int | None, int | None] | None = None
-    key_lengths: Array | int | None = None
-    query_mask: Array | None = None
+    key_lengths: Array | int | None = None  # integers that broadcast to (...)
+    query_mask: Array | None = None  # broadcasts to (..., L)
 
     @property
     def masked(self) -> bool:

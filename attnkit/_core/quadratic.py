@@ -35,23 +35,23 @@ COMMON = tuple(DEFAULTS)
 class Normalised(NamedTuple):
     """q and k before a per-token function was applied, and pull(xp, x, g): the gradient of x from that of f(x)."""
 
-    q: Array
-    k: Array
+    q: Array  # (..., L, d)
+    k: Array  # (..., S, d)
     pull: Callable[[Namespace, Array, Array], Array]
 
 
 class Inputs(NamedTuple):
     """The arguments of a quadratic op in the compute dtype, with everything invisible replaced by 0 (semantics A6)."""
 
-    q: Array
-    k: Array
-    v: Array | None
+    q: Array  # (..., L, d)
+    k: Array  # (..., S, d)
+    v: Array | None  # (..., S, e)
     scale: float | Array  # a number, or an array that broadcasts to (..., L, S)
-    bias: Array | None
-    pairs: Array | None  # visible(i, j), None = all
+    bias: Array | None  # broadcasts to (..., L, S)
+    pairs: Array | None  # visible(i, j), broadcasts to (..., L, S); None = all
     live: Array | None  # (..., L, 1) queries that see a key, None = all
     count: Any  # n_i, a number or (..., L, 1); tuples have a method of that name
-    drop: Array | None  # multiplies the weights just before the product with v
+    drop: Array | None  # broadcasts to (..., L, S): multiplies the weights just before the product with v
     rows: Rows
     dtype: DType  # the compute dtype
     normalised: Normalised | None = None  # the normalisation that gradients of q and k pass through

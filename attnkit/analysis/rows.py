@@ -25,10 +25,10 @@ class Sparsity(NamedTuple):
     and give all of them 0 · `active`: the mean number of keys with weight over the remaining, valid rows.
     """
 
-    zeros: Array
-    null: Array
-    dead: Array
-    active: Array
+    zeros: Array  # ()
+    null: Array  # ()
+    dead: Array  # ()
+    active: Array  # ()
 
 
 Tables = dict[Hashable, tuple[Array, Array]]
@@ -38,10 +38,10 @@ class _Rows(NamedTuple):
     """Weights (..., S) in the compute dtype, 0 where invisible, and facts about their rows."""
 
     xp: Namespace
-    w: Array
+    w: Array  # (..., S)
     n: int | Array  # visible keys: a number, or integers (...)
     valid: Array  # (...): some key has weight
-    negative: Array | None  # whether there is a negative weight, when it could not be read
+    negative: Array | None  # (): whether there is a negative weight, when it could not be read
 
 
 def _rows_of(op: str, weights: Array, visible: Array | None, signed: bool = False) -> _Rows:

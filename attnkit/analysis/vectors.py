@@ -15,10 +15,10 @@ from attnkit._core.typing import Array, Namespace
 class _Directions(NamedTuple):
     """Per set of vectors: Σû (..., d), Σ‖û‖², the number of vectors used and of zero vectors, (...)."""
 
-    total: Array
-    squares: Array
-    used: Array
-    excluded: Array
+    total: Array  # (..., d)
+    squares: Array  # (...)
+    used: Array  # (...)
+    excluded: Array  # (...)
 
 
 def _directions(op: str, x: Array, mask: Array | None) -> tuple[Namespace, _Directions]:

@@ -58,12 +58,12 @@ def _context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
 class _Parts(NamedTuple):
     """Everything in the compute dtype: silu's arguments and values, and the inputs of the attention."""
 
-    x: Array
-    weights: dict[str, Array]
-    before: dict[str, Array]  # x W_z, x W_u, x W_v
-    after: dict[str, Array]  # z, u, v
-    q: Array
-    k: Array
+    x: Array  # (..., T, D)
+    weights: dict[str, Array]  # by name: (D, s), (D, e), (e, ·) or (s,)
+    before: dict[str, Array]  # x W_z (..., T, s), x W_u and x W_v (..., T, e)
+    after: dict[str, Array]  # z (..., T, s), u and v (..., T, e)
+    q: Array  # (..., T, s)
+    k: Array  # (..., T, s)
     used: Array | None  # (..., T) tokens used as a query or a key, None = all
 
 

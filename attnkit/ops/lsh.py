@@ -100,8 +100,8 @@ class _Options(TypedDict, total=False):
 class _Order(NamedTuple):
     """The sorting permutation of each round and its inverse: (..., R, T) with T tokens, including filler."""
 
-    sorted: Array
-    back: Array
+    sorted: Array  # (..., R, T)
+    back: Array  # (..., R, T)
     chunk_size: int
 
     @property

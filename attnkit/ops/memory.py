@@ -62,9 +62,9 @@ class _Parts(NamedTuple):
     """Everything in the compute dtype."""
 
     a: quadratic.Inputs
-    s: Array
-    u: Array  # unnormalised weights, w = u·r
-    r: Factor
+    s: Array  # (..., T, m)
+    u: Array  # (..., T, m): unnormalised weights, w = u·r
+    r: Factor  # a number or (..., T, 1)
     h: Array  # (..., T, e), before the LayerNorm
     eps: float
     score_gradient: Callable[..., Array]

@@ -103,8 +103,8 @@ def _calls(q: Array, k: Array, edges: tuple[Edges, Edges], options: Keywords) ->
 class _Place(NamedTuple):
     """For each token its sequence, its position in it, and the numbers of queries and keys of the sequence."""
 
-    sequence: Array
-    position: Array
+    sequence: Array  # (tokens,)
+    position: Array  # (tokens,)
 
 
 def _place(xp: Namespace, x: Array, cu: Array, tokens: int) -> _Place:
@@ -275,9 +275,9 @@ def softmax_attention_packed(
         v: (T_k, H, e).
         cu_seqlens_q: where sequences begin and end among the queries: sequence b has the queries cu_seqlens_q[b] to
             cu_seqlens_q[b+1] - 1, so that the first entry is 0 and the last T_q. A tuple of integers or an int32 or
-            int64 array. The generic body serves a tuple one sequence after the other, and does not read an array: then
-            all sequences are served at once through a mask of pairs, in memory O(H·T_q·T_k), and a NaN in v reaches
-            all of them.
+            int64 array (B + 1,). The generic body serves a tuple one sequence after the other, and does not read an
+            array: then all sequences are served at once through a mask of pairs, in memory O(H·T_q·T_k), and a NaN in
+            v reaches all of them.
         cu_seqlens_k: the same among the keys, of the same kind. Sequences may be empty on either side.
         return_lse: also return lse (T_q, H).
         impl: as in `softmax_attention`; "native", "triton" and "cuda" process all sequences in one call, for both

@@ -146,10 +146,10 @@ def pointwise_attention(
         alpha: the exponent of the length. 1 (the paper's best) keeps the mean weight O(1/n) as softmax does. `alpha`,
             `gain`, `shift` and `scale` may be arrays of any real float dtype, () or (H,) with a number for each head,
             which are differentiable; their values are not read.
-        gain: a factor on the weights.
+        gain: a factor on the weights, a number or an array () or (H,).
         length: n_i. "visible": the number of keys that query i sees, which makes the result independent of padding and
             of batch-mates; "all": S; or a number or an array > 0 broadcast to (..., L), used as given.
-        shift: added to the scores inside h; "-log_length" is -log n_i.
+        shift: added to the scores inside h, a number or an array () or (H,); "-log_length" is -log n_i.
         impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
             `attnkit.explain`).
         **common: `mask`, `bias`, `causal`, `window`, `key_lengths`, `query_mask`, `scale` (None = 1/√d), `enable_gqa`,
@@ -266,8 +266,8 @@ sigmoid_attention_vjp = vjp_of(sigmoid_attention, SIGMOID, "As in `pointwise_att
 
 
 class _Normed(NamedTuple):
-    centred: Array  # (x - mean)/σ
-    inverse: Array  # 1/σ
+    centred: Array  # (..., d): (x - mean)/σ
+    inverse: Array  # (..., 1): 1/σ
 
 
 def normalise(xp: Namespace, x: Array, eps: float) -> _Normed:

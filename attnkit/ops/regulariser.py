@@ -13,10 +13,10 @@ from attnkit.ops.statistics import RowStatistics
 class _Terms(NamedTuple):
     """What forward and backward need of each row; `valid` marks the rows that count."""
 
-    valid: Array
-    log_total: Array
-    excess: Array
-    share: Array  # 1/number of valid rows
+    valid: Array  # (..., L)
+    log_total: Array  # (..., L)
+    excess: Array  # (..., L)
+    share: Array  # (): 1/number of valid rows
 
 
 def _regulariser_terms(

@@ -57,11 +57,11 @@ OWN = {"norm_axis": _check_axis, "gate_weight": _check_gate}
 class _Normed(NamedTuple):
     """x = relu(s) v (..., H, L, e) in the compute dtype, and the norm that turns it into the output."""
 
-    x: Array
-    inverse: Array  # 1/√(mean x² + eps)
-    weight: Array  # (H, 1, e) or (e,)
-    opening: Array | None  # sigmoid(gate ⊙ x)
-    gate: Array | None
+    x: Array  # (..., H, L, e)
+    inverse: Array  # (..., 1, L, 1) or (..., H, L, 1): 1/√(mean x² + eps)
+    weight: Array  # broadcasts to (..., H, L, e)
+    opening: Array | None  # (..., H, L, e): sigmoid(gate ⊙ x)
+    gate: Array | None  # broadcasts to (..., H, L, e)
     axes: tuple[int, ...]
 
 

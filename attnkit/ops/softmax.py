@@ -18,10 +18,10 @@ class Exponentials(NamedTuple):
     Gradients do not flow through m: it cancels.
     """
 
-    u: Array
-    m: Array
-    total: Array
-    of_sink: Array | None
+    u: Array  # (..., L, S)
+    m: Array  # (..., L, 1)
+    total: Array  # (..., L, 1)
+    of_sink: Array | None  # (..., L, 1)
 
     @property
     def z(self) -> Array:

@@ -42,12 +42,12 @@ class RowStatistics(NamedTuple):
     stays n_i so that both kinds can be counted; no gradient flows from them.
     """
 
-    total: OfLibrary | None = None
-    entropy: OfLibrary | None = None
-    sum_squares: OfLibrary | None = None
-    maximum: OfLibrary | None = None
-    nonzero: OfLibrary | None = None
-    visible: OfLibrary | None = None
+    total: OfLibrary | None = None  # (..., L)
+    entropy: OfLibrary | None = None  # (..., L)
+    sum_squares: OfLibrary | None = None  # (..., L)
+    maximum: OfLibrary | None = None  # (..., L)
+    nonzero: OfLibrary | None = None  # (..., L)
+    visible: OfLibrary | None = None  # (..., L)
 
 
 class _Plan(NamedTuple):
@@ -213,7 +213,7 @@ def row_statistics(
 
     Args:
         op: an attention op of this package or its name: one of those with `row_statistics` beside them on their pages.
-        q, k: as in the op.
+        q, k: (..., L, d) and (..., S, d), as in the op.
         fields: names of the fields to compute; None = all six.
         impl: "auto", "generic", the name of a kernel, or a tuple or list of names tried in order (see
             `attnkit.explain`).

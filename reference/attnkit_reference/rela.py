@@ -29,11 +29,11 @@ class _Normed(NamedTuple):
     """x = relu(s) v and its norm, (..., H, L, e), or (..., L, e) without heads."""
 
     rows: Rows
-    x: Array
-    size: Array  # Σ w |v|, the summands of x in absolute value
-    inverse: Array  # 1/√(mean x² + eps)
-    weight: Array  # norm_weight as it multiplies x
-    gate: Array | None
+    x: Array  # (..., H, L, e)
+    size: Array  # (..., H, L, e): Σ w |v|, the summands of x in absolute value
+    inverse: Array  # (..., 1, L, 1) or (..., H, L, 1): 1/√(mean x² + eps)
+    weight: Array  # (H, 1, e) or (e,): norm_weight as it multiplies x
+    gate: Array | None  # as `weight`: (H, 1, e) or (e,)
     axes: tuple[int, ...]  # over which the mean is taken
     shapes: dict[str, tuple[int, ...]]  # of the arguments norm_weight and gate_weight
 

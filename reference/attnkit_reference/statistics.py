@@ -41,12 +41,12 @@ class RowStatistics(NamedTuple):
     of keys that are visible (dead rows keep it, so that null and dead rows can be counted).
     """
 
-    total: Array | None = None
-    entropy: Array | None = None
-    sum_squares: Array | None = None
-    maximum: Array | None = None
-    nonzero: Array | None = None
-    visible: Array | None = None
+    total: Array | None = None  # (..., L)
+    entropy: Array | None = None  # (..., L)
+    sum_squares: Array | None = None  # (..., L)
+    maximum: Array | None = None  # (..., L)
+    nonzero: Array | None = None  # (..., L)
+    visible: Array | None = None  # (..., L)
 
 
 def _name(op: Op) -> str:
@@ -291,10 +291,10 @@ def attention_with_statistics_magnitudes(
 class _Regulariser(NamedTuple):
     """One call; Z = n = 1 and H = 0 in rows that are not valid."""
 
-    Z: Array
-    H: Array
-    n: Array
-    valid: Array
+    Z: Array  # (..., L)
+    H: Array  # (..., L)
+    n: Array  # (..., L)
+    valid: Array  # (..., L)
     entropy_cap: float
     sum_weight: float
     entropy_weight: float

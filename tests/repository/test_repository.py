@@ -1,10 +1,16 @@
 """What a stranger may rely on: public names, file sizes, the wheel, no machine's paths."""
 
+import ast
+import inspect
 import re
 import subprocess
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import attnkit
+import attnkit_reference
 from attnkit.ops.recurrent.record import RECURRENT
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +50,61 @@ def test_every_op_has_a_gradient_and_weights_or_a_step_beside_it():
             assert f"{name}_vjp" in attnkit.__all__
             other = "step" if name in RECURRENT else "weights"  # what a recurrence corrects is no sum of values
             assert f"{name}_{other}" in attnkit.__all__
+
+
+SHAPE = re.compile(r"\(\)|\((\.\.\.|[\w·]+( \+ 1)?,|[A-Z]\))")
+ARRAY = {"Array", "Tensor", "OfLibrary", "Factor", "np.ndarray", "jax.Array", "list[Array]"}
+LEFT_OUT = "attnkit/kernels/linear_calls.py"
+
+
+def fields_without_a_shape(source: str) -> list[str]:
+    """The fields of the named tuples of a file that are arrays, and have no comment with a shape."""
+    lines, found = source.split("\n"), []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "NamedTuple" for base in node.bases):
+            fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+            arrays = [field for field in fields if ARRAY & {*ast.unparse(field.annotation).split(" | ")}]
+            bare = [field for field in arrays if not SHAPE.search(lines[field.end_lineno - 1].partition("  # ")[2])]
+            found += [f"{node.name}.{field.target.id}" for field in bare]
+    return found
+
+
+def test_arrays_in_named_tuples_have_shapes():
+    rooms = ("attnkit", "attnkit_reference", "attnkit_conformance")
+    files = [path for path in tracked() if path.suffix == ".py" and {*rooms} & {*path.relative_to(ROOT).parts[:2]}]
+    assert len(files) > 300
+    for path in files:
+        if str(path.relative_to(ROOT)) != LEFT_OUT:
+            assert not fields_without_a_shape(path.read_text()), path
+    planted = "class A(NamedTuple):\n    x: Array | None\n    y: float | Array = 1.0  # (..., n)\n    z: Tensor  # of q"
+    assert fields_without_a_shape(planted) == ["A.x", "A.z"]
+
+
+def says_shapes(package: ModuleType, name: str) -> bool:
+    """Whether the docstring of a function has a shape, or that of a function named in it or of the op whose gradients,
+    weights or magnitudes it gives."""
+    text = inspect.getdoc(getattr(package, name)) or ""
+    others = {*re.findall(r"`(\w+)`", text), *(name.removesuffix(end) for end in ("_vjp", "_weights", "_magnitudes"))}
+    return bool(SHAPE.search(text)) or any(says_shapes(package, n) for n in others - {name} if hasattr(package, n))
+
+
+def says_shape_of(array: str, text: str) -> bool:
+    """Whether the list of arguments in a docstring has the shape of one, or where that is; True without a list."""
+    _, listed, rest = text.partition("\nArgs:\n")
+    entry = re.search(rf"\b{array}\b[\w, *]*: ((?:.|\n        )*)", rest.partition("\n\n")[0])
+    return not listed or (entry is not None and re.search(rf"{SHAPE.pattern}|`|likewise|same", entry[1]) is not None)
+
+
+@pytest.mark.parametrize("package", [attnkit, attnkit_reference])
+def test_public_functions_say_the_shapes_of_their_arrays(package):
+    for name in package.__all__:
+        function = getattr(package, name)
+        if inspect.isfunction(function):
+            parameters = inspect.signature(function).parameters.values()
+            arrays = [p.name for p in parameters if re.search(r"\bArray\b|~A\b", str(p.annotation))]
+            assert not arrays or says_shapes(package, name), name
+            silent = [array for array in arrays if not says_shape_of(array, inspect.getdoc(function) or "")]
+            assert not silent, f"{name}: {silent}"
 
 
 def test_files_stay_small():

@@ -165,7 +165,7 @@ class Step(NamedTuple):
     """A step as a call on sequences of one token."""
 
     op: str
-    arrays: list[Array]  # of the step: q_t, k_t, v_t and, for gradients, do_t have an axis of tokens
+    arrays: list[Array]  # of the step: q_t, k_t, v_t and, for gradients, do_t as sequences (..., 1, ·)
     options: Keywords
 
 

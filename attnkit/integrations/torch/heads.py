@@ -21,13 +21,13 @@ class Parts(NamedTuple):
     """The projections to heads, under torch's names: in_proj_weight, or one weight each of q, k and v."""
 
     num_heads: int
-    in_proj_weight: Tensor | None
-    in_proj_bias: Tensor | None
-    q_proj_weight: Tensor | None
-    k_proj_weight: Tensor | None
-    v_proj_weight: Tensor | None
-    bias_k: Tensor | None
-    bias_v: Tensor | None
+    in_proj_weight: Tensor | None  # (3·E, E), E = embed_dim
+    in_proj_bias: Tensor | None  # (3·E,)
+    q_proj_weight: Tensor | None  # (E, E)
+    k_proj_weight: Tensor | None  # (E, kdim)
+    v_proj_weight: Tensor | None  # (E, vdim)
+    bias_k: Tensor | None  # (1, 1, E)
+    bias_v: Tensor | None  # (1, 1, E)
     add_zero_attn: bool
 
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
@@ -56,8 +56,8 @@ class Parts(NamedTuple):
 class Masks(NamedTuple):
     """torch's: True hides, floats are added; `is_causal` says what attn_mask is."""
 
-    key_padding_mask: Tensor | None
-    attn_mask: Tensor | None
+    key_padding_mask: Tensor | None  # (B, S), or (S,) without a batch
+    attn_mask: Tensor | None  # (L, S) or (B·H, L, S)
     is_causal: bool
 
 

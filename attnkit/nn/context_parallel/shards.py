@@ -84,7 +84,7 @@ class Visibility(NamedTuple):
     causal: bool
     window: tuple[int | None, int | None] | None
     mask: Tensor | None  # (..., own tokens), True = a key that may be attended to
-    key_lengths: Tensor | int | None  # of the whole sequence
+    key_lengths: Tensor | int | None  # of the whole sequence, broadcasts to (...)
 
 
 def _before(tokens: range, key_lengths: Tensor | int | None, device: torch.device) -> Tensor | None:

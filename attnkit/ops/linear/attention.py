@@ -232,7 +232,8 @@ linear_attention_step = step_of(
         q_t: (..., d). Leading axes broadcast; heads are axis -2.
         k_t: (..., d).
         v_t: (..., e).
-        log_decay_t: by exp of which S and z are multiplied first; a number, or an array over the leading axes of k_t.
+        log_decay_t: by exp of which S and z are multiplied first; a number, or an array (...) over the axes
+            before the last of k_t.
         feature_map, normalize, eps, scale, enable_gqa, impl: as in `linear_attention`.
 
     Returns:

@@ -144,10 +144,10 @@ def _outputs(xp: Namespace, m: _Call) -> Array:
 class _Gradients(NamedTuple):
     """Of softmax(q), of exp(k - m) as it stands in `_Call`, of v and of the initial [S, z]."""
 
-    x: Array
-    y: Array
-    v: Array
-    state: Array | None
+    x: Array  # (..., L, d)
+    y: Array  # (..., S, d)
+    v: Array  # (..., S, e)
+    state: Array | None  # (..., d, e + 1)
 
 
 def _full_backward(xp: Namespace, m: _Call, do: Array) -> _Gradients:
@@ -185,9 +185,9 @@ def _causal_backward(xp: Namespace, m: _Call, do: Array) -> _Gradients:
 class _StateTerms(NamedTuple):
     """What a returned state is made of."""
 
-    k: Array  # -inf at keys that are not valid
-    y: Array  # exp(k - m), 0 there
-    values: Array  # [v, 1]
+    k: Array  # (..., S, d), -inf at keys that are not valid
+    y: Array  # (..., S, d): exp(k - m), 0 there
+    values: Array  # (..., S, e + 1): [v, 1]
     before: Factor  # exp(m0 - m): a number or (..., 1, d)
     top: Array  # (..., 1, d): m
 

@@ -60,8 +60,8 @@ def sums_after(xp: Namespace, x: Array) -> Array:
 class Fades(NamedTuple):
     """The factors of a chunk, (..., size, w), or numbers if nothing fades."""
 
-    within: Factor  # from before the chunk to each token
-    until: Factor  # from each token to the end
+    within: Factor  # (..., size, w): from before the chunk to each token
+    until: Factor  # (..., size, w): from each token to the end
     whole: OfLibrary  # (..., 1, w): of all tokens
 
 
@@ -142,9 +142,9 @@ def products(xp: Namespace, x: Array, y: Array, g: Array | None) -> Array:
 class Pulled(NamedTuple):
     """Gradients of x, y and g; that of g is 0 if there is none."""
 
-    x: Array
-    y: Array
-    g: OfLibrary
+    x: Array  # (..., size, f)
+    y: Array  # (..., size, f)
+    g: OfLibrary  # (..., size, w)
 
 
 def pull_products(xp: Namespace, x: Array, y: Array, g: Array | None, dm: Array, m: Array) -> Pulled:
@@ -241,11 +241,11 @@ def fading_sums(xp: Namespace, x: Array, y: Array, c: Array, g: Array, first: Ar
 
 
 class FadingGradients(NamedTuple):
-    x: Array
-    y: Array
-    c: Array
-    g: Array
-    first: Array
+    x: Array  # (..., chunks, size, d)
+    y: Array  # (..., chunks, size, d)
+    c: Array  # (..., chunks, size, e)
+    g: Array  # (..., chunks, size, w)
+    first: Array  # (..., d, e)
 
 
 def pull_fading_sums(

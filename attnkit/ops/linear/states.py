@@ -40,7 +40,7 @@ class Scaled(Tokens, total=False):
 class WholeOptions(NamedTuple):
     """The options of a whole call beside those that its features have."""
 
-    initial_state: State | None
+    initial_state: State | None  # S (..., f, e), z (..., f) and, of levels, c
     chunk_size: int
     common: Bindings  # Tokens or Scaled
 

@@ -39,10 +39,10 @@ class Features(NamedTuple):
     """φ of tokens (..., n, d) in their own layout: values (..., n, f), `pull(dvalues) -> dx`, and a constant level
     (..., n) or None. Where there is one, `exponents` (..., n, f) are those whose largest it is."""
 
-    values: OfLibrary
+    values: OfLibrary  # (..., n, f)
     pull: Callable[[OfLibrary], OfLibrary]
-    level: Array | None = None
-    exponents: Array | None = None
+    level: Array | None = None  # (..., n)
+    exponents: Array | None = None  # (..., n, f)
 
 
 class Rule(NamedTuple):
@@ -54,7 +54,7 @@ class Rule(NamedTuple):
     divide: Callable[[Namespace, Array], tuple[Array, Factor, Array | None]]  # raw -> den, its slope, where o is not 0
     scale: float = 1.0
     levels: bool = False
-    log_decay: Factor | None = None  # a number or an array
+    log_decay: Factor | None = None  # a number, (), (H,) or (..., S)
 
 
 class Call(NamedTuple):
@@ -191,11 +191,11 @@ def sums(xp: Namespace, m: Call) -> Array:
 class SumsGradients(NamedTuple):
     """Of x, y, c, the initial [S, z] and the gates."""
 
-    x: OfLibrary = None
-    y: OfLibrary = None
-    c: OfLibrary = None
-    state: Array | None = None
-    g: Array | None = None
+    x: OfLibrary = None  # (..., L, f)
+    y: OfLibrary = None  # (..., S, f)
+    c: OfLibrary = None  # (..., S, e + 1)
+    state: Array | None = None  # (..., f, e + 1)
+    g: Array | None = None  # (..., S, 1)
 
 
 def _pairs_backward(xp: Namespace, m: Call, d: Array) -> SumsGradients:
@@ -259,7 +259,7 @@ class StateTerms(NamedTuple):
     """What a returned state is made of."""
 
     y: Array  # (..., S, f) scaled to the level of the state, 0 at keys that are not valid
-    c: Array
+    c: Array  # (..., S, e + 1): [v, 1]
     fade: Array | None  # (..., S, 1)
     before: Factor  # a number or (..., 1, 1)
     level: Array | None  # (..., S), -inf at keys that are not valid
@@ -357,11 +357,11 @@ def _state_cotangent(xp: Namespace, m: Call, terms: StateTerms, dstate: State) -
 class StateGradients(NamedTuple):
     """Of φ(k) (its values), of [v, 1], of the initial [S, z], of its level and of the gates."""
 
-    y: OfLibrary = None
-    c: OfLibrary = None
-    state: Array | None = None
-    level: Array | None = None
-    g: Array | None = None
+    y: OfLibrary = None  # (..., S, f)
+    c: OfLibrary = None  # (..., S, e + 1)
+    state: Array | None = None  # (..., f, e + 1)
+    level: Array | None = None  # (...)
+    g: Array | None = None  # (..., S, 1)
 
 
 def state_backward(xp: Namespace, m: Call, terms: StateTerms, dstate: State) -> StateGradients:

@@ -38,10 +38,10 @@ W = TypeVar("W", Softmax, Attention)
 class _Parts(NamedTuple, Generic[W]):
     """Everything in the compute dtype, heads split under GQA, 0 at keys without a query and queries without a key."""
 
-    k: Array
+    k: Array  # (..., S, d)
     v: OfLibrary  # (..., S, e), None for weights
     proj_k: Array  # (..., m, S)
-    proj_v: OfLibrary
+    proj_v: OfLibrary  # (..., m, S), None for weights
     w: W  # between q (..., L, d) and the slots E k (..., m, d)
     visible: Array | None  # keys (..., S) or (..., 1) that some query sees, None = all
     live: Array | None  # queries (..., L) that see some key

@@ -195,7 +195,7 @@ def newton_inverse(
         a: (..., m, m). Add a ridge to it if needed.
         newton_steps: T, always carried out in full. T is part of the definition, not a precision: small eigenvalues are
             not inverted yet. Compare A X A, not X.
-        init_scale: a number > 0, or an array over the leading axes (0.5ⁿ per matrix is the paper's alternative).
+        init_scale: a number > 0, or an array (...) over the leading axes (0.5ⁿ per matrix is the paper's alternative).
         halvings: X_0 is halved while ‖I - A X_0‖₁ > 1.01, at most so often, each matrix for itself; how often has no
             gradient. With init_scale=1 and 10 it is the α of §3.2 as the authors' code has it beside its other form;
             the inequality as printed, ‖I - αA‖₁ ≤ 1, never changes α.

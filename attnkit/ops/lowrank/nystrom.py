@@ -35,8 +35,8 @@ Products = Softmax | Attention
 class _Inputs(NamedTuple):
     """Tokens in the compute dtype, 0 where invalid, heads split under GQA; and the op's own options."""
 
-    q: Array
-    k: Array
+    q: Array  # (..., n, d)
+    k: Array  # (..., n, d)
     v: OfLibrary  # (..., n, e), None for weights
     valid: Array | None  # (..., n), None = all
     scale: float
@@ -49,7 +49,7 @@ class _Inputs(NamedTuple):
 class _Norm(NamedTuple):
     """What divides K2ᵀ in Z_0, not 0, and where its gradient goes."""
 
-    value: Array  # (..., 1, 1)
+    value: Array  # (..., 1, 1), or (1,) for the whole batch
     first: Array  # (..., 1, m)
 
 
@@ -62,7 +62,7 @@ class _Landmarks(NamedTuple, Generic[W]):
     k2: Softmax
     k3: W
     norm: _Norm
-    zs: list[Array]  # Z_0 .. Z, the inverse
+    zs: list[Array]  # Z_0 .. Z, the inverse, each (..., m, m)
 
 
 class _Options(ScaledTokens, total=False):

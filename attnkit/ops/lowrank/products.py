@@ -31,11 +31,11 @@ def _pairs(queries: Array | None, keys: Array | None) -> Array | None:
 class _Matrix(NamedTuple):
     """W between tokens q and k; `drop` (..., L, S) multiplies the weights of softmax, None = 1."""
 
-    q: Array
-    k: Array
-    w: Array
+    q: Array  # (..., L, d)
+    k: Array  # (..., S, d)
+    w: Array  # (..., L, S)
     scale: float
-    drop: Array | None = None
+    drop: Array | None = None  # broadcasts to (..., L, S)
 
     def times(self, v: Array) -> Array:
         return self.dropped(self.w) @ v
@@ -115,12 +115,12 @@ class Attention(NamedTuple):
 
     attend: Callable[..., Array]
     vjp: Callable[..., dict[str, Array]]
-    q: Array
-    k: Array
-    queries: Array | None
-    keys: Array | None
+    q: Array  # (..., L, d)
+    k: Array  # (..., S, d)
+    queries: Array | None  # (..., L), which are valid
+    keys: Array | None  # (..., S), which are valid
     scale: float
-    drop: Array | None = None
+    drop: Array | None = None  # broadcasts to (..., L, S)
 
     @classmethod
     def by(cls, op: AnyFunction, vjp: AnyFunction, impl: str) -> "Weigh[Attention]":

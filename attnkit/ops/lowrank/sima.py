@@ -38,10 +38,10 @@ OWN = {"mask": key_mask}
 class _Side(NamedTuple):
     """q or k with split heads: x, 0 at invalid tokens, x̂ = x/norm, and whether Σ_t |x| exceeds eps."""
 
-    x: Array
-    hat: Array
-    norm: Array
-    above: Array
+    x: Array  # (..., n, d)
+    hat: Array  # (..., n, d)
+    norm: Array  # (..., 1, d)
+    above: Array  # (..., 1, d)
 
 
 def _side(xp: Namespace, x: Array, valid: Array | None, eps: float) -> _Side:
@@ -61,7 +61,7 @@ def _gradient(xp: Namespace, side: _Side, dhat: Array) -> Array:
 class _Inputs(NamedTuple):
     q: _Side
     k: _Side
-    v: Array | None
+    v: Array | None  # (..., S, e)
     live: Array | None  # (..., L) valid queries
     seen: Array | None  # (..., S) valid keys
     shared: int | None  # heads of k, where they are in groups

@@ -24,7 +24,7 @@ class _Kernels(NamedTuple, Generic[W]):
     """P, and A with its ridge and as a kernel without it, of tokens about a common origin."""
 
     p: W  # (..., m, n)
-    a: Array
+    a: Array  # (..., m, m)
     kernel: Gaussian
     v: OfLibrary  # (..., n, e), None for weights
     valid: Array | None  # (..., n), None = all

@@ -25,12 +25,12 @@ class _Chunks(NamedTuple):
     """What all chunks have before any state is known."""
 
     f: Fades
-    keys: Array  # k·k of pairs, (..., chunks, size, size)
-    pairs: Array  # q·k of pairs
-    inverse: Array
-    k_within: Array
-    k_until: Array
-    q_within: Array
+    keys: Array  # (..., chunks, size, size): k·k of pairs
+    pairs: Array  # (..., chunks, size, size): q·k of pairs
+    inverse: Array  # (..., chunks, size, size)
+    k_within: Array  # (..., chunks, size, d)
+    k_until: Array  # (..., chunks, size, d)
+    q_within: Array  # (..., chunks, size, d)
     lead: tuple[int, ...]  # of states
 
 

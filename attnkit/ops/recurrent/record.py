@@ -35,9 +35,9 @@ class Tokens(TypedDict, total=False):
 class Call(NamedTuple):
     """Arrays (..., chunks, size, ·) in the compute dtype, 0 at tokens that take no part; of a step (..., ·)."""
 
-    q: Array  # times the scale
-    k: Array
-    v: Array
+    q: Array  # (..., chunks, size, d), times the scale
+    k: Array  # (..., chunks, size, d)
+    v: Array  # (..., chunks, size, e)
     gates: dict[str, Array]  # (..., w), w = 1 for a number per token
     first: Array  # (..., d, e)
 
@@ -158,7 +158,7 @@ class Prepared(NamedTuple):
 
     xp: Namespace
     call: Call
-    scale: float | Array
+    scale: float | Array  # a number, or () of a traced size
     leading: tuple[int, ...]  # of the output
     valid: Array | None  # (..., T): tokens that are not hidden, None = all
     live: Array | None  # (..., T): rows that see a key or a state

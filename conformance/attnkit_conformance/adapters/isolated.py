@@ -30,7 +30,7 @@ ENVIRONMENT = {
 class Freed(NamedTuple):
     """An array whose storage the worker is to give back."""
 
-    x: np.ndarray
+    x: np.ndarray  # any shape, (...)
 
 
 class Refused(NamedTuple):

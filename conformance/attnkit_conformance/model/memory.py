@@ -14,7 +14,7 @@ from attnkit_conformance.model.layout import ALIGNMENT, Array, place_at, read_on
 class Memory(NamedTuple):
     """The bytes from the first to the last of an array, and how it lies in them."""
 
-    content: Array  # of bytes
+    content: Array  # (bytes,)
     offset: int  # of the first byte from an aligned address
     start: int  # of the array in the bytes: with strides below 0 it is not the first
     dtype: str

@@ -105,8 +105,8 @@ def spectral_norm(x: Array) -> Array:
 
 class _Newton(NamedTuple):
     op: str
-    a: Array
-    iterates: list[Array]  # X_0 .. X_T
+    a: Array  # (..., m, m)
+    iterates: list[Array]  # X_0 .. X_T, each (..., m, m)
     init_scale: Array  # (..., 1, 1), with its halvings
     share: Array  # (..., 1, 1): ½ⁿ of n halvings
     scale_shape: tuple[int, ...] | None  # of the argument init_scale; None for a number

@@ -19,10 +19,10 @@ class Options(Tokens, total=False):
 class _Tokens(NamedTuple):
     """x̂ = x/max(Σ_t |x|, eps) over the valid tokens, per channel."""
 
-    x: Array  # 0 where the token is not valid
-    hat: Array
+    x: Array  # (..., n, d), 0 where the token is not valid
+    hat: Array  # (..., n, d)
     norm: Array  # (..., 1, d)
-    above: Array  # whether Σ_t |x| > eps: below, the norm is a constant
+    above: Array  # (..., 1, d): whether Σ_t |x| > eps: below, the norm is a constant
     valid: Array  # (..., n, 1)
 
     def gradient(self, dhat: Array, absolute: bool = False) -> Array:
@@ -44,7 +44,7 @@ class _Sima(NamedTuple):
     scores: Scores
     q: _Tokens
     k: _Tokens
-    v: Array | None  # 0 where the key is not valid
+    v: Array | None  # (..., S, e), 0 where the key is not valid
 
 
 def _sima(

@@ -42,7 +42,7 @@ class Call(NamedTuple):
     """A call as the kernels take it; `like` stands in for absent arrays."""
 
     s: Setting
-    like: Array
+    like: Array  # q (..., L, d) or, for keys alone, k (..., S, d)
     views: dict[str, View]
 
 
@@ -57,7 +57,7 @@ class Sums(NamedTuple):
     """The sums before every segment (after it, for queries), None for one segment that starts from 0; and S and z of
     the whole sum (states, ...) if it was asked for."""
 
-    states: Array | None
+    states: Array | None  # (items·states, segments, d·e + d)
     segments: int | None
     total: Outputs
 

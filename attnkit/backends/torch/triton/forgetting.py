@@ -21,9 +21,9 @@ OP, GATES = FORGETTING.name, "log_forget"
 class Fading(NamedTuple):
     """The running sum of the gates in two numbers, high + low, and the tokens whose gates count, None for all."""
 
-    high: Tensor
-    low: Tensor
-    kept: Tensor | None
+    high: Tensor  # (..., S)
+    low: Tensor  # (..., S)
+    kept: Tensor | None  # broadcasts to (..., S)
 
     def view(self, a: Layout) -> Group:
         """The tuple `fade` of `attnkit.kernels.triton.rows`."""

@@ -31,15 +31,15 @@ OfRows = tuple[Tensor | None, ...]
 class Call(NamedTuple):
     """The tensors among the options of a call, and its plan."""
 
-    bias: Tensor | None
-    mask: Tensor | None
-    dropout_mask: Tensor | None
-    key_lengths: Tensor | None
-    query_mask: Tensor | None
-    length: Tensor | None
-    seed: Tensor | None
-    edges_q: Tensor | None  # of packed sequences: the first query of each, and their number; None without any
-    edges_k: Tensor | None
+    bias: Tensor | None  # broadcasts to (..., L, S)
+    mask: Tensor | None  # broadcasts to (..., L, S)
+    dropout_mask: Tensor | None  # broadcasts to (..., L, S)
+    key_lengths: Tensor | None  # broadcasts to (...)
+    query_mask: Tensor | None  # broadcasts to (..., L)
+    length: Tensor | None  # broadcasts to (..., L)
+    seed: Tensor | None  # ()
+    edges_q: Tensor | None  # (sequences + 1,): the first query of each packed sequence, and their number
+    edges_k: Tensor | None  # (sequences + 1,)
     activation: str
     atomic: bool  # programs that own keys also add to dq, in any order
     plan: Plan
@@ -165,9 +165,9 @@ class Rows(NamedTuple):
     """n^-alpha and log n of every query, unless kernels compute them; or the norms of centred queries in place of log
     n, and those of keys."""
 
-    factors: Tensor | None = None
-    logs: Tensor | None = None
-    key_norms: Tensor | None = None
+    factors: Tensor | None = None  # (..., L), or (L,) for all rows alike
+    logs: Tensor | None = None  # likewise (..., L)
+    key_norms: Tensor | None = None  # (..., S)
 
 
 def kernel_tuples(c: Call, rows: Rows) -> tuple[Group, Group, Group, Group]:

@@ -27,9 +27,9 @@ from attnkit.ops.lowrank.products import Gaussian
 class Call(NamedTuple):
     """The matrices of a call and the options of their inversion."""
 
-    a: Tensor
+    a: Tensor  # (..., m, m)
     steps: int
-    init_scale: float | Tensor  # over the leading axes
+    init_scale: float | Tensor  # a number, or (...)
     unrolled: bool
     keeps: bool  # X_0 .. X_T are stored
 

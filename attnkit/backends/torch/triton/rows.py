@@ -32,7 +32,7 @@ class Call(NamedTuple):
 
     of_pairs: launch.Call
     normaliser: Normaliser
-    sink: Tensor | None = None  # of softmax, a number or one for each head
+    sink: Tensor | None = None  # of softmax, () or (H,)
     fade: forgetting.Fading | None = None
 
     @property
