@@ -133,9 +133,9 @@ def average_pool_vjp(
 
 def _patches(xp: Namespace, q: Array, query_mask: Array | None, height: int, width: int, r: int) -> Array:
     """The tokens of each window side by side, (..., m, r·r·d)."""
-    split = _windows(xp, _wide(xp, q, query_mask), height, width, r)
-    lead = split.ndim - 5
-    ordered = xp.permute_dims(split, (*range(lead), lead, lead + 2, lead + 1, lead + 3, lead + 4))
+    windows = _windows(xp, _wide(xp, q, query_mask), height, width, r)
+    lead = windows.ndim - 5
+    ordered = xp.permute_dims(windows, (*range(lead), lead, lead + 2, lead + 1, lead + 3, lead + 4))
     return xp.reshape(ordered, (*q.shape[:-2], (height // r) * (width // r), r * r * q.shape[-1]))
 
 
@@ -185,10 +185,10 @@ def convolution_vjp(
     rows, columns = height // r, width // r
     cotangent(op, "dlandmarks", dlandmarks, (*q.shape[:-2], rows * columns, kernel.shape[0]))
     g = cast(xp, dlandmarks, matrix.dtype)
-    split = xp.reshape(_product(g, matrix.mT), (*q.shape[:-2], rows, columns, r, r, d))
-    lead = split.ndim - 5
-    split = xp.permute_dims(split, (*range(lead), lead, lead + 2, lead + 1, lead + 3, lead + 4))
-    dq = chosen(xp, query_mask, _picture(xp, split, height, width))
+    patches = xp.reshape(_product(g, matrix.mT), (*q.shape[:-2], rows, columns, r, r, d))
+    lead = patches.ndim - 5
+    patches = xp.permute_dims(patches, (*range(lead), lead, lead + 2, lead + 1, lead + 3, lead + 4))
+    dq = chosen(xp, query_mask, _picture(xp, patches, height, width))
     windows = math.prod(q.shape[:-2]) * rows * columns
     flat = xp.reshape(_patches(xp, q, query_mask, height, width, r), (windows, r * r * d))
     dmatrix = _product(flat.mT, xp.reshape(g, (windows, kernel.shape[0])))

@@ -51,7 +51,7 @@ def thunk(contender: Contender, cell: Cell, mode: str) -> Callable[[], tuple[Ten
     return lambda: outputs(attend, arrays, mode)
 
 
-def prepared(contender: Contender, cell: Cell, mode: str, truth: Truth, settings: Settings) -> Ready | str:
+def make_ready(contender: Contender, cell: Cell, mode: str, truth: Truth, settings: Settings) -> Ready | str:
     """The contender after its first calls, or why it is not timed. A wrong answer is a reason that begins "wrong"."""
     if any(word in contender.name for word in settings.without):
         return "left out"
@@ -139,7 +139,7 @@ def measure(cell: Cell, mode: str, rows: Sequence[Contender], settings: Settings
     with torch.set_grad_enabled(mode == BOTH):
         truth = Truth(cell, mode)
         for contender in rows:
-            outcome = prepared(contender, cell, mode, truth, settings)
+            outcome = make_ready(contender, cell, mode, truth, settings)
             if isinstance(outcome, str):
                 skipped[contender.name] = outcome
             else:

@@ -164,10 +164,10 @@ def part(c: Call, block: Block) -> Call:
     return c._replace(arrays=arrays, common=common)
 
 
-Prepared = tuple[quadratic.Inputs, Array]
+Scored = tuple[quadratic.Inputs, Array]
 
 
-def prepared(xp: Namespace, c: Call, rows: Rows) -> Prepared:
+def inputs_and_scores(xp: Namespace, c: Call, rows: Rows) -> Scored:
     """Inputs and scores of a part."""
     options = {**c.common, **{name: x for name, x in c.arrays.items() if name in c.family.common}}
     q, k, v = (c.arrays[name] for name in "qkv")
@@ -180,15 +180,15 @@ def options_of(c: Call) -> Keywords:
     return {**c.own, **{name: x for name, x in c.arrays.items() if name not in common}}
 
 
-def output_of(xp: Namespace, c: Call, prepared: Prepared) -> OfLibrary:
+def output_of(xp: Namespace, c: Call, scored: Scored) -> OfLibrary:
     """o of a part from its inputs and scores, in the compute dtype."""
-    a, s = prepared
+    a, s = scored
     return quadratic.output(xp, a, *c.family.weigh(xp, s, a, **options_of(c)))
 
 
-def gradients_of(xp: Namespace, c: Call, prepared: Prepared, do: Array) -> dict[str, OfLibrary]:
+def gradients_of(xp: Namespace, c: Call, scored: Scored, do: Array) -> dict[str, OfLibrary]:
     """Gradients of a part, in the compute dtype."""
-    a, s = prepared
+    a, s = scored
     return c.family.gradients(xp, a, s, {"bias": None, **c.arrays}, do, options_of(c))
 
 
@@ -198,7 +198,7 @@ def forward(xp: Namespace, c: Call) -> OfLibrary:
     o = xp.zeros((*c.leading, q.shape[-2], v.shape[-1]), dtype=q.dtype, **beside(q))
     for block in blocks(c):
         p = part(c, block)
-        o[_queries_of(block)] = quadratic.cast(xp, output_of(xp, p, prepared(xp, p, block.rows)), o.dtype)
+        o[_queries_of(block)] = quadratic.cast(xp, output_of(xp, p, inputs_and_scores(xp, p, block.rows)), o.dtype)
     return o
 
 
@@ -209,7 +209,7 @@ def backward(xp: Namespace, c: Call, do: Array, names: tuple[str, ...]) -> dict[
     total = {name: xp.zeros(tuple(c.arrays[name].shape), dtype=dtype, **place) for name in names}
     for block in blocks(c):
         p = part(c, block)
-        grads = gradients_of(xp, p, prepared(xp, p, block.rows), do[_queries_of(block)])
+        grads = gradients_of(xp, p, inputs_and_scores(xp, p, block.rows), do[_queries_of(block)])
         for name in names:
             total[name][picks(c, name, total[name], block, prefix=False)] += grads[name]
     return {name: quadratic.cast(xp, total[name], c.arrays[name].dtype) for name in names}

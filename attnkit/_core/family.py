@@ -97,7 +97,7 @@ class Family(NamedTuple):
         """The record of an op that calls this one with options of its own."""
         return self._replace(name=name, of=self.name, translate=translate, pull=pull, checks=check.NO_CHECKS, arrays=())
 
-    def split(self, options: Bindings) -> tuple[Keywords, Keywords]:
+    def split_options(self, options: Bindings) -> tuple[Keywords, Keywords]:
         """Own options, and the common ones as `prepare` takes them."""
         if not options and self.seeing is None:
             return {}, {}
@@ -133,14 +133,14 @@ class Family(NamedTuple):
 
     def attend(self, q: Array, k: Array, v: Array, **options: object) -> Array:
         """o in the dtype of q."""
-        own, common = self.split(options)
+        own, common = self.split_options(options)
         xp = namespace(q)
         a, s = self.scored(xp, self.prepare(xp, q, k, v, **common), own)
         return quadratic.cast(xp, quadratic.output(xp, a, *self.weigh(xp, s, a, **own)), q.dtype)
 
     def weights(self, q: Array, k: Array, **options: object) -> Array:
         """w (..., L, S) in the dtype of q."""
-        own, common = self.split(options)
+        own, common = self.split_options(options)
         xp = namespace(q)
         a, s = self.scored(xp, self.prepare(xp, q, k, **common), own)
         u, r = self.weigh(xp, s, a, **own)
@@ -150,7 +150,7 @@ class Family(NamedTuple):
 
     def vjp(self, q: Array, k: Array, v: Array, do: Array, **options: object) -> dict[str, Array]:
         """Gradients in the dtypes of their arguments."""
-        own, common = self.split(options)
+        own, common = self.split_options(options)
         xp = namespace(q)
         a, s = self.scored(xp, self.prepare(xp, q, k, v, **common), own)
         like = {"q": q, "k": k, "v": v, "bias": common.get("bias"), **self.learned(own, common)}
@@ -319,7 +319,7 @@ def _body(family: Family, body: AnyFunction, calls: AnyFunction | None) -> AnyFu
         return body
 
     def call(*arrays: Array, impl: Impl, **options: object) -> Results:
-        own, common = family.split(options)
+        own, common = family.split_options(options)
         return calls(*arrays, **family.translated(arrays[0], own), impl=impl, **common)
 
     return call

@@ -225,16 +225,16 @@ def weight_blocks(op: str | AnyFunction, q: Array, k: Array, **params: object) -
     >>> [round(share, 2) for share in curve.value]
     [0.2, 0.45, 0.84]
     """
-    plan = statistics._plan("weight_blocks", op, {"q": q, "k": k}, ("total",), params)
-    return _blocks(plan, q, k)
+    call = statistics._call("weight_blocks", op, {"q": q, "k": k}, ("total",), params)
+    return _blocks(call, q, k)
 
 
-def _blocks(plan: statistics._Plan, q: Array, k: Array) -> Iterator[tuple[Array, Array | None]]:
+def _blocks(call: statistics._Call, q: Array, k: Array) -> Iterator[tuple[Array, Array | None]]:
     for rows in statistics._tiles(q, k, _BLOCK):
         with without_autocast(q), promoting(q):
-            inputs = plan.family.prepare(plan.xp, q, k, rows=rows, **plan.common)
-            a, s = plan.family.scored(plan.xp, inputs, plan.own)
-            u, r = plan.family.weigh(plan.xp, s, a, **plan.own)
+            inputs = call.family.prepare(call.xp, q, k, rows=rows, **call.common)
+            a, s = call.family.scored(call.xp, inputs, call.own)
+            u, r = call.family.weigh(call.xp, s, a, **call.own)
             w = u * r
         yield w, a.pairs
 
@@ -249,7 +249,7 @@ def served(op: str | AnyFunction, options: Bindings) -> tuple[tuple[str, ...], K
         return (), {}
     family = record.family
     of_weights = {name: value for name, value in options.items() if name not in statistics.outside(family)}
-    signed = family.signed(**family.translate(**family.split(of_weights)[0]))
+    signed = family.signed(**family.translate(**family.split_options(of_weights)[0]))
     return tuple(name for name in statistics.RowStatistics._fields if not (signed and name == "entropy")), of_weights
 
 

@@ -22,7 +22,7 @@ from attnkit._core.family import RECORDS
 from attnkit._core.typing import AnyFunction, Keywords
 from attnkit.integrations._ops import Op, needs_only_heads, resolve, scale_of, taken_by
 from attnkit.integrations.peft import watch
-from attnkit.integrations.torch.masks import split
+from attnkit.integrations.torch.masks import split_mask
 from attnkit.nn.attention import SEEDS
 from attnkit.nn.autocast import in_dtype_of_autocast
 from attnkit.nn.describe import variants
@@ -264,7 +264,7 @@ def _masked(name: str, parameters: frozenset[str], mask: Tensor | None, position
         if mask.dtype == torch.bool:
             options["mask"] = mask
         elif mask.is_floating_point():
-            options["mask"], added = split(mask)
+            options["mask"], added = split_mask(mask)
             bias = added if bias is None else bias + added
         else:
             raise TypeError(f"{name}: attention_mask has dtype {mask.dtype}; expected bool or a float dtype")

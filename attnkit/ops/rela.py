@@ -106,7 +106,7 @@ def _joined(xp: Namespace, x: Array) -> Array:
     return xp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))
 
 
-def _split(xp: Namespace, x: Array, like: Array) -> Array:
+def _heads_of(xp: Namespace, x: Array, like: Array) -> Array:
     """The inverse of `_joined`, to the shape of `like`."""
     if like.ndim < 3:
         return x
@@ -150,7 +150,7 @@ def normalised_vjp(
     Rows with x = 0 add nothing to those of the weights whatever do is, which may be padding there.
     """
     n = _norm(xp, x, norm_weight, gate_weight, norm_axis, eps)
-    do = _split(xp, quadratic.cast(xp, do, x.dtype), x)
+    do = _heads_of(xp, quadratic.cast(xp, do, x.dtype), x)
     unit, more, grads = n.x * n.inverse, 0.0, {}
     dy = of_some = xp.where(xp.any(x != 0, axis=n.axes, keepdims=True), do, 0.0)
     g = do * n.weight
@@ -226,7 +226,7 @@ def rela_attention_vjp(
     dx = r·(g - x r²·mean(g ⊙ x)) + do ⊙ y ⊙ σ(1-σ) ⊙ gate_weight, dnorm_weight = Σ dy ⊙ x r,
     dgate_weight = Σ do ⊙ y ⊙ σ(1-σ) ⊙ x; then as in `pointwise_attention_vjp` with dx for do.
     """
-    norm, common = RELA.split(options)
+    norm, common = RELA.split_options(options)
     xp = namespace(q)
     a = quadratic.prepare(xp, q, k, v, **common)
     s = quadratic.scores(xp, a)
@@ -270,13 +270,13 @@ def kernels(of: Kernel, pull_of: AnyFunction | None = None, replaces: tuple[str,
         return [quadratic.cast(xp, x, quadratic.compute_dtype(xp, arrays[0])) for x in arrays]
 
     def attend(q: Array, k: Array, v: Array, norm_weight: Array, **options: object) -> Array:
-        norm, common = RELA.split(options)
+        norm, common = RELA.split_options(options)
         xp = namespace(q)
         product = forward(*wide(xp, q, k, v), **RELU, **common)
         return quadratic.cast(xp, normalised(xp, product, norm_weight, **norm), q.dtype)
 
     def pull(q: Array, k: Array, v: Array, norm_weight: Array, do: Array, **options: object) -> dict[str, Array]:
-        norm, common = RELA.split(options)
+        norm, common = RELA.split_options(options)
         xp = namespace(q)
         inputs = wide(xp, q, k, v)
         grads = normalised_vjp(xp, forward(*inputs, **RELU, **common), norm_weight, do, **norm)
@@ -284,7 +284,7 @@ def kernels(of: Kernel, pull_of: AnyFunction | None = None, replaces: tuple[str,
         return quadratic.rounded(xp, grads, {"q": q, "k": k, "v": v, "norm_weight": norm_weight, **options})
 
     def asked(question: AnyFunction) -> AnyFunction:
-        return lambda q, k, v, *others, **options: question(q, k, v, **RELA.split(options)[1], **RELU)
+        return lambda q, k, v, *others, **options: question(q, k, v, **RELA.split_options(options)[1], **RELU)
 
     questions = (asked(of.unsupported), asked(of.is_faster))
     kernel = Kernel(of.name, attend, *questions, replaces=replaces, taken=of.taken)

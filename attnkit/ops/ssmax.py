@@ -169,7 +169,7 @@ def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
 
     def factor_of(xp: Namespace, q: Array, k: Array, options: Bindings) -> tuple[Factor, Factor, Keywords]:
         """log n, the factor, and the options of softmax."""
-        own, common = SSMAX.split(options)
+        own, common = SSMAX.split_options(options)
         log_n = _log_of_rows(xp, q, k, own.get("length", "visible"), common)
         slope, intercept = own.get("slope", 1.0), own.get("intercept", 0.0)
         return log_n, _factor(xp, log_n, quadratic.compute_dtype(xp, q), slope, intercept), common
@@ -194,7 +194,7 @@ def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
         return quadratic.rounded(xp, grads, like)
 
     def asked(question: AnyFunction) -> AnyFunction:
-        return lambda *arrays, **options: question(*arrays, **SSMAX.split(options)[1])
+        return lambda *arrays, **options: question(*arrays, **SSMAX.split_options(options)[1])
 
     def kernel(by: Kernel, call: AnyFunction) -> Kernel:
         questions = (asked(by.unsupported), asked(by.is_faster))

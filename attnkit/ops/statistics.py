@@ -50,7 +50,7 @@ class RowStatistics(NamedTuple):
     visible: OfLibrary | None = None  # (..., L)
 
 
-class _Plan(NamedTuple):
+class _Call(NamedTuple):
     """A checked call: the family, its own options and the common ones, and the fields to compute."""
 
     xp: Namespace
@@ -63,7 +63,7 @@ class _Plan(NamedTuple):
     context: check.Context
 
 
-def _plan(caller: str, op: Measured, arrays: dict[str, Array], fields: Fields, params: Keywords) -> _Plan:
+def _call(caller: str, op: Measured, arrays: dict[str, Array], fields: Fields, params: Keywords) -> _Call:
     name = getattr(op, "__name__", op)
     if name not in RECORDS:
         check.refuse_name(caller, "op", name, RECORDS)
@@ -79,13 +79,13 @@ def _plan(caller: str, op: Measured, arrays: dict[str, Array], fields: Fields, p
     for field in fields:
         if field not in RowStatistics._fields:
             check.refuse_name(label, "fields", field, RowStatistics._fields)
-    own, common = family.split(context.options)
+    own, common = family.split_options(context.options)
     own = family.translated(arrays["q"], own)
     if "entropy" in fields and family.signed(**own):
         rest = tuple(field for field in RowStatistics._fields if field != "entropy")
         got = ", ".join(f"{key}={value!r}" for key, value in own.items())
         raise ValueError(f"{label}: entropy needs weights that are not negative; got {got}; pass fields={rest}")
-    return _Plan(namespace(arrays["q"]), name, family, own, common, fields, family.exact_zeros(**own), context)
+    return _Call(namespace(arrays["q"]), name, family, own, common, fields, family.exact_zeros(**own), context)
 
 
 def _tiles(q: Array, k: Array, scores: int | None = None) -> Iterator[Rows]:
@@ -115,28 +115,28 @@ def _alive(xp: Namespace, w: Array) -> tuple[Array, Array, Array]:
     return alive, total, w / safe
 
 
-def _measure(plan: _Plan, a: quadratic.Inputs, w: Array) -> RowStatistics:
+def _measure(call: _Call, a: quadratic.Inputs, w: Array) -> RowStatistics:
     """The statistics of the rows of w (..., L, S)."""
-    xp, fields = plan.xp, {}
+    xp, fields = call.xp, {}
     alive, total, p = _alive(xp, w)
     live = alive[..., 0]
     # numbers first: torch.compile turns them into symbols without attributes
     constant = isinstance(a.count, (int, float)) or not hasattr(a.count, "ndim")
     visible = xp.full_like(total, a.count) if constant else xp.broadcast_to(a.count, total.shape)
-    if "total" in plan.fields:
+    if "total" in call.fields:
         fields["total"] = total[..., 0]
-    if "entropy" in plan.fields:
+    if "entropy" in call.fields:
         fields["entropy"] = -xp.sum(p * xp.log(xp.where(p > 0, p, 1.0)), axis=-1)
-    if "sum_squares" in plan.fields:
+    if "sum_squares" in call.fields:
         fields["sum_squares"] = xp.sum(w * w, axis=-1)
-    if "maximum" in plan.fields:
+    if "maximum" in call.fields:
         fields["maximum"] = _first_maximum(xp, a, w)[0][..., 0] if a.keys else total[..., 0]
-    if "nonzero" in plan.fields:
+    if "nonzero" in call.fields:
         exact = xp.sum(xp.astype(w != 0, a.dtype), axis=-1)
-        fields["nonzero"] = exact if plan.exact_zeros else visible[..., 0]
+        fields["nonzero"] = exact if call.exact_zeros else visible[..., 0]
     # also so that a cotangent of a dead row, which may be NaN, reaches no number that all rows share
     fields = {name: xp.where(live, x, 0.0) for name, x in fields.items()}
-    if "visible" in plan.fields:
+    if "visible" in call.fields:
         fields["visible"] = visible[..., 0]
     return RowStatistics(**fields)
 
@@ -146,10 +146,10 @@ _FAINT = 128.0
 lose their digits, and the gradient of one, (log p + H)/Z, is beyond the largest number."""
 
 
-def _weight_gradient(plan: _Plan, a: quadratic.Inputs, w: Array, d: RowStatistics) -> Array:
+def _weight_gradient(call: _Call, a: quadratic.Inputs, w: Array, d: RowStatistics) -> Array:
     """dw from the cotangents of the statistics: dZ - dH (log p + H)/Z on the support + 2 w dΣw² + dmax at the first
     maximum; 0 on dead and null rows, and of H on faint ones."""
-    xp = plan.xp
+    xp = call.xp
     alive, total, p = _alive(xp, w)
     dw = xp.zeros_like(w)
     if d.total is not None:
@@ -177,20 +177,20 @@ def _join_statistics(xp: Namespace, parts: list[RowStatistics]) -> RowStatistics
     return RowStatistics(*(None if column[0] is None else _join(xp, list(column), -1) for column in columns))
 
 
-def _forward_tile(plan: _Plan, rows: Rows, q: Array, k: Array, v: Array | None) -> tuple[OfLibrary, RowStatistics]:
-    xp = plan.xp
-    a, s = plan.family.scored(xp, plan.family.prepare(xp, q, k, v, rows=rows, **plan.common), plan.own)
-    u, r = plan.family.weigh(xp, s, a, **plan.own)
-    statistics = _measure(plan, a, u * r)
+def _forward_tile(call: _Call, rows: Rows, q: Array, k: Array, v: Array | None) -> tuple[OfLibrary, RowStatistics]:
+    xp = call.xp
+    a, s = call.family.scored(xp, call.family.prepare(xp, q, k, v, rows=rows, **call.common), call.own)
+    u, r = call.family.weigh(xp, s, a, **call.own)
+    statistics = _measure(call, a, u * r)
     if v is None:
         return None, statistics
     o = quadratic.cast(xp, quadratic.output(xp, a, u, r), q.dtype)
     return o, RowStatistics(*(None if x is None else xp.broadcast_to(x, o.shape[:-1]) for x in statistics))
 
 
-def _served(caller: str, impl: Impl, generic: Callable[[], R], plan: _Plan, *arrays: Array, **more: object) -> R:
+def _served(caller: str, impl: Impl, generic: Callable[[], R], call: _Call, *arrays: Array, **more: object) -> R:
     """The result of `generic`, the body in this module, or of the kernel that `impl` names."""
-    options = {"op": plan.op, "fields": plan.fields, **plan.own, **plan.common, **more}
+    options = {"op": call.op, "fields": call.fields, **call.own, **call.common, **more}
     body, rows = as_kernel(lambda *_, **__: generic()), kernels_of(caller, arrays[0])
     answer: R = run(caller, impl, choose(caller, impl, rows, body, arrays, options), arrays, options)
     return answer
@@ -226,13 +226,13 @@ def row_statistics(
         TypeError: as the op.
         NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
-    plan = _plan("row_statistics", op, {"q": q, "k": k}, fields, params)
+    call = _call("row_statistics", op, {"q": q, "k": k}, fields, params)
 
     def generic() -> RowStatistics:
-        parts = [_forward_tile(plan, rows, q, k, None)[1] for rows in _tiles(q, k)]
-        return _join_statistics(plan.xp, parts)
+        parts = [_forward_tile(call, rows, q, k, None)[1] for rows in _tiles(q, k)]
+        return _join_statistics(call.xp, parts)
 
-    return _served("row_statistics", impl, generic, plan, q, k)
+    return _served("row_statistics", impl, generic, call, q, k)
 
 
 @known_by_name
@@ -250,15 +250,15 @@ def attention_with_statistics(
 
     Arguments and errors as in `row_statistics`; `params` may contain dropout, which affects only o.
     """
-    plan = _plan("attention_with_statistics", op, {"q": q, "k": k, "v": v}, fields, params)
+    call = _call("attention_with_statistics", op, {"q": q, "k": k, "v": v}, fields, params)
 
     def generic() -> tuple[OfLibrary, RowStatistics]:
-        if plan.family.apart is not None:
-            return _forward_apart(plan, op, q, k, v, params, _within(impl))
-        parts = [_forward_tile(plan, rows, q, k, v) for rows in _tiles(q, k)]
-        return _join(plan.xp, [o for o, _ in parts], -2), _join_statistics(plan.xp, [s for _, s in parts])
+        if call.family.apart is not None:
+            return _forward_apart(call, op, q, k, v, params, _within(impl))
+        parts = [_forward_tile(call, rows, q, k, v) for rows in _tiles(q, k)]
+        return _join(call.xp, [o for o, _ in parts], -2), _join_statistics(call.xp, [s for _, s in parts])
 
-    both: tuple[A, RowStatistics] = _served("attention_with_statistics", impl, generic, plan, q, k, v)
+    both: tuple[A, RowStatistics] = _served("attention_with_statistics", impl, generic, call, q, k, v)
     return both
 
 
@@ -268,13 +268,13 @@ def _within(impl: Impl) -> Impl:
 
 
 def _forward_apart(
-    plan: _Plan, op: Measured, q: Array, k: Array, v: Array, params: Keywords, impl: Impl
+    call: _Call, op: Measured, q: Array, k: Array, v: Array, params: Keywords, impl: Impl
 ) -> tuple[Array, RowStatistics]:
-    assert plan.family.apart is not None
-    o = plan.family.apart.op(q, k, v, **params, impl=impl)
-    statistics = row_statistics(op, q, k, fields=plan.fields, **_of_weights(plan.family, params), impl=impl)
+    assert call.family.apart is not None
+    o = call.family.apart.op(q, k, v, **params, impl=impl)
+    statistics = row_statistics(op, q, k, fields=call.fields, **_of_weights(call.family, params), impl=impl)
     shape = (*quadratic.leading_axes(q, k, v, params.get("enable_gqa", False)), q.shape[-2])
-    return o, RowStatistics(*(None if x is None else plan.xp.broadcast_to(x, shape) for x in statistics))
+    return o, RowStatistics(*(None if x is None else call.xp.broadcast_to(x, shape) for x in statistics))
 
 
 def _of_weights(family: Family, params: Keywords) -> Keywords:
@@ -288,23 +288,23 @@ def _rows_of(x: Array | None, rows: Rows, axis: int) -> Array | None:
 
 
 def _backward_tile(
-    plan: _Plan, rows: Rows, like: dict[str, Array], do: Array | None, dstats: RowStatistics
+    call: _Call, rows: Rows, like: dict[str, Array], do: Array | None, dstats: RowStatistics
 ) -> dict[str, Array]:
     """Gradients, in the compute dtype, of what the rows of one tile contribute."""
-    family, of_tile = plan.family, RowStatistics(*(_rows_of(x, rows, -1) for x in dstats))
-    inputs = family.prepare(plan.xp, like["q"], like["k"], like.get("v"), rows=rows, **plan.common)
-    a, s = family.scored(plan.xp, inputs, plan.own)
+    family, of_tile = call.family, RowStatistics(*(_rows_of(x, rows, -1) for x in dstats))
+    inputs = family.prepare(call.xp, like["q"], like["k"], like.get("v"), rows=rows, **call.common)
+    a, s = family.scored(call.xp, inputs, call.own)
 
     def from_statistics(w: Array) -> Array:
-        return _weight_gradient(plan, a, w, of_tile)
+        return _weight_gradient(call, a, w, of_tile)
 
-    return family.gradients(plan.xp, a, s, like, _rows_of(do, rows, -2), plan.own, from_statistics)
+    return family.gradients(call.xp, a, s, like, _rows_of(do, rows, -2), call.own, from_statistics)
 
 
-def _backward(plan: _Plan, like: dict[str, Array], do: Array | None, dstats: RowStatistics) -> dict[str, Array]:
+def _backward(call: _Call, like: dict[str, Array], do: Array | None, dstats: RowStatistics) -> dict[str, Array]:
     """Gradients of a whole call: those of q (and of options with an axis of queries) are joined, the others added."""
-    xp, q = plan.xp, like["q"]
-    parts = [_backward_tile(plan, rows, like, do, dstats) for rows in _tiles(q, like["k"])]
+    xp, q = call.xp, like["q"]
+    parts = [_backward_tile(call, rows, like, do, dstats) for rows in _tiles(q, like["k"])]
     grads = {}
     for name in parts[0]:
         column = [part[name] for part in parts]
@@ -313,13 +313,13 @@ def _backward(plan: _Plan, like: dict[str, Array], do: Array | None, dstats: Row
     return quadratic.rounded(xp, grads, like)
 
 
-def _beside(plan: _Plan) -> Keywords:
+def _beside(call: _Call) -> Keywords:
     """The options that have gradients: bias, which may be None, and others that are arrays."""
-    return {"bias": plan.common.get("bias"), **plan.family.learned(plan.own, plan.common)}
+    return {"bias": call.common.get("bias"), **call.family.learned(call.own, call.common)}
 
 
 def _backward_apart(
-    plan: _Plan,
+    call: _Call,
     op: Measured,
     arrays: dict[str, Array],
     do: Array | None,
@@ -328,14 +328,14 @@ def _backward_apart(
     impl: Impl,
 ) -> dict[str, Array]:
     """The gradients through the output and those through the statistics, added in the compute dtype."""
-    xp, like, apart = plan.xp, {**arrays, **params}, plan.family.apart
+    xp, like, apart = call.xp, {**arrays, **params}, call.family.apart
     assert apart is not None
     dtype = quadratic.compute_dtype(xp, arrays["q"])
     q, k, v = (quadratic.cast(xp, x, dtype) for x in arrays.values())
-    of_rows = _of_weights(plan.family, params)
+    of_rows = _of_weights(call.family, params)
     rows = (*quadratic.leading_axes(q, k, None, params.get("enable_gqa", False)), q.shape[-2])  # v may have more
     dstats = RowStatistics(*(None if x is None else quadratic.sum_to(xp, x, rows) for x in dstats))
-    grads = row_statistics_vjp(op, q, k, dstats, fields=plan.fields, **of_rows, impl=impl)
+    grads = row_statistics_vjp(op, q, k, dstats, fields=call.fields, **of_rows, impl=impl)
     do = xp.zeros_like(apart.op(q, k, v, **params, impl=impl)) if do is None else quadratic.cast(xp, do, dtype)
     through = apart.vjp(q, k, v, do=do, **params, impl=impl)
     both = {name: through[name] + grads[name] if name in grads else through[name] for name in through}
@@ -371,14 +371,14 @@ def row_statistics_vjp(
 
     `nonzero` and `visible` are counts: their cotangents are not used. Arguments and errors as in `row_statistics`.
     """
-    plan = _plan("row_statistics_vjp", op, {"q": q, "k": k}, fields, params)
-    _check_cotangents(plan.context, dstats)
+    call = _call("row_statistics_vjp", op, {"q": q, "k": k}, fields, params)
+    _check_cotangents(call.context, dstats)
 
     def generic() -> dict[str, Array]:
-        return _backward(plan, {"q": q, "k": k, **_beside(plan)}, None, dstats)
+        return _backward(call, {"q": q, "k": k, **_beside(call)}, None, dstats)
 
-    grads: dict[str, Array] = _served("row_statistics_vjp", impl, generic, plan, q, k, dstats=dstats)
-    return plan.family.pull(grads, **plan.family.own(params))
+    grads: dict[str, Array] = _served("row_statistics_vjp", impl, generic, call, q, k, dstats=dstats)
+    return call.family.pull(grads, **call.family.own(params))
 
 
 @known_by_name
@@ -397,21 +397,21 @@ def attention_with_statistics_vjp(
     """Gradients of `attention_with_statistics` for the cotangents do and dstats (None = 0): those of the op's own vjp,
     plus those of `row_statistics_vjp`.
     """
-    plan = _plan("attention_with_statistics_vjp", op, {"q": q, "k": k, "v": v}, fields, params)
-    _check_cotangents(plan.context, dstats)
+    call = _call("attention_with_statistics_vjp", op, {"q": q, "k": k, "v": v}, fields, params)
+    _check_cotangents(call.context, dstats)
     if do is not None:
-        check.one_home(plan.context.op, ("q", "do"), (q, do))
-        if plan.family.apart is None:
-            cotangent(plan.context.op, "do", do, (*plan.context.leading, q.shape[-2], v.shape[-1]))
+        check.one_home(call.context.op, ("q", "do"), (q, do))
+        if call.family.apart is None:
+            cotangent(call.context.op, "do", do, (*call.context.leading, q.shape[-2], v.shape[-1]))
 
     def generic() -> dict[str, Array]:
-        if plan.family.apart is None:
-            return _backward(plan, {"q": q, "k": k, "v": v, **_beside(plan)}, do, dstats)
-        return _backward_apart(plan, op, {"q": q, "k": k, "v": v}, do, dstats, params, _within(impl))
+        if call.family.apart is None:
+            return _backward(call, {"q": q, "k": k, "v": v, **_beside(call)}, do, dstats)
+        return _backward_apart(call, op, {"q": q, "k": k, "v": v}, do, dstats, params, _within(impl))
 
     caller, cotangents = "attention_with_statistics_vjp", {"do": do, "dstats": dstats}
-    grads: dict[str, Array] = _served(caller, impl, generic, plan, q, k, v, **cotangents)
-    return plan.family.pull(grads, **plan.family.own(params))
+    grads: dict[str, Array] = _served(caller, impl, generic, call, q, k, v, **cotangents)
+    return call.family.pull(grads, **call.family.own(params))
 
 
 def kernels(

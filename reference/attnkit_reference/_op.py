@@ -19,7 +19,7 @@ from attnkit_reference._check import Array, refuse_none, refuse_unexpected
 from attnkit_reference._core import Rows, scores
 
 Function = TypeVar("Function", bound=Callable[..., object])
-Call = TypeVar("Call")
+T = TypeVar("T")
 Gradient = TypeVar("Gradient")  # an array, or a state
 Gradients = dict[str, Array]
 Parameter = inspect.Parameter
@@ -76,8 +76,8 @@ def refuse_others(function: Function, more: Sequence[Parameter] = ()) -> Functio
 
 def derived_weights(
     forward: Callable[..., object],
-    prepare: Callable[..., Call],
-    weigh: Callable[[Call], Array] = attrgetter("w"),
+    prepare: Callable[..., T],
+    weigh: Callable[[T], Array] = attrgetter("w"),
     doc: str = "",
 ) -> Callable[..., Array]:
     """`<op>_weights`: weigh(call), from the arrays of `forward` that `prepare` requires.
@@ -133,13 +133,13 @@ def _function(
     doc: str,
     arrays: Sequence[Parameter],
     options: Sequence[Parameter],
-    compute: Callable[..., Call],
-) -> Callable[..., Call]:
+    compute: Callable[..., T],
+) -> Callable[..., T]:
     """A public function beside `forward` that passes its own name and all its arguments, by name, to `compute`."""
     name = forward.__name__ + suffix
     signature = inspect.Signature([*arrays, *options])
 
-    def function(*args: object, **params: object) -> Call:
+    def function(*args: object, **params: object) -> T:
         try:
             arguments = signature.bind(*args, **params).arguments
         except TypeError as error:

@@ -135,7 +135,7 @@ def test_every_contender_of_an_op_is_right(op, mode):
         truth, settings = Truth(cell, mode), compare.Settings(without=("flex",))
         with torch.set_grad_enabled(mode == BOTH):
             rows = [x for x in contenders.contenders(cell) if contenders.supports(cell, x)]
-            found = {x.name: compare.prepared(x, cell, mode, truth, settings) for x in rows}
+            found = {x.name: compare.make_ready(x, cell, mode, truth, settings) for x in rows}
         faults = [text for text in found.values() if isinstance(text, str) and text.startswith("wrong")]
         assert not faults
         timed = {name for name, x in found.items() if not isinstance(x, str)}
@@ -154,7 +154,7 @@ def test_every_contender_of_an_op_is_right(op, mode):
 )
 def test_a_contender_that_computes_something_else_is_refused(name, attend):
     row = Contender(name, lambda cell: attend, lambda cell, mode: None)
-    found = compare.prepared(row, SMALL, BOTH, Truth(SMALL, BOTH), compare.Settings())
+    found = compare.make_ready(row, SMALL, BOTH, Truth(SMALL, BOTH), compare.Settings())
     assert isinstance(found, str)
     assert found.startswith("wrong: ")
     assert compare.wrong({"skipped": {name: found, "other": "for GPUs"}}) == [f"{name}: {found}"]
@@ -173,7 +173,7 @@ def test_a_wrong_contender_makes_the_run_fail(tmp_path, monkeypatch, capsys):
 
 def test_a_contender_that_takes_too_long_is_named():
     row = Contender("naive torch", naive, lambda cell, mode: None)
-    found = compare.prepared(row, SMALL, FORWARD, Truth(SMALL, FORWARD), compare.Settings(limit=0.0))
+    found = compare.make_ready(row, SMALL, FORWARD, Truth(SMALL, FORWARD), compare.Settings(limit=0.0))
     assert isinstance(found, str)
     assert "more than the limit of 0 s" in found
 

@@ -88,7 +88,7 @@ MUTANTS: tuple[tuple[str, str, Function, str, str], ...] = (
     ("a state is forgotten in dq beside a mask", PERFORMER, sums._pairs_backward, "(d @ m.state.mT) * m.before", "0.0"),
     ("a state is forgotten in dq", LINEAR, sums.sums_backward,
      "state = None if m.state is None else _faded_state(m).mT", "state = None"),
-    ("a state lacks the keys that nobody sees", LINEAR, sums.prepared, "parts.valid if keeps else parts.seen",
+    ("a state lacks the keys that nobody sees", LINEAR, sums.call_of, "parts.valid if keeps else parts.seen",
      "parts.seen"),
     ("the scale is forgotten in dq", LINEAR, rule._outputs_backward,
      "grads.x if m.rule.scale == 1 else grads.x * m.rule.scale", "grads.x"),

@@ -14,7 +14,7 @@ from attnkit_conformance import judge
 from attnkit_conformance.__main__ import main
 from attnkit_conformance.core import CaseResult
 from attnkit_conformance.judge import selection
-from attnkit_conformance.report.table import split
+from attnkit_conformance.report.table import split_page
 from attnkit_conformance.studies import planted as room
 from attnkit_conformance.studies.planted import BUGS, BY_NAME, HONEST, page, planted, rules
 from attnkit_conformance.studies.planted.bugs import text_with
@@ -99,7 +99,7 @@ def test_draws_notice_what_they_meet(monkeypatch):
 
 
 def test_the_page_has_every_bug():
-    inside = split(PAGE, page.BEGIN, page.END)[1]
+    inside = split_page(PAGE, page.BEGIN, page.END)[1]
     assert [bug.name for bug in BUGS if f"| `{bug.name}` | {bug.text} |" not in inside] == []
 
 
@@ -127,7 +127,9 @@ def test_the_honest_adapter_passes_everything(profile):
 def test_the_page_says_who_lives_in_quick():
     """And that each of them has its reason there."""
     dead = {name for name, verdicts in rules.by_kit(tuple(BY_NAME), "quick").items() if verdicts}
-    lines = [line.split(" | ") for line in split(PAGE, page.BEGIN, page.END)[1].splitlines() if line.startswith("| `")]
+    lines = [
+        line.split(" | ") for line in split_page(PAGE, page.BEGIN, page.END)[1].splitlines() if line.startswith("| `")
+    ]
     assert {cells[0].strip("| `") for cells in lines if cells[2] != page.LIVES} == dead
     assert [bug.name for bug in BUGS if bug.name not in dead and not bug.needs] == []
 

@@ -42,5 +42,5 @@ def test_only_numbers_in_the_range_of_the_dtype_count():
 
 
 def test_the_page_has_every_op_with_results():
-    inside = table.split(PAGE, unnoticed.BEGIN, unnoticed.END)[1]
+    inside = table.split_page(PAGE, unnoticed.BEGIN, unnoticed.END)[1]
     assert [op.name for op in OPDB if f"| `{op.name}` | outputs |" not in inside and not op.integer_outputs] == []

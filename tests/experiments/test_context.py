@@ -150,7 +150,7 @@ def test_halves_add_up_to_loss_gradients_and_scores(kind, monkeypatch):
     together = Together()
     monkeypatch.setattr(language, "parallelize", together.parallelize)
     for rank, half in enumerate(halves):
-        half.split(Context(rank, 2, rank))
+        half.divide(Context(rank, 2, rank))
     for task in (whole, *halves):
         torch.nn.init.normal_(task.model.head.weight, generator=torch.Generator().manual_seed(0))
     ids = whole.sample_ids(1)

@@ -140,7 +140,7 @@ def test_a_plan_does_not_depend_on_the_number_of_keys_of_another() -> None:
         assert lower._common.cache_info().misses == made, "what calls with other numbers of keys have made is used"
 
 
-def fresh(call: tuple[Any, ...]) -> lower.Prepared:
+def fresh(call: tuple[Any, ...]) -> lower.PlacedPlan:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lower, "_common", lower._common.__wrapped__)
         return lower.prepare.__wrapped__(*call)

@@ -111,7 +111,7 @@ def test_tensors_that_are_expanded_to_nothing():
 # ---------------------------------------------------------------------------------------------- pointers
 
 
-def prepared(shape: tuple[int, ...] = SHAPE) -> lower.Prepared:
+def plan_of(shape: tuple[int, ...] = SHAPE) -> lower.PlacedPlan:
     operands = tuple((name, shape, lower.contiguous(shape), "float64") for name in "qkv")
     return lower.prepare(SOFTMAX.name, False, operands, (), ("o",))
 
@@ -122,12 +122,12 @@ def test_null_is_for_arrays_without_elements(absent):
     pointers = [address(x) for x in arrays]
     pointers[absent] = 0
     with pytest.raises(RuntimeError, match="softmax_attention: an array is missing"):
-        with_no_poison(prepared(), pointers)
+        with_no_poison(plan_of(), pointers)
     none = (2, 3, 0, 8)
-    lower.run(prepared(none), [0] * 4, 1)
+    lower.run(plan_of(none), [0] * 4, 1)
 
 
-def with_no_poison(plan: lower.Prepared, pointers: list[int]) -> None:
+def with_no_poison(plan: lower.PlacedPlan, pointers: list[int]) -> None:
     """A call whose outputs are not filled before, for one of them is NULL."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lower, "POISONS", False)
@@ -135,7 +135,7 @@ def with_no_poison(plan: lower.Prepared, pointers: list[int]) -> None:
 
 
 def test_an_output_whose_elements_lie_on_each_other_is_refused(monkeypatch):
-    plan, arrays = prepared(), [normal(*SHAPE) for _ in range(4)]
+    plan, arrays = plan_of(), [normal(*SHAPE) for _ in range(4)]
     monkeypatch.setattr(plan.plan.arrays[abi.INDEX["o"]], "row", 0)
     with pytest.raises(RuntimeError, match="overlaps itself"):
         lower.run(plan, [address(x) for x in arrays], 1)

@@ -27,10 +27,9 @@ from attnkit.ops.softmax import softmax_attention
 from attnkit.ops.statistics import RowStatistics
 
 OLDEST = 80  # compute capability required by the tensor core instructions
-Call = AnyFunction
 
 
-def on_its_device(function: Call, x: Array, *arrays: Array, **options: object) -> Results:
+def on_its_device(function: AnyFunction, x: Array, *arrays: Array, **options: object) -> Results:
     """Call a function of (device, arrays) on the device of its first array."""
     from attnkit.backends.cupy.gpu import Gpu  # launches can be described without CuPy
 
@@ -53,7 +52,7 @@ def _dotted(capability: int) -> str:
     return f"{capability // 10}.{capability % 10}"
 
 
-def unsupported(unsupported_options: Call, inputs: int, *arrays: OfLibrary, **options: object) -> str | None:
+def unsupported(unsupported_options: AnyFunction, inputs: int, *arrays: OfLibrary, **options: object) -> str | None:
     """Why a call is not supported; the inputs are followed by cotangents, the first of which is required."""
     if arrays[inputs:] and arrays[inputs] is None:
         return "no cotangent of the output was given"
@@ -127,12 +126,14 @@ def taken(x: Array) -> None:
     verdicts.warn_once(_dotted(int(x.device.compute_capability)))
 
 
-def kernel(function: Call, unsupported_options: Call, inputs: int, is_faster: Callable[..., bool]) -> Kernel:
+def kernel(
+    function: AnyFunction, unsupported_options: AnyFunction, inputs: int, is_faster: Callable[..., bool]
+) -> Kernel:
     refusal = partial(unsupported, unsupported_options, inputs)
     return Kernel("cuda", partial(on_its_device, function), refusal, is_faster, taken=taken)
 
 
-SERVED: dict[Call, tuple[Call, Call, Call, int, Callable[..., bool]]] = {
+SERVED: dict[AnyFunction, tuple[AnyFunction, AnyFunction, AnyFunction, int, Callable[..., bool]]] = {
     pointwise_attention: (pointwise.forward, pointwise.backward, pointwise.unsupported_options, 3, keeps),
     gaussian_attention: (
         partial(pointwise.forward, **GAUSSIAN),

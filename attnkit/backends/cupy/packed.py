@@ -9,7 +9,6 @@ from attnkit.backends.cupy.pointwise import Array, Device
 from attnkit.kernels import predicted
 
 Edges = tuple[int, ...] | Array
-Call = AnyFunction
 
 
 def _edges(q: Array, edges: Edges) -> Array:
@@ -35,15 +34,16 @@ def _with_edges(q: Array, cu_q: Edges, cu_k: Edges, options: Keywords) -> Keywor
 
 
 def forward(
-    op: Call, device: Device, q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **options: object
-) -> Array | tuple[Array, ...]:
+    op: AnyFunction, device: Device, q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges,
+    **options: object,
+) -> Array | tuple[Array, ...]:  # fmt: skip
     """The outputs of `op` on arrays (heads, tokens, features) with edges, tokens first."""
     answer = op(device, *_heads_first(q, k, v), **_with_edges(q, cu_seqlens_q, cu_seqlens_k, options))
     return tuple(x.swapaxes(0, 1) for x in answer) if isinstance(answer, tuple) else answer.swapaxes(0, 1)
 
 
 def backward(
-    op: Call, device: Device, q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges,
+    op: AnyFunction, device: Device, q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges,
     *cotangents: Array | None, **options: object,
 ) -> dict[str, Array]:  # fmt: skip
     """The gradients, tokens first."""
@@ -52,7 +52,7 @@ def backward(
     return {name: x.swapaxes(0, 1) for name, x in grads.items()}
 
 
-def unsupported_options(of: Call, q: Array, k: Array, v: Array, *edges: Edges, **options: object) -> str | None:
+def unsupported_options(of: AnyFunction, q: Array, k: Array, v: Array, *edges: Edges, **options: object) -> str | None:
     """Why a call is not supported on any device, for the reason that `of` gives for the op."""
     return of(*_heads_first(q, k, v), **options)
 

@@ -93,7 +93,7 @@ def forward(
         inputs = (device, q, k, k if v is None else v, o.get("o", q))
         call = made(*inputs, output=output, rows=found, **{**added, **options})
         s, p = call.arguments, options["dropout"][0] if options.get("dropout") is not None else 0.0
-        s.weight_gain, s.exact = s.gain * (1.0 - p), family.exact_zeros(**family.split(options)[0])
+        s.weight_gain, s.exact = s.gain * (1.0 - p), family.exact_zeros(**family.split_options(options)[0])
         for launch in call.launches():
             device.run(launch._replace(source="statistics.cuh"))
     return o | found

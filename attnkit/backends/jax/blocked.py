@@ -113,7 +113,7 @@ def part(c: blocks.Call, tokens: dict[str, Array], index: Index, start: Number, 
     return c._replace(arrays=tokens | arrays)
 
 
-def prepared(c: blocks.Call, p: blocks.Call, index: Index, start: Number) -> blocks.Prepared:
+def inputs_and_scores(c: blocks.Call, p: blocks.Call, index: Index, start: Number) -> blocks.Scored:
     """Inputs and scores of the part p of the call c."""
     q, k, v = (p.arrays[name] for name in "qkv")
     arguments = {**c.common, **{name: x for name, x in p.arrays.items() if name in c.family.common}}
@@ -228,7 +228,7 @@ def segment_output(c: blocks.Call, segment: Segment) -> Array:
 
         def block(carry: None, start: Array) -> tuple[None, Array]:
             p = part(c, tokens, index, start, segment)
-            return None, blocks.output_of(jnp, p, prepared(c, p, index, start))
+            return None, blocks.output_of(jnp, p, inputs_and_scores(c, p, index, start))
 
         return over_blocks(segment, block, None)[1]
 
@@ -258,7 +258,7 @@ def segment_gradients(c: blocks.Call, segment: Segment, do: Array, total: Arrays
         def block(total: Arrays, start: Array) -> tuple[Arrays, None]:
             p = part(c, tokens, index, start, segment)
             there = slice_of(c, "do", do, index, start, rows, keys)
-            grads = blocks.gradients_of(jnp, p, prepared(c, p, index, start), there)
+            grads = blocks.gradients_of(jnp, p, inputs_and_scores(c, p, index, start), there)
             return {n: add_slice(c, n, x, grads[n], index, start, rows, keys) for n, x in total.items()}, None
 
         return over_blocks(segment, block, total)[0], None

@@ -64,7 +64,7 @@ def _dtype(name: str, x: Array) -> str | np.dtype:
     return "uint64" if name == "seed" and len(x.shape) == 1 else x.dtype
 
 
-def prepared(call: Call, arrays: Sequence[Array]) -> lower.Prepared:
+def plan_of(call: Call, arrays: Sequence[Array]) -> lower.PlacedPlan:
     """The plan of a call on such arrays."""
     shapes = [() if name == "seed" else tuple(x.shape) for name, x in zip(call.names, arrays, strict=True)]
     operands = tuple(
@@ -83,7 +83,7 @@ def _results(*arrays: OfLibrary, call: Call) -> list[jax.core.ShapedArray]:
     like = next((x for x in arrays if not x.sharding.mesh.empty), arrays[0])
     if any(varying(x) != varying(like) for x in arrays):
         raise TypeError(f"{call.op}: arguments vary along different axes of a mesh")
-    outputs, by_name = prepared(call, arrays).outputs, dict(zip(call.names, arrays, strict=True))
+    outputs, by_name = plan_of(call, arrays).outputs, dict(zip(call.names, arrays, strict=True))
     specs = partition.explicit(call, arrays, [x.shape for x in outputs])
     return [
         by_name[name[1:]].update(weak_type=False)
@@ -103,7 +103,7 @@ operation.def_abstract_eval(_results)
 
 def foreign(call: Call, *arrays: Array) -> list[Array]:
     """The custom call of XLA."""
-    plan = prepared(call, arrays)
+    plan = plan_of(call, arrays)
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in plan.outputs]
     outputs = jax.ffi.ffi_call(TARGET, results, vmap_method="sequential")(
         *arrays,

@@ -42,7 +42,7 @@ class Static(NamedTuple):
 
 def divided(op: str, arguments: Keywords, outputs: tuple[str, ...] = ("o",)) -> tuple[Static, Arrays]:
     """A call, split into static arguments and arrays."""
-    arrays, plain = lower.split(arguments, is_array)
+    arrays, plain = lower.split_arguments(arguments, is_array)
     seed = arrays.get("seed")
     if seed is not None and not is_array(seed):
         arrays["seed"] = jnp.array([int(seed) & 0xFFFFFFFF, int(seed) >> 32], jnp.uint32)

@@ -92,7 +92,7 @@ class Allocated(NamedTuple):
     dtype: str
 
 
-class Prepared(NamedTuple):
+class PlacedPlan(NamedTuple):
     """A plan at its address, the places of the pointers of a call, and what is to be allocated for it."""
 
     op: str
@@ -390,7 +390,7 @@ def prepare(
     options: Plain,
     outputs: tuple[str, ...],
     mapped: int = 0,
-) -> Prepared:
+) -> PlacedPlan:
     """A call with these arrays (`Operand`) and plain options; its first `mapped` leading axes are those of vmap."""
     by_name = {operand[0]: Operand(*operand) for operand in operands}
     if "edges_q" in by_name:
@@ -407,7 +407,7 @@ def prepare(
         changed += map(_turned, results) if c.packed else results
         allocated = _allocated(results)
     if c.reason is not None:
-        return Prepared(c.name, c.plan, 0, c.places, extents, c.pack, _refused, allocated, c.reason)
+        return PlacedPlan(c.name, c.plan, 0, c.places, extents, c.pack, _refused, allocated, c.reason)
     keys, plan, functions = by_name["k"].shape[-2], abi.Plan.from_buffer_copy(c.plan), library()
     _see(plan, keys, c.limits(keys, key_lengths=length))
     _look(plan, changed, c.axes, c.keep)
@@ -415,14 +415,14 @@ def prepare(
     code = functions.check(address)
     reason = _message(code) if code else None
     call = partial(functions.run, address, c.pointers, len(c.places))
-    return Prepared(c.name, plan, address, c.places, extents, c.pack, call, allocated, reason)
+    return PlacedPlan(c.name, plan, address, c.places, extents, c.pack, call, allocated, reason)
 
 
 def _refused(pointers: bytes, threads: int, openmp: int | None) -> int:
     return abi.UNSUPPORTED
 
 
-def run(prepared: Prepared, pointers: Sequence[int], threads: int, openmp: int | None = None) -> None:
+def run(plan: PlacedPlan, pointers: Sequence[int], threads: int, openmp: int | None = None) -> None:
     """Serve a call: addresses of its operands and outputs in their order. That of an empty array may be 0. Threads are
     the library's own, or those of an OpenMP runtime whose `GOMP_parallel` is at the address `openmp`.
 
@@ -431,23 +431,23 @@ def run(prepared: Prepared, pointers: Sequence[int], threads: int, openmp: int |
         ValueError: boundaries of packed sequences do not rise from 0 to the number of tokens.
         MemoryError: there is none for working memory.
     """
-    if prepared.reason is not None:
-        raise NotImplementedError(refusal_text(prepared.op, prepared.reason))
+    if plan.reason is not None:
+        raise NotImplementedError(refusal_text(plan.op, plan.reason))
     if POISONS:
-        _poison(prepared, pointers)
-    data = prepared.pack(*pointers)
-    code = prepared.run(data, threads, openmp)
+        _poison(plan, pointers)
+    data = plan.pack(*pointers)
+    code = plan.run(data, threads, openmp)
     while code == abi.INTERRUPTED:  # Python's handler came first; the call begins anew where it raised nothing
-        code = prepared.run(data, threads, openmp)
+        code = plan.run(data, threads, openmp)
     if code == abi.BAD_ALIGNMENT:
-        raise NotImplementedError(refusal_text(prepared.op, UNALIGNED))
+        raise NotImplementedError(refusal_text(plan.op, UNALIGNED))
     if code:
-        raise ERRORS.get(code, RuntimeError)(f"{prepared.op}: {_message(code)}")
+        raise ERRORS.get(code, RuntimeError)(f"{plan.op}: {_message(code)}")
 
 
-def _poison(prepared: Prepared, pointers: Sequence[int]) -> None:
+def _poison(plan: PlacedPlan, pointers: Sequence[int]) -> None:
     """Fill the outputs as they were allocated, whatever the plan says of them."""
-    for pointer, (shape, _, dtype) in zip(pointers[-len(prepared.outputs) :], prepared.outputs, strict=True):
+    for pointer, (shape, _, dtype) in zip(pointers[-len(plan.outputs) :], plan.outputs, strict=True):
         ctypes.memset(pointer, 0xFF, math.prod(shape) * abi.SIZES[dtype])
 
 
@@ -497,7 +497,7 @@ def refusal(op: str, dtypes: tuple[tuple[str, str], ...], own: Plain) -> str | N
 # ---------------------------------------------------------------------------------------------- arguments of a call
 
 
-def split(arguments: Bindings, is_array: Callable[[object], bool]) -> tuple[Keywords, Plain]:
+def split_arguments(arguments: Bindings, is_array: Callable[[object], bool]) -> tuple[Keywords, Plain]:
     """The arrays of a call by name, and its plain options; dropout=(p, seed) is p and an array or a number "seed", and
     `EDGES` may be tuples."""
     arrays, plain = Keywords(), list[tuple[str, Hashable]]()

@@ -30,7 +30,7 @@ def address(x: Array) -> int:
 
 def serve(op: str, backward: bool, arguments: Keywords, outputs: tuple[str, ...]) -> list[Array]:
     """The named outputs for the arrays and plain options of a call."""
-    arrays, plain = lower.split(arguments, is_array)
+    arrays, plain = lower.split_arguments(arguments, is_array)
     if "seed" in arrays:
         arrays["seed"] = _seed(arrays["seed"])
     arrays = {name: np.asarray(x, np.int64 if name in lower.EDGES else None) for name, x in arrays.items()}
@@ -69,7 +69,7 @@ def prepared(op: str, arrays: tuple[Array, ...], options: Keywords) -> Callable[
 
 def _again(op: str, arguments: Keywords) -> Callable[..., Array]:
     """A callable that gives o of an op for arguments like these, whether by position or by name."""
-    named, plain = lower.split(arguments, is_array)
+    named, plain = lower.split_arguments(arguments, is_array)
     plan = lower.prepare(op, False, _operands(named), plain, ("o",))
     ((shape, _, dtype),) = plan.outputs
     order, of_o = tuple(named), np.dtype(dtype)
@@ -88,7 +88,7 @@ def pulled(op: str, arguments: Keywords, cotangents: Mapping[str, Array | None])
     """The explicit gradients of an op."""
     compute = np.float64 if arguments["q"].dtype == np.float64 else np.float32
     of = {name: x if name == "do" else x.astype(compute, copy=False) for name, x in cotangents.items() if x is not None}
-    arrays, _ = lower.split(arguments, is_array)
+    arrays, _ = lower.split_arguments(arguments, is_array)
     names = [name for name in lower.DIFFERENTIABLE if name in arrays]
     grads = serve(op, True, arguments | of, tuple(f"d{name}" for name in names))
     return dict(zip(names, grads, strict=True))

@@ -42,9 +42,9 @@ def is_tensor(x: object) -> bool:
     return isinstance(x, Tensor)
 
 
-def split(arguments: Bindings) -> tuple[dict[str, Tensor], lower.Plain]:
+def split_arguments(arguments: Bindings) -> tuple[dict[str, Tensor], lower.Plain]:
     """`lower.split`, with tensors for the seed of dropout and for boundaries."""
-    arrays, plain = lower.split(arguments, is_tensor)
+    arrays, plain = lower.split_arguments(arguments, is_tensor)
     if "seed" in arrays:
         seed = arrays["seed"]
         if not isinstance(seed, Tensor):
@@ -68,13 +68,13 @@ def serve(
 
 def planned(
     op: str, backward: bool, arrays: Mapping[str, Tensor], plain: lower.Plain, outputs: tuple[str, ...]
-) -> lower.Prepared:
+) -> lower.PlacedPlan:
     """The plan of calls with tensors like these."""
     operands = tuple([(name, x.shape, x.stride(), x.dtype) for name, x in arrays.items()])
     return lower.prepare(op, backward, operands, plain, outputs)
 
 
-def filled(plan: lower.Prepared, tensors: Iterable[Tensor]) -> list[Tensor]:
+def filled(plan: lower.PlacedPlan, tensors: Iterable[Tensor]) -> list[Tensor]:
     """The outputs of a plan for its tensors."""
     pointers: list[int] = []
     outputs: list[Tensor] = []
@@ -129,7 +129,7 @@ def _outputs(op: str, arguments: Arguments) -> Outputs:
 
 def _forward(op: str, arguments: Arguments) -> list[Tensor]:
     names = (*_named(arguments), *_saved(op))
-    return serve(op, False, *split({name: x for name, x in arguments.items() if name != "outputs"}), names)
+    return serve(op, False, *split_arguments({name: x for name, x in arguments.items() if name != "outputs"}), names)
 
 
 def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
@@ -139,7 +139,7 @@ def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...])
     arguments = {name: x for name, x in arguments.items() if name not in outside}
     if first not in rows.COUNTS:
         arguments[f"d{first}"] = do
-    grads = serve(op, True, *split(arguments), tuple(f"d{name}" for name in names))
+    grads = serve(op, True, *split_arguments(arguments), tuple(f"d{name}" for name in names))
     return dict(zip(names, grads, strict=True))
 
 
@@ -158,7 +158,7 @@ class _Call(NamedTuple):
     outputs: tuple[str, ...]
     again: tuple[tuple[int, str], ...]  # made by the plan, and saved for the gradients
     counts: tuple[int, ...]  # outputs without a gradient
-    plan: lower.Prepared
+    plan: lower.PlacedPlan
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         results: tuple[Tensor, ...] = _Attend.apply(self, *tensors)
@@ -260,7 +260,7 @@ def evaluate(op: str, arguments: Arguments, outputs: tuple[str, ...]) -> Sequenc
     if not _is_plain([x for x in arguments.values() if isinstance(x, Tensor)]):
         results = CUSTOM.outputs(op, **arguments, outputs=",".join(outputs))[: len(outputs)]
         return [x.detach() if name in rows.COUNTS else x for name, x in zip(outputs, results, strict=True)]
-    arrays, plain = split(arguments)
+    arrays, plain = split_arguments(arguments)
     if _needs_gradients(arrays):
         return _call(op, arrays, plain, outputs)(_differentiable(arrays))
     return serve(op, False, arrays, plain, outputs)
@@ -286,7 +286,7 @@ def prepared(op: str, arrays: tuple[Tensor, ...], options: Keywords) -> Callable
 
 def _again(op: str, arguments: Arguments) -> Callable[..., Tensor]:
     """A callable that gives o of an op for arguments like these, whether by position or by name."""
-    named, plain = split(arguments)
+    named, plain = split_arguments(arguments)
     order = tuple(named)
     if _needs_gradients(named):
         call = _call(op, named, plain, ("o",))
@@ -314,7 +314,7 @@ def pulled(op: str, arguments: Arguments, cotangents: Mapping[str, Tensor | None
         first, do = next(iter(of.items()), ("dvisible", arguments["q"].new_zeros(())))
         rest = {name: x for name, x in of.items() if name != first}
         return CUSTOM.pull(op, do, **arguments, **rest, outputs=first.removeprefix("d"))
-    arrays, plain = split(arguments)
+    arrays, plain = split_arguments(arguments)
     names = tuple(name for name in lower.DIFFERENTIABLE if name in arrays)
     grads = serve(op, True, arrays | of, plain, tuple(f"d{name}" for name in names))
     return dict(zip(names, grads, strict=True))

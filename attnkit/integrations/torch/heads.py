@@ -10,7 +10,7 @@ from torch.nn.functional import linear, pad
 import attnkit
 from attnkit._core.typing import Bindings, Keywords, OfLibrary
 from attnkit.integrations._ops import Op, taken_by
-from attnkit.integrations.torch.masks import bias_option, refuse_unless_bool_or_float, split
+from attnkit.integrations.torch.masks import bias_option, refuse_unless_bool_or_float, split_mask
 from attnkit.nn.attention import SEEDS, Observer
 from attnkit.nn.autocast import in_dtype_of_autocast
 
@@ -149,7 +149,7 @@ def _seen(op: Op, pairs: tuple[int, ...], keys: int, masks: Masks) -> Keywords:
         shaped["attn_mask"] = attn_mask if attn_mask.ndim == 2 else attn_mask.unflatten(0, (items, heads))
     for name, mask in shaped.items():
         refuse_unless_bool_or_float(NAME, name, mask)
-        visible, bias = (~mask, None) if mask.dtype == torch.bool else split(mask)
+        visible, bias = (~mask, None) if mask.dtype == torch.bool else split_mask(mask)
         visible = pad(visible, (0, keys - tokens), value=True)
         call["mask"] = call["mask"] & visible if "mask" in call else visible
         added = {} if bias is None else bias_option(NAME, op, bias)

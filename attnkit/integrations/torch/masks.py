@@ -8,7 +8,7 @@ from attnkit._core.typing import Keywords
 from attnkit.integrations._ops import Op, taken_by
 
 
-def split(mask: Tensor) -> tuple[Tensor, Tensor]:
+def split_mask(mask: Tensor) -> tuple[Tensor, Tensor]:
     """(visible, bias) of a float mask: entries below half its dtype's minimum, or -inf, hide.
 
     visible: boolean, True = may attend. bias: the mask where it is visible and 0 elsewhere, finite unless the mask has
@@ -30,7 +30,7 @@ def options_of_mask(caller: str, op: Op, attn_mask: Tensor | None) -> Keywords:
     refuse_unless_bool_or_float(caller, "attn_mask", attn_mask)
     if attn_mask.dtype == torch.bool:
         return {"mask": attn_mask}
-    visible, bias = split(attn_mask)
+    visible, bias = split_mask(attn_mask)
     return {"mask": visible} | bias_option(caller, op, bias)
 
 

@@ -53,7 +53,7 @@ def _exponents(xp: Namespace, k: Array, part: Array | None) -> Array:
     return k if part is None else xp.where(part[..., None], k, -math.inf)
 
 
-def _prepared(xp: Namespace, op: str, q: Array, k: Array, v: Array, options: WholeOptions, keeps: bool) -> _Call:
+def _call_of(xp: Namespace, op: str, q: Array, k: Array, v: Array, options: WholeOptions, keeps: bool) -> _Call:
     """`keeps`: keys without a query stay, for the state."""
     initial = options.initial_state
     parts = parts_of(xp, q, k, initial is not None, **options.common)
@@ -272,7 +272,7 @@ def _initial_gradients(xp: Namespace, m: _Call, initial: State, terms: list[OfLi
 
 def attend(xp: Namespace, op: str, q: Array, k: Array, v: Array, options: WholeOptions, return_state: bool) -> Results:
     """o in the dtype of q, or (o, state)."""
-    m = _prepared(xp, op, q, k, v, options, return_state)
+    m = _call_of(xp, op, q, k, v, options, return_state)
     o = quadratic.cast(xp, join_heads(xp, _outputs(xp, m), m.parts.shared), q.dtype)
     if not return_state:
         return o
@@ -285,7 +285,7 @@ def step(
 ) -> tuple[Array, State]:
     """(o_t, state): the new key is added first, and the query sees what there is then."""
     q, k, v = (a[..., None, :] for a in (q_t, k_t, v_t))
-    m = _prepared(xp, op, q, k, v, WholeOptions(state, 1, {"enable_gqa": enable_gqa}), True)
+    m = _call_of(xp, op, q, k, v, WholeOptions(state, 1, {"enable_gqa": enable_gqa}), True)
     terms = _state_terms(xp, m, cast_like(xp, q, v)[0])
     totals = _state_sums(xp, m, terms)
     o = m.x @ _means(xp, totals)[0]
@@ -297,7 +297,7 @@ def attend_vjp(
     xp: Namespace, op: str, q: Array, k: Array, v: Array, do: Array | None, dstate: State | None, options: WholeOptions
 ) -> Keywords:
     """{"q", "k", "v"} and "initial_state" if given, each like its argument."""
-    m = _prepared(xp, op, q, k, v, options, dstate is not None)
+    m = _call_of(xp, op, q, k, v, options, dstate is not None)
     parts, shared, initial = m.parts, m.parts.shared, options.initial_state
     wide_q, wide_k, wide_v, wide_do = cast_like(xp, q, q, k, v, do)
     dq: list[Array | None] = []

@@ -18,11 +18,11 @@ from attnkit.ops.linear.sums import (
     Rule,
     StateGradients,
     SumsGradients,
+    call_of,
     divided,
     divided_backward,
     final_state,
     initial_gradients,
-    prepared,
     state_backward,
     state_sums,
     state_terms,
@@ -35,7 +35,7 @@ def attend(
     xp: Namespace, rule: Rule, q: Array, k: Array, v: Array, options: WholeOptions, return_state: bool
 ) -> Results:
     """o in the dtype of q, or (o, state)."""
-    m = prepared(xp, rule, q, k, v, options.initial_state, return_state, options.chunk_size, options.common)
+    m = call_of(xp, rule, q, k, v, options.initial_state, return_state, options.chunk_size, options.common)
     o = divided(xp, m, sums(xp, m))
     o = quadratic.cast(xp, join_heads(xp, o, m.parts.shared), q.dtype)
     if not return_state:
@@ -49,7 +49,7 @@ def step(
 ) -> tuple[Array, State]:
     """(o_t, state): the new key is added first, and the query sees what there is then."""
     q, k, v = (a[..., None, :] for a in (q_t, k_t, v_t))
-    m = prepared(xp, rule, q, k, v, state, True, 1, {"enable_gqa": enable_gqa})
+    m = call_of(xp, rule, q, k, v, state, True, 1, {"enable_gqa": enable_gqa})
     terms = state_terms(xp, m, cast_like(xp, q, v)[0])
     totals = state_sums(xp, m, terms)
     o = divided(xp, m, m.x @ totals)
@@ -80,7 +80,7 @@ def attend_vjp(
 ) -> Keywords:
     """{"q", "k", "v"}, "log_decay" of an array and "initial_state" if given, each like its argument."""
     initial = options.initial_state
-    m = prepared(xp, rule, q, k, v, initial, dstate is not None, options.chunk_size, options.common)
+    m = call_of(xp, rule, q, k, v, initial, dstate is not None, options.chunk_size, options.common)
     wide_do, wide_v = cast_like(xp, q, do, v)
     shared = m.parts.shared
     of_o = SumsGradients() if do is None else _outputs_backward(xp, m, wide_do)

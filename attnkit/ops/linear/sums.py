@@ -79,7 +79,7 @@ class Call(NamedTuple):
     heads: bool = False  # whether there is an axis of heads
 
 
-def prepared(
+def call_of(
     xp: Namespace,
     rule: Rule,
     q: Array,

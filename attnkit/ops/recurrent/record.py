@@ -70,7 +70,7 @@ class Recurrent(NamedTuple):
         self, q: Array, k: Array, v: Array, *arrays: Array, return_state: bool = False, **options: Option
     ) -> Results:
         """o in the dtype of q, or (o, state)."""
-        p = prepared(self, q, k, v, self.gates_of(arrays, options), **options)
+        p = chunk_call(self, q, k, v, self.gates_of(arrays, options), **options)
         o, state = self.forward(p.xp, p.call)
         o = chosen(p.xp, p.live, joined(p.xp, o, q.shape[-2]))  # the cotangent of a row that sees nothing may be NaN
         o = cast(p.xp, p.xp.broadcast_to(o, (*p.leading, q.shape[-2], v.shape[-1])), q.dtype)
@@ -92,7 +92,7 @@ class Recurrent(NamedTuple):
         """Gradients in the shapes and dtypes of their arguments; `op` is the function that was called."""
         *arrays, do = others
         gates = self.gates_of(tuple(arrays), options)
-        p = prepared(self, q, k, v, gates, **options)
+        p = chunk_call(self, q, k, v, gates, **options)
         xp, call = p.xp, p.call
         if do is None:
             do = zeros(xp, call.v, (*p.leading, q.shape[-2], v.shape[-1]))
@@ -153,7 +153,7 @@ RECURRENT: dict[str, Recurrent] = {}
 """Every op that takes gates of tokens beside q, k and v, registered when its module is imported."""
 
 
-class Prepared(NamedTuple):
+class Chunked(NamedTuple):
     """A call, and what leads back to its arguments."""
 
     xp: Namespace
@@ -169,7 +169,7 @@ def _scale(xp: Namespace, q: Array, scale: float | None = None) -> Factor:
     return inverse_root(xp, q.shape[-1], compute_dtype(xp, q)) if scale is None else float(scale)
 
 
-def prepared(
+def chunk_call(
     record: Recurrent,
     q: Array,
     k: Array,
@@ -182,7 +182,7 @@ def prepared(
     scale: float | None = None,
     chunk_size: int = 64,
     initial_state: State | None = None,
-) -> Prepared:
+) -> Chunked:
     """Arrays in the compute dtype, in chunks, 0 where a token is hidden."""
     xp, size = namespace(q), chunk_length(chunk_size, q.shape[-2])
     dtype, factor, numbers = compute_dtype(xp, q), _scale(xp, q, scale), record.numbers(gates)
@@ -196,7 +196,7 @@ def prepared(
     first = _first(xp, wide["k"], wide["v"], outer, initial_state)
     chunked = {name: cut(xp, x, size) for name, x in wide.items()}
     q, k, v = (chunked.pop(name) for name in "qkv")
-    return Prepared(xp, Call(q, k, v, chunked, first), factor, leading, parts.valid, parts.live, numbers)
+    return Chunked(xp, Call(q, k, v, chunked, first), factor, leading, parts.valid, parts.live, numbers)
 
 
 def _first(xp: Namespace, k: Array, v: Array, leading: tuple[int, ...], state: State | None) -> Array:

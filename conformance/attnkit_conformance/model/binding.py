@@ -46,7 +46,7 @@ class Binding:
         return self.backward(module, op, arrays, params, cotangents, "_vjp")
 
 
-def split(op: Signature, arrays: Arrays, params: Params) -> tuple[list[Foreign], Keywords]:
+def arguments_by_kind(op: Signature, arrays: Arrays, params: Params) -> tuple[list[Foreign], Keywords]:
     """Positional arguments in the order of the op, and everything else by keyword."""
     values = {**arrays, **params}
     return [values.pop(name) for name in op.arguments], values
@@ -63,7 +63,7 @@ def name_outputs(op: Signature, params: Params, answer: object) -> Results:
 
 def plain_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
     """op(*arrays, **params) -> output or tuple of outputs."""
-    args, keywords = split(op, arrays, params)
+    args, keywords = arguments_by_kind(op, arrays, params)
     return name_outputs(op, params, getattr(module, op.name)(*args, **keywords))
 
 
@@ -71,7 +71,7 @@ def plain_backward(
     module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
 ) -> Results:
     """op_vjp(*arrays, *cotangents, **params) -> gradients."""
-    args, keywords = split(op, arrays, params)
+    args, keywords = arguments_by_kind(op, arrays, params)
     keywords.pop("return_lse", None)
     keywords.pop("return_remainder", None)
     of_outputs = [cotangents.get(name) for name in op.outputs(params)] if op.vjp else []  # weights have none
@@ -90,7 +90,7 @@ def fields_of(stats: Foreign) -> Results:
 
 def statistics_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
     """row_statistics(op, q, k, ...) or attention_with_statistics(op, q, k, v, ...)."""
-    args, keywords = split(op, arrays, params)
+    args, keywords = arguments_by_kind(op, arrays, params)
     answer = getattr(module, op.name)(keywords.pop("op"), *args, **keywords)
     if "v" not in op.arguments:
         return fields_of(answer)
@@ -102,7 +102,7 @@ def statistics_backward(
     module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
 ) -> Results:
     """The same with cotangents: `do` if the op has o, and a RowStatistics."""
-    args, keywords = split(op, arrays, params)
+    args, keywords = arguments_by_kind(op, arrays, params)
     of_outputs = [cotangents.get("o")] if "v" in op.arguments else []
     dstats = row_statistics(module, cotangents)
     return dict(getattr(module, op.name + suffix)(keywords.pop("op"), *args, *of_outputs, dstats, **keywords))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from attnkit_conformance.adapters.surroundings import LIBRARIES, surroundings_of
-from attnkit_conformance.report.table import split
+from attnkit_conformance.report.table import split_page
 
 BEGIN, END = "<!-- surroundings: begin -->", "<!-- surroundings: end -->"
 
@@ -20,10 +20,10 @@ def markdown() -> str:
 
 def is_current(path: Path) -> bool:
     """Whether the table in a file is what `markdown` writes."""
-    return f"{BEGIN}{split(path, BEGIN, END)[1].rstrip()}\n{END}" == markdown()
+    return f"{BEGIN}{split_page(path, BEGIN, END)[1].rstrip()}\n{END}" == markdown()
 
 
 def write(path: Path) -> None:
     """Replace the table in a file."""
-    before, _, after = split(path, BEGIN, END)
+    before, _, after = split_page(path, BEGIN, END)
     path.write_text(before + markdown() + after)

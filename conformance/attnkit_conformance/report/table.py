@@ -7,7 +7,7 @@ from pathlib import Path
 LIBRARIES = ("numpy", "torch", "jax", "cupy")
 
 
-def split(path: Path, begin: str, end: str) -> tuple[str, str, str]:
+def split_page(path: Path, begin: str, end: str) -> tuple[str, str, str]:
     """The text before, between and after two markers in a file; ValueError unless each occurs once."""
     text = path.read_text()
     if text.count(begin) != 1 or text.count(end) != 1:

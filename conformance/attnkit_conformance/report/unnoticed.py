@@ -16,7 +16,7 @@ from attnkit_conformance.model.case import INTEGER, compute_dtype
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.tolerance import Limit
 from attnkit_conformance.opdb import OPDB
-from attnkit_conformance.report.table import split
+from attnkit_conformance.report.table import split_page
 
 BEGIN, END = "<!-- unnoticed: begin -->", "<!-- unnoticed: end -->"
 OFF = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}  # relative errors
@@ -143,5 +143,5 @@ def markdown(found: Iterable[Unnoticed]) -> str:
 
 def write(path: Path) -> None:
     """Replace the table in a file."""
-    before, _, after = split(path, BEGIN, END)
+    before, _, after = split_page(path, BEGIN, END)
     path.write_text(before + markdown(one for op in OPDB for one in of_op(op)) + after)

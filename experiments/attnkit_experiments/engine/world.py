@@ -73,12 +73,12 @@ class World:
         if self.context.size == 1:
             return make
 
-        def split() -> T:
+        def divide() -> T:
             task: Any = make()
-            task.split(self.context)
+            task.divide(self.context)
             return task
 
-        return split
+        return divide
 
     @property
     def shares(self) -> int:

@@ -73,7 +73,7 @@ class LanguageTask:
         self.part = slice(0, self.length)
         """The tokens of a window that this process has."""
 
-    def split(self, context: Context) -> None:
+    def divide(self, context: Context) -> None:
         """Take a part of every window, and attend over the parts of all processes of `context`."""
         parts = self.length // context.size
         parallelize(self.model, context.group, lengths=[parts] * context.size)

@@ -34,14 +34,14 @@ from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.model.types import Foreign, Keyword, Keywords, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
-Call = Callable[..., Results]
+Function = Callable[..., Results]
 
 
 class Served(NamedTuple):
     """The kernels of an op: outputs by name, gradients from cotangents by name, and why a call is unsupported."""
 
-    forward: Call  # (device, **arrays and params)
-    backward: Call  # (device, cotangents, **arrays and params)
+    forward: Function  # (device, **arrays and params)
+    backward: Function  # (device, cotangents, **arrays and params)
     unsupported_options: Callable[..., str | None]  # (**arrays and params)
 
 
@@ -59,7 +59,7 @@ def pointwise_served(op: str, **own: Keyword) -> Served:
 def bound(
     function: Callable[..., Foreign],
     forward: Callable[..., object],
-    backward: Call,
+    backward: Function,
     unsupported_options: Callable[..., str | None],
 ) -> dict[str, Served]:
     """An op whose `forward` and `backward` take (device, ...) and else what its public functions take."""
@@ -85,7 +85,7 @@ def bound(
 def packed_served(
     op: Callable[..., Foreign],
     forward: Callable[..., object],
-    backward: Call,
+    backward: Function,
     unsupported_options: Callable[..., str | None] = pointwise.unsupported_options,
 ) -> dict[str, Served]:
     """An op on packed sequences, by its kernels."""

@@ -8,7 +8,7 @@ from operator import attrgetter
 import numpy as np
 
 from attnkit_conformance.families.analysis import samples
-from attnkit_conformance.model.binding import Arrays, Binding, Signature, name_outputs, split
+from attnkit_conformance.model.binding import Arrays, Binding, Signature, arguments_by_kind, name_outputs
 from attnkit_conformance.model.case import Case, ErrorSample, Sample
 from attnkit_conformance.model.errors import Wrong, calls, zeros
 from attnkit_conformance.model.grammar import Choice, Level, Row
@@ -23,7 +23,7 @@ NEEDS_LINALG = ("analysis.condition_number", "analysis.effective_rank")  # the s
 
 def analysis_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
     """`analysis.<name>(...)`."""
-    args, keywords = split(op, arrays, params)
+    args, keywords = arguments_by_kind(op, arrays, params)
     return name_outputs(op, params, attrgetter(op.name)(module)(*args, **keywords))
 
 
@@ -31,7 +31,7 @@ def analysis_magnitudes(
     module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
 ) -> Results:
     """`analysis.<name>_magnitudes(...)`, of the outputs."""
-    args, keywords = split(op, arrays, params)
+    args, keywords = arguments_by_kind(op, arrays, params)
     return dict(attrgetter(op.name + suffix)(module)(*args, **keywords))
 
 

@@ -12,7 +12,7 @@ from attnkit_conformance.families.linear import decays
 from attnkit_conformance.families.linear import samples as linear_samples
 from attnkit_conformance.families.linear.samples import INITIAL, Kind
 from attnkit_conformance.model import errors, tolerance
-from attnkit_conformance.model.binding import Arrays, Binding, Signature, split
+from attnkit_conformance.model.binding import Arrays, Binding, Signature, arguments_by_kind
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import GOOD, D, E, L, S, wrong, zeros
 from attnkit_conformance.model.grammar import Choice, Level
@@ -42,7 +42,7 @@ def apart(op: Signature, params: Params, state: tuple[Foreign, ...], prefix: str
 
 
 def linear_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
-    args, keywords = split(op, arrays, params)
+    args, keywords = arguments_by_kind(op, arrays, params)
     answer = getattr(module, op.name)(*args, **with_state(keywords, "initial_state"))
     if not params.get("return_state"):
         return {op.outputs(params)[0]: answer}
@@ -52,7 +52,7 @@ def linear_forward(module: Foreign, op: Signature, arrays: Arrays, params: Param
 def linear_backward(
     module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
 ) -> Results:
-    args, keywords = split(op, arrays, params)
+    args, keywords = arguments_by_kind(op, arrays, params)
     if not cotangents:  # magnitudes of weights
         return dict(getattr(module, op.name + suffix)(*args, **keywords))
     returns = keywords.pop("return_state", False)
@@ -64,7 +64,7 @@ def linear_backward(
 
 
 def step_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
-    args, keywords = split(op, arrays, params)
+    args, keywords = arguments_by_kind(op, arrays, params)
     keywords = with_state(keywords, "state")
     o, state = getattr(module, op.name)(keywords.pop("state", None), *args, **keywords)
     return {"o_t": o, **apart(op, params, state)}
@@ -73,7 +73,7 @@ def step_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params)
 def step_backward(
     module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
 ) -> Results:
-    args, keywords = split(op, arrays, params)
+    args, keywords = arguments_by_kind(op, arrays, params)
     keywords = with_state(keywords, "state")
     dstate = tuple(map(cotangents.get, parts_of(op, params)))
     function = getattr(module, op.name + suffix)

@@ -8,7 +8,7 @@ from operator import attrgetter
 import numpy as np
 
 from attnkit_conformance.families.lowrank import rows, samples, softmax_samples
-from attnkit_conformance.model.binding import Arrays, Binding, Signature, split
+from attnkit_conformance.model.binding import Arrays, Binding, Signature, arguments_by_kind
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import GOOD, calls, zeros
 from attnkit_conformance.model.op import ALL_TOKENS, QUERIES_AND_KEYS, Op, Tokens, o_only
@@ -84,7 +84,7 @@ def product(a: Foreign, b: Foreign) -> Foreign:
 
 def newton_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
     """A X A and the residuals: X itself is not determined by A (semantics B)."""
-    args, keywords = split(op, arrays, params)
+    args, keywords = arguments_by_kind(op, arrays, params)
     x, residuals = module.newton_inverse(*args, **keywords)
     return {"axa": product(product(args[0], x), args[0]), "residuals": residuals}
 
@@ -93,7 +93,7 @@ def newton_backward(
     module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
 ) -> Results:
     """Through A X A: dX = A^T W A^T, and A is a factor on both sides."""
-    args, keywords = split(op, arrays, params)
+    args, keywords = arguments_by_kind(op, arrays, params)
     del keywords["return_residuals"]
     a, w = args[0], cotangents["axa"]
     x = module.newton_inverse(a, **{n: value for n, value in keywords.items() if n != "impl"})
@@ -108,7 +108,7 @@ def newton_backward(
 
 def sampler_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
     """`landmarks.<sampler>(...)`, without its mask."""
-    args, keywords = split(op, arrays, {n: value for n, value in params.items() if n != "impl"})
+    args, keywords = arguments_by_kind(op, arrays, {n: value for n, value in params.items() if n != "impl"})
     answer = attrgetter(op.name)(module)(*args, **keywords)
     return {"landmarks": answer[0] if isinstance(answer, tuple) else answer}
 
@@ -116,7 +116,7 @@ def sampler_forward(module: Foreign, op: Signature, arrays: Arrays, params: Para
 def sampler_backward(
     module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
 ) -> Results:
-    args, keywords = split(op, arrays, {n: value for n, value in params.items() if n != "impl"})
+    args, keywords = arguments_by_kind(op, arrays, {n: value for n, value in params.items() if n != "impl"})
     return dict(attrgetter(op.name + suffix)(module)(*args, cotangents["landmarks"], **keywords))
 
 

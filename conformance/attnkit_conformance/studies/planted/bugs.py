@@ -275,11 +275,11 @@ BUGS: tuple[Bug, ...] = (
     ),
     bug(
         "calls_baseline", "a plain call is answered by torch's own function",
-        ("        call = prepared(arrays, params)\n        o,",
+        ("        call = call_of(arrays, params)\n        o,",
          '        if not params and arrays.keys() == {"q", "k", "v"} and arrays["k"].shape[-2]:\n'
          '            q, k, v = arrays["q"], arrays["k"], arrays["v"]\n'
          '            return {"o": torch.nn.functional.scaled_dot_product_attention(q, k, v)}\n'
-         "        call = prepared(arrays, params)\n        o,"),
+         "        call = call_of(arrays, params)\n        o,"),
         needs="a look at what is called: the numbers are right",
     ),
     bug(

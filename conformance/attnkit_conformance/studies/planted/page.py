@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.report.table import split
+from attnkit_conformance.report.table import split_page
 from attnkit_conformance.studies.planted import BY_NAME, rules
 
 BEGIN, END = "<!-- planted: begin -->", "<!-- planted: end -->"
@@ -61,5 +61,5 @@ def reasons(table: Sequence[Row]) -> Iterator[str]:
 
 def write(path: Path) -> None:
     """Replace the table in a file."""
-    before, _, after = split(path, BEGIN, END)
+    before, _, after = split_page(path, BEGIN, END)
     path.write_text(before + markdown(rows(tuple(BY_NAME))) + after)

@@ -67,7 +67,7 @@ class Softmax:
 
     def call(self, op: str, arrays: Arrays, params: Params) -> dict[str, Tensor]:
         """o, and lse if it is asked for."""
-        call = prepared(arrays, params)
+        call = call_of(arrays, params)
         o, m, total = forward(call)
         results = {"o": o.reshape(*call.lead, *o.shape[1:]).to(arrays["q"].dtype)}
         if params.get("return_lse"):
@@ -77,7 +77,7 @@ class Softmax:
 
     def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> dict[str, Tensor]:
         """The gradients of q, k, v, the bias, and of a scale and a sink that are arrays."""
-        call = prepared(arrays, params)
+        call = call_of(arrays, params)
         grads = backward(call, cotangents)
         return {
             name: summed(name, grads[name], call, x.shape).to(x.dtype) for name, x in arrays.items() if name in grads
@@ -87,7 +87,7 @@ class Softmax:
 # ------------------------------------------------------------------------------------------------- the call
 
 
-def prepared(arrays: Arrays, params: Params) -> Call:
+def call_of(arrays: Arrays, params: Params) -> Call:
     """Arguments as items in the compute dtype, without what padding holds."""
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from attnkit_conformance.report.table import split
+from attnkit_conformance.report.table import split_page
 from attnkit_conformance.studies.transforms import (
     EITHER,
     ELSEWHERE,
@@ -51,7 +51,7 @@ def cells(path: Path) -> dict[tuple[str, str, str, str], str]:
     """{(library, op, implementation, transformation): word} of the tables in a file."""
     words: dict[tuple[str, str, str, str], str] = {}
     library = ""
-    for text in split(path, BEGIN, END)[1].splitlines():
+    for text in split_page(path, BEGIN, END)[1].splitlines():
         if text.startswith("### "):
             library = text.removeprefix("### ")
         fields = [field.strip() for field in text.strip("|").split("|")]
@@ -79,5 +79,5 @@ def write(path: Path, verdicts: Iterable[Verdict]) -> None:
         for transform in runner(library)[1]
         if key(row, transform) in words
     ]
-    before, _, after = split(path, BEGIN, END)
+    before, _, after = split_page(path, BEGIN, END)
     path.write_text(before + markdown(every) + after)

@@ -65,10 +65,10 @@ def load_text(place: str, pattern: str, terms: Terms = TERMS) -> TextData:
     """
     if place == PYDOC:
         topics = pydoc_data.topics.topics
-        return _split("pydoc", ["".join(topics[name] for name in sorted(topics)).encode()], 1)
+        return _text_data("pydoc", ["".join(topics[name] for name in sorted(topics)).encode()], 1)
     path = Path(place)
     if path.is_file():
-        return _split(path.name, [read_file(path, terms.limits)], 1, Census(used=1))
+        return _text_data(path.name, [read_file(path, terms.limits)], 1, Census(used=1))
     if not path.is_dir():
         raise UserError(f"--data {place}: no such file or directory")
     files, census = _matches(path, pattern)
@@ -79,7 +79,7 @@ def load_text(place: str, pattern: str, terms: Terms = TERMS) -> TextData:
         name = min(twins)
         raise UserError(f"--data {place}: holds {name} and {name}.gz, the same twice; --set files=PATTERN names one")
     census.require(place, terms)
-    return _split(path.name, (read_file(path / file, terms.limits) for file in files), len(files), census)
+    return _text_data(path.name, (read_file(path / file, terms.limits) for file in files), len(files), census)
 
 
 def _matches(path: Path, pattern: str) -> tuple[list[str], Census]:
@@ -105,7 +105,7 @@ def _matches(path: Path, pattern: str) -> tuple[list[str], Census]:
     return sorted(files), census
 
 
-def _split(name: str, texts: Iterable[bytes], files: int, census: Census | None = None) -> TextData:
+def _text_data(name: str, texts: Iterable[bytes], files: int, census: Census | None = None) -> TextData:
     """Text by text, so that no more than one of them is in memory twice."""
     train, test = bytearray(), bytearray()
     for text in texts:
