@@ -20,7 +20,7 @@ from attnkit_conformance.adapters.base import VJP, Arrays
 from attnkit_conformance.adapters.cases import base_arguments, handed_on, refuse_learned
 from attnkit_conformance.adapters.jax import Jax, light
 from attnkit_conformance.model.case import is_dtype
-from attnkit_conformance.model.types import Foreign, Keyword, Params, Results
+from attnkit_conformance.model.types import Foreign, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
 
@@ -56,7 +56,7 @@ REFUSED: dict[str, Callable[..., str | None]] = {
 SERVED = (*KERNELS, *(op for op, base in special_cases().items() if base in KERNELS))
 
 
-def attend(op: str, q: Foreign, k: Foreign, v: Foreign, **options: Keyword) -> Foreign:
+def attend(op: str, q: Foreign, k: Foreign, v: Foreign, **options: object) -> Foreign:
     """One of `SERVED`."""
     return KERNELS[base_op(op)](q, k, v, **base_arguments(op, options))
 

@@ -49,7 +49,7 @@ def without_gradients(kernels: Mapping[str, Kernel]) -> dict[str, Callable[..., 
     return {op: kernel.call for op, kernel in kernels.items() if not op.endswith(VJP)}
 
 
-def forget(q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor, **options: Keyword) -> Tensor:
+def forget(q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor, **options: object) -> Tensor:
     """forgetting_attention, whose gates kernels take as an option."""
     return rows.KERNELS[FORGETTING.name].call(q, k, v, log_forget=log_forget, **options)
 
@@ -60,7 +60,7 @@ for table in (pointwise, linear, linear_features, rows, softpick, newton, packed
 KERNELS |= {op: stepping(row.call) for op, row in linear_step.KERNELS.items()} | {FORGETTING.name: forget}
 
 
-def special_case(op: str, q: Tensor, k: Tensor, v: Tensor, **options: Keyword) -> Foreign:
+def special_case(op: str, q: Tensor, k: Tensor, v: Tensor, **options: object) -> Foreign:
     """The op that it is a case of, with its options."""
     return KERNELS[base_op(op)](q, k, v, **base_arguments(op, options))
 
@@ -68,14 +68,14 @@ def special_case(op: str, q: Tensor, k: Tensor, v: Tensor, **options: Keyword) -
 SERVED = KERNELS | {op: partial(special_case, op) for op, base in special_cases().items() if base in KERNELS}
 
 
-def statistics(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: Keyword) -> Results:
+def statistics(q: Tensor, k: Tensor, v: Tensor | None = None, *, op: str, **options: object) -> Results:
     """o, if there is a v, and the statistics."""
     return triton_statistics.attend(
         q, k, v, op=op, **{"fields": triton_statistics.FIELDS, **base_arguments(op, options)}
     )
 
 
-def unserved_statistics(*, op: str, **options: Keyword) -> str | None:
+def unserved_statistics(*, op: str, **options: object) -> str | None:
     """Why statistics of the rows of `op` are not supported."""
     return triton_statistics.unsupported_options(op, **base_arguments(op, options))
 
@@ -97,12 +97,12 @@ def unserved_step(
     return linear_step.unsupported_options(**arguments, state=state)
 
 
-def unserved_inverse(*, a: Foreign = None, landmarks: Foreign = None, **arguments: Keyword) -> str | None:
+def unserved_inverse(*, a: Foreign = None, landmarks: Foreign = None, **arguments: object) -> str | None:
     """Why a matrix is not inverted."""
     return newton.unsupported_options((a if landmarks is None else landmarks).shape[-2], **arguments)
 
 
-def unserved_factors(**arguments: Keyword) -> str | None:
+def unserved_factors(**arguments: object) -> str | None:
     """Why scalable softmax is not supported, which calls softmax by its public name."""
     tensors = (x for x in arguments.values() if isinstance(x, torch.Tensor))
     return None if are_aligned(tensors) else UNALIGNED

@@ -99,12 +99,12 @@ def with_norm(device: Machine) -> dict[str, Kernel]:
     return rela.kernels(of, partial(pointwise.backward, device))
 
 
-def rela_forward(device: Machine, *arrays: np.ndarray, **options: Keyword) -> Foreign:
+def rela_forward(device: Machine, *arrays: np.ndarray, **options: object) -> Foreign:
     """Its output."""
     return with_norm(device)[rela.RELA.name].call(*arrays, **options)
 
 
-def rela_backward(device: Machine, *arrays: np.ndarray, **options: Keyword) -> Foreign:
+def rela_backward(device: Machine, *arrays: np.ndarray, **options: object) -> Foreign:
     """Its gradients."""
     return with_norm(device)[rela.rela_attention_vjp.__name__].call(*arrays, **options)
 
@@ -127,12 +127,12 @@ def rows_served(op: str, alpha: float) -> Served:
     return Served(forward, backward, rows.unsupported_options)
 
 
-def statistics_forward(device: Machine, op: str, **options: Keyword) -> Results:
+def statistics_forward(device: Machine, op: str, **options: object) -> Results:
     """Statistics of an op, and its output if there is a v."""
     return statistics.forward(device, op=op, **base_arguments(op, options))
 
 
-def statistics_backward(device: Machine, cotangents: Arrays, **options: Keyword) -> Results:
+def statistics_backward(device: Machine, cotangents: Arrays, **options: object) -> Results:
     """Unsupported."""
     raise Unsupported("the kernel of statistics has no gradients")
 
@@ -192,7 +192,7 @@ class CudaOnCpu:
     def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> dict[str, np.ndarray]:
         """Gradients, from both runs."""
 
-        def pull(device: Machine, **options: Keyword) -> Results:
+        def pull(device: Machine, **options: object) -> Results:
             return SERVED[op].backward(device, cotangents, **options)
 
         return self.twice(op, arrays, params, pull)

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from attnkit_conformance.model.types import Keyword
 from attnkit_conformance.peers.like.files import module_at
 from attnkit_conformance.peers.like.sdpa import Like
 
@@ -34,7 +33,7 @@ def adapter(target: str, device: str = "cpu", op: str = "") -> Like:
     model = getattr(module, name)(*(inputs or ())).to(device)
     own = {ALIASES[given]: given for given in inspect.signature(model.forward).parameters if given in ALIASES}
 
-    def function(q: Tensor, k: Tensor, v: Tensor, **options: Keyword) -> Tensor:
+    def function(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
         return model(q, k, v, **{own[name]: value for name, value in options.items()})
 
     return Like(target, f"{name} of a file for KernelBench", function, tuple(own), device, op, biased=False)
