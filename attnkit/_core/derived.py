@@ -40,6 +40,10 @@ class WithRows(Protocol[P]):
         self, q: A, k: A, v: A, *arrays: A, return_lse: Literal[True], **options: object
     ) -> tuple[A, A]: ...
     @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, q: A, k: A, v: A, *arrays: A, return_remainder: Literal[True], **options: object
+    ) -> tuple[A, A]: ...
+    @overload
     def __call__(self, q: A, k: A, v: A, *args: P.args, **options: P.kwargs) -> A: ...
 
 
@@ -57,7 +61,7 @@ class WithState(Protocol[P]):
 
 
 def with_rows(op: Callable[Concatenate[Array, Array, Array, P], object]) -> WithRows[P]:
-    """The op itself: for mypy alone, which sees how many outputs `return_lse` means."""
+    """The op itself: for mypy alone, which sees how many outputs an option means."""
     return op  # type: ignore[return-value]
 
 

@@ -4,10 +4,11 @@ from typing import Unpack
 
 from attnkit._core import quadratic
 from attnkit._core.activations import ACTIVATIONS
+from attnkit._core.derived import with_rows
 from attnkit._core.dispatch import namespace, operation
 from attnkit._core.family import Family, recorded, weights_of
 from attnkit._core.special import logistic, sum_before
-from attnkit._core.typing import Array, Bindings, Impl, Keywords, Namespace, Outputs, WithoutCausal
+from attnkit._core.typing import Array, Bindings, Impl, Keywords, Namespace, WithoutCausal
 
 _softplus = ACTIVATIONS["softplus"].h
 
@@ -61,6 +62,7 @@ def _scored(
     return a, quadratic.scores(xp, a)
 
 
+@with_rows
 @recorded(STICK_BREAKING)
 @operation
 def stick_breaking_attention(
@@ -72,7 +74,7 @@ def stick_breaking_attention(
     return_remainder: bool = False,
     impl: Impl = "auto",
     **common: Unpack[WithoutCausal],
-) -> Outputs:
+) -> Array | tuple[Array, Array]:
     """o_i = Σ_j w_ij v_j with w_ij = β_ij Π_{k > j} (1 - β_ik), β = sigmoid(s), over the keys visible to query i that
     lie before it; s_ij = scale·q_i·k_j + bias_ij.
 
