@@ -7,13 +7,12 @@ several leading axes cannot be merged into one. A `Device` compiles and runs.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Unpack
 
 import array_api_compat
 from numpy.typing import DTypeLike
 
 from attnkit._core.activations import lacking
-from attnkit._core.typing import Bindings, Keywords, Option, Options
+from attnkit._core.typing import Bindings, Keywords, Option
 from attnkit.backends.cupy.launch import (
     ACTIVATIONS,
     NUMBERS,
@@ -170,7 +169,7 @@ class Call(Views):
 # ---------------------------------------------------------------------------------------------- what a library calls
 
 
-def forward(device: Device, q: Array, k: Array, v: Array, **options: Unpack[Options]) -> Array:
+def forward(device: Device, q: Array, k: Array, v: Array, **options: Option) -> Array:
     """o (..., L, e)."""
     o = device.empty(layout_of(q, k, v, options).shape_of("o"), q.dtype)
     if o.size:
@@ -180,7 +179,7 @@ def forward(device: Device, q: Array, k: Array, v: Array, **options: Unpack[Opti
     return o
 
 
-def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options: Unpack[Options]) -> dict[str, Array]:
+def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} and, if a bias was passed, "bias"."""
     return gradients(lambda: Call(device, q, k, v, do, **options), q, k, v, do, **options)
 

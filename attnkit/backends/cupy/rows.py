@@ -6,9 +6,8 @@ stored in arrays of the compute dtype between the launches of a gradient; the fo
 
 import ctypes
 from functools import partial
-from typing import Unpack
 
-from attnkit._core.typing import Option, Options
+from attnkit._core.typing import Option
 from attnkit.backends.cupy import pointwise
 from attnkit.backends.cupy.launch import WIDEST, Launch, Pointwise, Tiles, View, fitting, tiles_of, width_of
 from attnkit.backends.cupy.pointwise import Array, Device, layout_of
@@ -110,7 +109,7 @@ class RowsCall(pointwise.Call):
 # ---------------------------------------------------------------------------------------------- what a library calls
 
 
-def unsupported_options(q: Array, k: Array, v: Array, **options: Unpack[Options]) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array, **options: Option) -> str | None:
     """Why a call is not supported on any device."""
     if is_array(options.get("alpha")):
         return "an array alpha is served by the generic implementation"

@@ -68,9 +68,7 @@ SERVED: dict[str, tuple[type[StatisticsOfPairs] | type[StatisticsOfRows], Keywor
 """The ops, of which others are special cases, and what is added to their options."""
 
 
-def unsupported_options(
-    q: Array, k: Array, v: Array | None = None, *, op: str, **options: Unpack[Options]
-) -> str | None:
+def unsupported_options(q: Array, k: Array, v: Array | None = None, *, op: str, **options: Option) -> str | None:
     """Why a call is not served, on any device."""
     if base_op(op) not in SERVED:
         return f"statistics of {op} are served by the generic implementation"

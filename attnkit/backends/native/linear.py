@@ -263,18 +263,18 @@ class Linear(Served):
         grads = self.pulled(op, call(op, inputs, **options).arguments, cotangents(op, options, do, dstate))
         return gradients(op, options, grads)
 
-    def step(self, op: str, *arrays: OfLibrary, **options: Unpack[Options]) -> Results:
+    def step(self, op: str, *arrays: OfLibrary, **options: Option) -> Results:
         """One more token."""
         s = sequence(op, *arrays, **options)
         o, state = self.attend(s.op, *s.arrays, return_state=True, **s.options)
         return o[..., 0, :], state
 
-    def pull_step(self, op: str, *arrays: OfLibrary, **options: Unpack[Options]) -> Keywords:
+    def pull_step(self, op: str, *arrays: OfLibrary, **options: Option) -> Keywords:
         """Its explicit gradients."""
         s = sequence(op, *arrays, **options)
         return gradients_of_token(self.pull(s.op, *s.arrays, **s.options))
 
-    def refuse_step(self, op: str, backward: bool, *arrays: OfLibrary, **options: Unpack[Options]) -> str | None:
+    def refuse_step(self, op: str, backward: bool, *arrays: OfLibrary, **options: Option) -> str | None:
         """Why the library does not serve a step."""
         s = sequence(op, *arrays, **options)
         return self.refuse(s.op, backward, *s.arrays, return_state=not backward, function=op, **s.options)

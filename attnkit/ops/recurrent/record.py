@@ -6,7 +6,7 @@ tokens, states, and the way back to the shapes and dtypes of arguments are here.
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Concatenate, NamedTuple, TypedDict, Unpack
+from typing import Concatenate, NamedTuple, TypedDict
 
 from attnkit._core import check
 from attnkit._core.derived import DO, P, WithState, derived_signature, signature_like
@@ -14,7 +14,7 @@ from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import inverse_root
 from attnkit._core.tokens import checked_with_arrays, chosen, cotangent, key_mask, zeros
-from attnkit._core.typing import AnyFunction, Array, Decorator, Factor, Keywords, Namespace, Option, Options, Results
+from attnkit._core.typing import AnyFunction, Array, Decorator, Factor, Keywords, Namespace, Option, Results
 from attnkit.ops.linear.chunks import chunk_length, cut, joined
 from attnkit.ops.linear.record import Step, StepVjp, Vjp
 from attnkit.ops.linear.states import STATE_CHECKS, State, check_parts, parts_of, step_context, stepping
@@ -76,7 +76,7 @@ class Recurrent(NamedTuple):
         o = cast(p.xp, p.xp.broadcast_to(o, (*p.leading, q.shape[-2], v.shape[-1])), q.dtype)
         return (o, (state,)) if return_state else o
 
-    def vjp(self, *arrays: Array, **options: Unpack[Options]) -> Keywords:
+    def vjp(self, *arrays: Array, **options: Option) -> Keywords:
         return self.gradients(f"{self.name}_vjp", *arrays, **options)
 
     def gradients(

@@ -12,7 +12,7 @@ from jax import Array
 from attnkit._core import quadratic
 from attnkit._core.check import dtype_name
 from attnkit._core.dispatch import with_gradients
-from attnkit._core.typing import Keywords, OfLibrary, Options, Results
+from attnkit._core.typing import Keywords, OfLibrary, Option, Options, Results
 from attnkit.backends.jax import gpu
 from attnkit.backends.jax.blocked import Arrays, Static, arguments_of, divided
 from attnkit.backends.jax.triton import launch
@@ -287,14 +287,14 @@ def pull(q: Array, k: Array, v: Array, do: Array, dstate: State | None = None, *
     return grads
 
 
-def unsupported_options(*arrays: Array, **options: Unpack[Options]) -> str | None:
+def unsupported_options(*arrays: Array, **options: Option) -> str | None:
     """Why the kernels do not support a call on any device."""
     if options.get("log_decay") is not None:
         return "log_decay is served by the generic implementation"
     return launch.unsupported_options(*arrays, **options) or linear_calls.unsupported_options(*arrays, **options)
 
 
-def unsupported(*arrays: Array, **options: Unpack[Options]) -> str | None:
+def unsupported(*arrays: Array, **options: Option) -> str | None:
     """Why a call is not supported."""
     return launch.unsupported_device(*arrays, **options) or unsupported_options(*arrays, **options)
 

@@ -1,13 +1,11 @@
 """Linear attention by Triton kernels: `attnkit::triton_linear` and `attnkit::triton_linear_vjp`."""
 
-from typing import Unpack
-
 import torch
 from torch import Tensor
 
 from attnkit._core.check import broadcast, dtype_name
 from attnkit._core.dispatch import with_gradients
-from attnkit._core.typing import Keywords, Options
+from attnkit._core.typing import Keywords, Option
 from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments, Outputs, only_o
 from attnkit.backends.torch.triton import launch, linear_decay, pointwise, recorded
@@ -124,7 +122,7 @@ CUSTOM = recorded.register("triton_linear", _forward, _backward, ("q", "k", "v",
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, op: str = OP, **options: Unpack[Options]
+    q: Tensor, k: Tensor, v: Tensor, *, op: str = OP, **options: Option
 ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
     """linear_attention, for another op's features under its name."""
     o, *state = CUSTOM.outputs(op, **states.with_parts(op, q, k, v, **options))
@@ -139,7 +137,7 @@ def pull(
     dstate: State | None = None,
     *,
     op: str = OP,
-    **options: Unpack[Options],
+    **options: Option,
 ) -> Keywords:
     """linear_attention_vjp."""
     arguments = states.with_parts(f"{op}_vjp", q, k, v, **options)
@@ -161,7 +159,7 @@ def prepared(arrays: tuple[Tensor, ...], options: Keywords) -> recorded.Repeated
     return recorded.prepared(CUSTOM, OP, arguments, names, lambda outputs: (outputs[0], tuple(outputs[1:3])))
 
 
-def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Unpack[Options]) -> str | None:
+def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Option) -> str | None:
     """Why Triton does not support a call."""
     return pointwise.unsupported(q, k, v, *rest) or unsupported_options(q, k, v, **options)
 

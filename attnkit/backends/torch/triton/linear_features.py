@@ -159,9 +159,7 @@ def _per_query_head(heads: int, options: Keywords) -> bool:
     return any(len(shape) > 0 and shape[-1] not in (1, heads) for shape in shapes)
 
 
-def unsupported(
-    record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: Unpack[Options]
-) -> str | None:
+def unsupported(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: Option) -> str | None:
     """Why Triton does not support a call."""
     if pointwise.unsupported_device(q):
         return pointwise.unsupported_device(q)

@@ -4,14 +4,13 @@ Its gradients are those of the generic body, and cost what they do there.
 """
 
 import math
-from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from attnkit._core.check import broadcast
 from attnkit._core.dispatch import Kernel
-from attnkit._core.typing import Option, Options
+from attnkit._core.typing import Option
 from attnkit.backends.torch.custom import Arguments, Outputs
 from attnkit.backends.torch.triton import launch, pointwise, recorded
 from attnkit.backends.torch.triton.launch import Launch, View, view_of
@@ -137,7 +136,7 @@ def unsupported_options(
     return linear_calls.unsupported_map(options.get("feature_map", linear_calls.DEFAULT_MAP))
 
 
-def unsupported(q_t: Tensor, k_t: Tensor, v_t: Tensor, **options: Unpack[Options]) -> str | None:
+def unsupported(q_t: Tensor, k_t: Tensor, v_t: Tensor, **options: Option) -> str | None:
     """Why Triton does not support a step."""
     return pointwise.unsupported(q_t, k_t, v_t) or unsupported_options(q_t, k_t, v_t, **options)
 

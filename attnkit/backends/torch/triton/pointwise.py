@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from attnkit._core.activations import lacking
 from attnkit._core.dispatch import Kernel, with_gradients
-from attnkit._core.typing import AnyFunction, Keywords, Options
+from attnkit._core.typing import AnyFunction, Keywords, Option
 from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments
 from attnkit.backends.torch.triton import decoding, launch, recorded
@@ -119,7 +118,7 @@ def unsupported_options(*, activation: str = "relu", **options: object) -> str |
     return _refused(activation)
 
 
-def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Unpack[Options]) -> str | None:
+def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Option) -> str | None:
     """Why Triton does not support a call."""
     if (reason := unsupported_device(q)) is not None:
         return reason
@@ -171,7 +170,7 @@ def only_by_name(*arrays: Tensor, **options: object) -> bool:
     return False
 
 
-def unsupported_atomic(*arrays: Tensor, **options: Unpack[Options]) -> str | None:
+def unsupported_atomic(*arrays: Tensor, **options: Option) -> str | None:
     """Why kernels that add gradients in any order do not support a call."""
     if torch.are_deterministic_algorithms_enabled():
         return "adds gradients of q in no fixed order, and torch is asked for deterministic algorithms"
