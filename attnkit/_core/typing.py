@@ -13,7 +13,7 @@ OfLibrary = Any
 """An array whose library is known where it stands: to a branch that uses functions of that library, and to the caller
 who gets it back."""
 Outputs = Any  # of a function that returns more than one array where an option asks for it
-Operand = Any  # a number or another array, of which each library has its own list
+Operand = Any  # a number or another array: overloads of NumPy, which no union of types matches
 
 
 class Array(Protocol):
