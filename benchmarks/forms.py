@@ -119,7 +119,9 @@ def landmarks(n: int, mode: str) -> Iterator[Group]:
 def activations() -> Group:
     """The nine score functions, and relu with its statistics."""
     arrays = draw(1, 8, LENGTHS[0], 64)
-    forms = {name: Form(call(partial(RELU, activation=name), arrays), 0.9) for name in attnkit.ACTIVATIONS}
+    forms: dict[str, Form] = {}
+    for name in attnkit.ACTIVATIONS:
+        forms[name] = Form(call(partial(RELU, activation=name), arrays), 0.9)
     statistics = partial(attnkit.attention_with_statistics, RELU)
     forms["relu with six statistics"] = Form(call(statistics, arrays), 1.0)
     return Group(f"score functions, n = {LENGTHS[0]}, forward", "SDPA", call(sdpa, arrays), forms)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from attnkit._core.gelu import d_gelu, gelu
 from attnkit._core.special import Function, logistic, relu, relu6, sigmoid, softplus, step, with_derivative
-from attnkit._core.typing import Array, Namespace
+from attnkit._core.typing import ActivationName, Array, Namespace
 
 _TANH_SCALE, _TANH_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
 
@@ -41,7 +41,7 @@ class Activation(NamedTuple):
     A kernel has a table of its own with the functions that it computes, and refuses what the table lacks (`lacking`).
     """
 
-    name: str
+    name: ActivationName
     h: Function
     slope: Function  # h', which is 0 at kinks (semantics A8)
     signed: bool = False  # whether h takes negative values
@@ -83,8 +83,8 @@ _ROWS = (
         growth=1,
     ),
 )
-ACTIVATIONS = {row.name: row._replace(h=with_derivative(row.h, row.slope)) for row in _ROWS}
-NAMES = tuple(ACTIVATIONS)
+ACTIVATIONS: dict[str, Activation] = {row.name: row._replace(h=with_derivative(row.h, row.slope)) for row in _ROWS}
+NAMES: tuple[ActivationName, ...] = tuple(row.name for row in _ROWS)
 
 
 def is_in_pieces(activation: str) -> bool:

@@ -76,6 +76,10 @@ Results = Array | tuple[Array | tuple[Array, ...] | None, ...] | Mapping[str, Ar
 Keywords = dict[str, Any]  # options of a call by name
 Bindings = Mapping[str, Any]  # arrays and options of a call by name; None is what was not passed
 Causal = Literal["upper_left"] | bool
+ActivationName = Literal[
+    "relu", "relu_squared", "gelu", "gelu_tanh", "softplus", "identity", "relu6", "sigmoid", "silu"
+]  # fmt: skip
+"""The names of `attnkit.ACTIVATIONS` for type checkers; a test compares them."""
 Picks = tuple[int | slice, ...]  # of an array, for each axis
 Length = str | float | Array  # "visible" | "all" | a number > 0 | an array broadcast to (..., Hq, L)
 Seed = int | Array  # or a key of jax.random.key
@@ -118,7 +122,7 @@ class Options(Common, total=False):
     """The options of all ops, each of which has the same meaning and type in every op that takes it. Functions that
     read some of an op's options and hand on the rest take these."""
 
-    activation: str
+    activation: ActivationName
     alpha: Factor
     gain: Factor
     gamma: Factor

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from attnkit._core import check
 from attnkit._core.activations import ACTIVATIONS, Activation
 from attnkit._core.special import quadrature
+from attnkit._core.typing import ActivationName
 
 _REACH = 13.0  # standard deviations: beyond, the density is below e^-84 of that at the nearest point of a piece
 _TILT = 4.0  # variances by which h⁴, where it grows like e^4x, moves the peak of the integrand up
@@ -65,7 +66,7 @@ def _variance(op: str, name: str, value: float) -> float:
     return float(value)
 
 
-def activation_moments(activation: str, *, mean: float = 0.0, var: float = 1.0) -> ActivationMoments:
+def activation_moments(activation: ActivationName, *, mean: float = 0.0, var: float = 1.0) -> ActivationMoments:
     """E[h(x)^p] for x ~ N(mean, var) and p = 1, 2, 3, 4.
 
     Gauss-Legendre quadrature in float64: 24 points on panels of at most one standard deviation (and at most length 1,
@@ -97,7 +98,7 @@ def activation_moments(activation: str, *, mean: float = 0.0, var: float = 1.0) 
 
 
 def output_moments(
-    activation: str,
+    activation: ActivationName,
     n: float,
     *,
     alpha: float = 1.0,

@@ -1,5 +1,7 @@
 """Key-value memory as a layer: a feed-forward network with accessible slots."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -38,7 +40,7 @@ class KeyValueMemory(nn.Module):
         num_slots: int,
         *,
         out_dim: int | None = None,
-        activation: str = "relu",
+        activation: Literal["relu", "softmax"] = "relu",
         bias: bool = True,
         norm: bool = False,
         eps: float = 1e-5,

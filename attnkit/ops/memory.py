@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from attnkit._core import check, quadratic
 from attnkit._core.derived import vjp_like
@@ -76,7 +76,7 @@ def _parts(
     keys: Array,
     values: Array,
     *,
-    activation: str = "relu",
+    activation: Literal["relu", "softmax"] = "relu",
     key_bias: Array | None = None,
     value_bias: Array | None = None,
     eps: float = 1e-5,
@@ -97,7 +97,7 @@ def key_value_memory(
     keys: A,
     values: A,
     *,
-    activation: str = "relu",
+    activation: Literal["relu", "softmax"] = "relu",
     key_bias: Array | None = None,
     value_bias: Array | None = None,
     norm_weight: Array | None = None,

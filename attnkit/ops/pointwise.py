@@ -12,7 +12,7 @@ from attnkit._core.check import is_learned, layernorm_context
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, never, op, vjp_of, weights_of
 from attnkit._core.mask import log, raise_to
-from attnkit._core.typing import A, Array, Common, Factor, Impl, Keywords, Length, Namespace, OfLibrary
+from attnkit._core.typing import A, ActivationName, Array, Common, Factor, Impl, Keywords, Length, Namespace, OfLibrary
 
 
 def _shifted(xp: Namespace, s: Array, a: quadratic.Inputs, length: Length, shift: Factor | str) -> Array:
@@ -29,7 +29,7 @@ def weigh(
     s: Array,
     a: quadratic.Inputs,
     *,
-    activation: str = "relu",
+    activation: ActivationName = "relu",
     alpha: float | Array = 1.0,
     gain: float | Array = 1.0,
     length: Length = "visible",
@@ -60,7 +60,7 @@ def score_gradient(
     u: Array,
     du: Factor,
     *,
-    activation: str = "relu",
+    activation: ActivationName = "relu",
     length: Length = "visible",
     shift: float | Array = 0.0,
     **factor: object,
@@ -96,12 +96,12 @@ def beside(
     return {name: quadratic.number_gradient(xp, g, like[name]) for name, g in summands.items() if name in like}
 
 
-def has_signed_weights(*, activation: str = "relu", gain: Factor = 1.0, **own: object) -> bool:
+def has_signed_weights(*, activation: ActivationName = "relu", gain: Factor = 1.0, **own: object) -> bool:
     """Whether a weight can be negative: a gain that is learned may become so."""
     return ACTIVATIONS[activation].signed or is_learned(gain) or bool(gain < 0)
 
 
-def has_exact_zeros(*, activation: str = "relu", **own: object) -> bool:
+def has_exact_zeros(*, activation: ActivationName = "relu", **own: object) -> bool:
     """Whether weights of 0 are exact and not underflow."""
     return ACTIVATIONS[activation].exact_zeros
 
@@ -124,7 +124,7 @@ def pointwise_attention(
     k: A,
     v: A,
     *,
-    activation: str = "relu",
+    activation: ActivationName = "relu",
     alpha: float | Array = 1.0,
     gain: float | Array = 1.0,
     length: Length = "visible",

@@ -3,12 +3,14 @@
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from attnkit._core.activations import ACTIVATIONS
+from attnkit._core.activations import ACTIVATIONS, NAMES
+from attnkit._core.typing import ActivationName
+from attnkit.ops.linear.attention import FEATURE_MAPS, FeatureMap
 from attnkit_reference.pointwise import SCORE_FUNCTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "families" / "pointwise.md"
@@ -27,6 +29,11 @@ def measured(h: Any, slope: Any) -> dict[str, Any]:
         "kinks": tuple(GRID[jumps > 0.5]),
         "growth": round(math.log2(math.log(farther) / math.log(below))) if 0.0 < below < 0.01 else 0,
     }
+
+
+def test_type_checkers_know_the_names() -> None:
+    assert get_args(ActivationName) == NAMES == (*ACTIVATIONS,)
+    assert {*get_args(get_args(FeatureMap)[0])} == {*FEATURE_MAPS}
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

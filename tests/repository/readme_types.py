@@ -42,6 +42,11 @@ a: np.ndarray = np.zeros((2, 4, 3))
 assert_type(attnkit.gaussian_attention(a, a, a), np.ndarray)
 assert_type(attnkit.qk_layernorm(a, a, a, a), tuple[np.ndarray, np.ndarray])
 attnkit.gaussian_attention([1], [2], [3])  # type: ignore[type-var]
+for name in attnkit.ACTIVATIONS:
+    attnkit.pointwise_attention(t, t, t, activation=name)
+attnkit.pointwise_attention(t, t, t, activation="rleu")  # type: ignore[arg-type]
+attnkit.linear_attention(t, t, t, feature_map="elu")  # type: ignore[call-overload]
+attnkit.key_value_memory(t, t, t, activation="gelu")  # type: ignore[arg-type]
 """
 
 

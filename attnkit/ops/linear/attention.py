@@ -5,7 +5,7 @@ token costs the same however many there were. Masks of pairs take the quadratic 
 """
 
 from collections.abc import Callable
-from typing import Unpack
+from typing import Literal, Unpack
 
 from attnkit._core import check
 from attnkit._core.quadratic import cast
@@ -18,7 +18,8 @@ from attnkit.ops.linear.rule import BODIES
 from attnkit.ops.linear.states import STATE_CHECKS, Scaled, State, not_negative, state_context, step_context
 from attnkit.ops.linear.sums import Features, Rule
 
-FeatureMap = str | Callable[[Array], Array]  # a name of FEATURE_MAPS, or (..., n, d) -> (..., n, f)
+FeatureMap = Literal["elu_plus_one", "relu", "identity"] | Callable[[Array], Array]
+"""A name of FEATURE_MAPS, or (..., n, d) -> (..., n, f)."""
 
 
 # ---------------------------------------------------------------------------------------------- features

@@ -20,6 +20,7 @@ import torch
 from scipy.special import beta, erf
 
 import attnkit
+from attnkit._core.typing import ActivationName
 
 HEAD_DIM = 64
 QUERIES = 64
@@ -51,7 +52,7 @@ def moment(h: Callable[[float], float], power: int, dim: int = HEAD_DIM) -> floa
     return float(quad(integrand, -1, 1, points=kinks, limit=200, epsabs=1e-13, epsrel=1e-11)[0])
 
 
-def measured(activation: str, alpha: float, length: int, *, seed: int = 0) -> tuple[float, float]:
+def measured(activation: ActivationName, alpha: float, length: int, *, seed: int = 0) -> tuple[float, float]:
     """(mean row sum, mean of Σ_j w_ij²) of 64 queries and `length` keys, with one head."""
     rng = torch.Generator().manual_seed(seed * 1_000_003 + length)
     q = torch.randn(QUERIES, HEAD_DIM, generator=rng)
@@ -62,7 +63,7 @@ def measured(activation: str, alpha: float, length: int, *, seed: int = 0) -> tu
     return float(weights.sum(-1).mean()), float(weights.square().sum(-1).mean())
 
 
-def at_start(activation: str, alpha: float, length: int, *, seed: int = 0) -> dict[str, Any]:
+def at_start(activation: ActivationName, alpha: float, length: int, *, seed: int = 0) -> dict[str, Any]:
     """Row sum and output variance before training, measured and exact, with the errors in standard errors."""
     h = ACTIVATIONS[activation]
     first, second, fourth = (moment(h, power) for power in (1, 2, 4))

@@ -18,12 +18,15 @@ import torch
 from torch import Tensor
 
 import attnkit
+from attnkit._core.typing import ActivationName
 from attnkit_experiments.engine.schema import In, read_as
 
 LENGTHS = (64, 128, 256, 512, 1024)
 HEAD_DIM = 64
 VALUE_DIM = 512  # wide: all queries share the sum over the values, so its noise falls with width only
-ACTIVATIONS = ("relu", "relu_squared", "gelu", "softplus", "identity", "relu6", "sigmoid")
+ACTIVATIONS: tuple[ActivationName, ...] = (
+    "relu", "relu_squared", "gelu", "softplus", "identity", "relu6", "sigmoid",
+)  # fmt: skip
 ALPHAS = (0.0, 0.5, 1.0)
 SEED = 0
 SLOPE_TOLERANCE = 0.01  # "within 1 %": of a slope, and of a variance that should be constant
@@ -90,7 +93,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     return sum((a - mean_u) * (b - mean_w) for a, b in zip(u, w, strict=True)) / sum((a - mean_u) ** 2 for a in u)
 
 
-def mean_weight(activation: str, alpha: float, length: int, *, pairs: int) -> float:
+def mean_weight(activation: ActivationName, alpha: float, length: int, *, pairs: int) -> float:
     """E|w| over all pairs of L^-alpha·h(q·k/√d)."""
     q, k, _ = normal_inputs(length, pairs)
     weights = attnkit.pointwise_attention_weights(q, k, activation=activation, alpha=alpha)
