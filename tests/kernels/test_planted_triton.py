@@ -97,6 +97,9 @@ WILD = {"bound", "nonfinite"}
             {"bound"},
         ),
         (
+            SEGMENTED, "linear_sweeps.load_rows", "without_delta", "linear_attention", "bfloat16", "widest", {"bound"},
+        ),
+        (
             SEGMENTED, "linear_sweeps.load_tokens", "of_the_first_member", "linear_attention", "bfloat16", "mqa-causal",
             {"bound"},
         ),

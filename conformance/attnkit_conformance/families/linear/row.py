@@ -297,6 +297,7 @@ LINEAR_ATTENTION = row(
         *((scene, {}) for scene in linear_samples.OPPOSITE),
         (linear_samples.ONE_FEATURE, {"feature_map": "relu", "eps": 0.0}),
         (linear_samples.FAR_VALUES, {}),
+        (linear_samples.WIDEST, {}),
     ),
     variants=(
         {},

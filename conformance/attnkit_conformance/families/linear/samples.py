@@ -36,6 +36,8 @@ SIZES = {"opposite-near": 0.25, "opposite-far": 1.5}  # of two keys that point a
 OPPOSITE = tuple(Scene(name, 1, 2, d=4, e=1, lead=((1, 1),) * 3) for name in SIZES)
 ONE_FEATURE = Scene("one-feature", 9, 7, d=1, e=3)  # rows in which relu leaves nothing to divide by
 FAR_VALUES = Scene("far-values", 100, 100, d=8, e=8, lead=((1,),) * 3, options=("far_values",), params={"causal": True})
+WIDEST = Scene("widest", 100, 100, d=128, e=128, lead=((1,),) * 3, params={"causal": True})
+"""As many features as the whole state of a kernel has, for what emulates a GPU: other wide calls are too dear there."""
 NOT_TAKEN = {"bias", "bias_per_key", "bias_inf", "bias_float32", "dropout_mask"}
 
 
