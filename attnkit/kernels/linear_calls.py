@@ -18,9 +18,8 @@ DEFAULT_MAP = "elu_plus_one"
 SUMS = ("key_sums", "query_sums")
 SWEEPS = ("sweep_queries", "sweep_keys")
 GATES = "gradient_gates"
-WIDEST_SWEEP = (64, 128)
-"""Features, for compute capability 8 and 9: a program keeps a whole state in registers. With 128 on 8.0 one
-spills 5 kB, and is counted slower than the exact kernels; on 9.0 it spills 1 kB and takes a third of their clocks."""
+WIDEST_SWEEP = 128
+"""Features: a program keeps a whole state in registers."""
 ELEMENTS = 1024  # of a state per program of `running`
 Packed = tuple[OfLibrary, OfLibrary, OfLibrary, int, int | None] | None
 """The tuple `packed` of `attnkit.kernels.triton.linear`."""
@@ -66,16 +65,14 @@ class Setting(NamedTuple):
         """The same for gradients of the gates of a decay, which need the states beside every chunk in float32."""
         return self._replace(products="float32", apart=True)
 
-    def of_gradients(self, values: str, capability: int) -> "Setting":
-        """The same for gradients, where v and do have the dtype `values`; `capability` is the major number.
+    def of_gradients(self, values: str) -> "Setting":
+        """The same for gradients, where v and do have the dtype `values`.
 
         Products have bfloat16 operands where sweeps serve the call. In float16 features, 1/den and states leave the
         range, and products of TF32 with two digits take as long as those of float32. The gradients of an initial state
         are float32, and so is all that is summed for them. Where the sum of a row has a floor, its summands cancel.
         """
-        from attnkit.kernels.triton.sizes import column
-
-        fits = max(self.a.d, self.a.e) <= WIDEST_SWEEP[column(capability)]
+        fits = max(self.a.d, self.a.e) <= WIDEST_SWEEP
         served = values == "bfloat16" and fits and not self.stateful and not self.floor
         return self._replace(products=values if served else "float32")
 
@@ -177,7 +174,8 @@ def constants(name: str, s: Setting, dtype: str, by_values: bool, capability: in
     values |= {"SLOPE_OF": SLOPES_OF_FEATURES[s.feature_map], "TWICE": s.sweeps}
     values |= dict(zip(("OPERAND", "PRECISION"), PRODUCTS[dtype], strict=True))
     kind = "sums" if name in SUMS else name if name in (*SWEEPS, GATES) else "columns"
-    tile = sizes.linear(kind, dtype, capability, *((D, E) if by_values else (E, D)))
+    contracted, produced = (max(D, E) if name in SWEEPS else D, E) if by_values else (E, D)
+    tile = sizes.linear(kind, dtype, capability, contracted, produced)
     values |= {"CHUNK": tile.CHUNK, "BLOCK": tile.BLOCK, "FEATURES": tile.BLOCK}
     values = {key: value for key, value in values.items() if key in kernel_of(name).arg_names}
     return values | {"num_warps": tile.num_warps, "num_stages": tile.num_stages}

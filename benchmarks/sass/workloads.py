@@ -35,7 +35,8 @@ class Workload(NamedTuple):
     def units(self, made: Launch) -> float:
         sizes = made.constants
         if self.unit == "tokens":
-            return sizes["CHUNK"] / TOKENS
+            blocks = made.arguments[-1]  # of columns, each a program of its own
+            return sizes["CHUNK"] / TOKENS / blocks
         return sizes["ROWS"] * sizes.get("PARTS", 1) * sizes["KEYS"] / PAIRS
 
 
@@ -179,7 +180,7 @@ def features(dtype: torch.dtype, d: int, gradients: bool = False) -> Workload:
         options["levels"] = torch.empty(items, 8, 4096)
         setting = linear_launch.setting(q, q, v, **options)
         if gradients:
-            call = linear_launch.Call(q, q, v, setting.of_gradients(dtype_name(v), launch.capability(v.device)))
+            call = linear_launch.Call(q, q, v, setting.of_gradients(dtype_name(v)))
             return call.backward(v, gradients_of(q=q, k=q, v=v), None, None)
         return linear_launch.Call(q, q, v, setting).forward(torch.empty_like(v), None)
 
@@ -196,7 +197,7 @@ def linear(dtype: torch.dtype, d: int, gradients: bool = False, least: int = 2, 
             grads = gradients_of(q=q, k=q, v=q)
             if "log_decay" in options:
                 grads["log_decay"] = torch.empty((*setting.plan.state_leading, 4096))
-            call = linear_launch.Call(q, q, q, setting.of_gradients(dtype_name(q), launch.capability(q.device)))
+            call = linear_launch.Call(q, q, q, setting.of_gradients(dtype_name(q)))
             return call.backward(q, grads, None, None)
         return linear_launch.Call(q, q, q, setting).forward(torch.empty_like(q), None)
 

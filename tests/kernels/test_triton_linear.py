@@ -66,7 +66,7 @@ def launches(
     v = k if v is None else v
     setting = linear_launch.setting(q, k, v, **options, initial_S=None if state is None else state[0])
     decay = options.get("log_decay")
-    of_gradients = setting.of_gradients(dtype_name(v), triton_launch.capability(v.device))
+    of_gradients = setting.of_gradients(dtype_name(v))
     call, gradients = (linear_launch.Call(q, k, v, s) for s in (setting, of_gradients))
     o = q.new_empty((*setting.a.leading, setting.a.queries, setting.a.e))
     grads = {name: x.new_empty((*setting.plan.state_leading, *x.shape[-2:])) for name, x in (("k", k), ("v", v))} | {
@@ -87,12 +87,13 @@ def launches(
     return found
 
 
-# Bytes by head size and capability: numbers from before a loop, and of sweeps of head size 128 registers. Addresses of
-# 64 bits cost the kernels of 8.0 a few; with shorter ones the sweep over queries spills 232 bytes on 9.0 instead of 88.
+# Bytes by head size and capability: numbers from before a loop, and more of sums that fade; without causality two
+# operands of a whole state, which no loop changes, are more than registers hold with 128 features.
 SPILLS = {
-    (64, 80): {"sweep_queries": 160, "sweep_keys": 32, "key_sums": 16, "rows": 8},
-    (64, 90): {"sweep_queries": 344, "sweep_keys": 144},
-    (128, 90): {"sweep_queries": 1272, "sweep_keys": 552},
+    (64, 80): {"sweep_keys": 24, "key_sums": 16, "rows": 8},
+    (64, 90): {"sweep_queries": 256, "sweep_keys": 176},
+    (128, 80): {"sweep_keys": 8},
+    (128, 90): {"sweep_keys": 152},
 }
 
 
@@ -121,7 +122,7 @@ def gate(made: dict[str, triton_launch.Launch], capability: int, d: int = 0) -> 
 def test_no_spills_enough_memory_and_tensor_cores(dtype: torch.dtype, d: int, capability: int, causal: bool) -> None:
     with device_of(capability):
         made = launches(torch.empty(2, 8, 2048, d, dtype=dtype), causal=causal)
-    assert len(made) == (7 if dtype == torch.bfloat16 and (d, capability) != (128, 80) else 8)
+    assert len(made) == (7 if dtype == torch.bfloat16 else 8)
     gate(made, capability, d)
 
 

@@ -104,7 +104,7 @@ def of_linear(state: bool = False, features: torch.dtype = torch.float16, **opti
     if state:
         alone = linear_launch.Call(q[..., :0, :], q, v, s.of_keys_alone((2, 4)))
         made += alone.final_state(initial, (S, z))
-    of_gradients = s.of_gradients(dtype_name(v), launch.capability(v.device))
+    of_gradients = s.of_gradients(dtype_name(v))
     return made + linear_launch.Call(q, q, v, of_gradients).backward(q, grads, initial, initial)
 
 

@@ -47,7 +47,7 @@ def of_rows() -> list[triton_launch.Launch]:
 def of_linear() -> list[triton_launch.Launch]:
     q, options = operands()
     setting = linear_launch.setting(q, q, q, **options)
-    of_gradients = setting.of_gradients(dtype_name(q), triton_launch.capability(q.device))
+    of_gradients = setting.of_gradients(dtype_name(q))
     call, exact = (linear_launch.Call(q, q, q, s) for s in (setting, of_gradients))
     return call.forward(q, None) + exact.backward(q, {"q": q, "k": q, "v": q}, None, None)
 

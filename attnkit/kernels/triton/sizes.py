@@ -263,8 +263,8 @@ def parts(tile: Tile, tiles: int, keys: int, processors: int) -> int:
 
 
 # ---------------------------------------------------------------------------------------------- linear attention
-# No row spills registers in a call without masks, but those of sweeps: a few numbers from before the loop, and many at
-# head size 128. Of packed sequences one spills two.
+# No row spills registers in a call without masks, but sweeps over keys a few numbers, and of sums that fade more. Of
+# packed sequences one spills two.
 
 UNIT = 64  # tokens: segments are multiples of it, and every CHUNK divides it
 
@@ -280,7 +280,7 @@ class Chunk(NamedTuple):
 
 LINEAR = {
     ("sums", "bfloat16", 64): (Chunk(64, 64, 4, 2), Chunk(64, 64, 4, 2)),
-    ("sums", "bfloat16", 128): (Chunk(64, 64, 4, 2), Chunk(64, 64, 4, 2)),
+    ("sums", "bfloat16", 128): (Chunk(64, 128, 8, 1), Chunk(64, 128, 4, 2)),
     ("sums", "bfloat16", 256): (Chunk(64, 64, 8, 2), Chunk(64, 64, 8, 2)),
     ("sums", "float16", 64): (Chunk(64, 64, 8, 2), Chunk(64, 64, 4, 2)),
     ("sums", "float16", 128): (Chunk(64, 64, 8, 2), Chunk(64, 64, 8, 2)),
@@ -300,10 +300,10 @@ LINEAR = {
     ("gradient_gates", "float32", 64): (Chunk(64, 16, 8, 1), Chunk(64, 32, 8, 1)),
     ("gradient_gates", "float32", 128): (Chunk(64, 16, 8, 1), Chunk(64, 32, 8, 1)),
     ("gradient_gates", "float32", 256): (Chunk(64, 16, 8, 1), Chunk(64, 32, 8, 1)),
-    ("sweep_queries", "bfloat16", 64): (Chunk(32, 64, 4, 1), Chunk(64, 64, 4, 2)),
+    ("sweep_queries", "bfloat16", 64): (Chunk(32, 64, 4, 1), Chunk(64, 64, 4, 1)),
     ("sweep_queries", "bfloat16", 128): (Chunk(32, 128, 8, 1), Chunk(64, 128, 8, 1)),
     ("sweep_keys", "bfloat16", 64): (Chunk(32, 64, 4, 1), Chunk(64, 64, 4, 1)),
-    ("sweep_keys", "bfloat16", 128): (Chunk(32, 128, 8, 1), Chunk(64, 128, 8, 1)),
+    ("sweep_keys", "bfloat16", 128): (Chunk(16, 128, 8, 1), Chunk(64, 128, 8, 1)),
 }
 """By sums of segments, sweeps over them for some columns or for a whole state, dtype, and head size rounded up: for
 compute capability 8 and 9. A second stage of `sweep_keys` would compute its features twice. A chunk of `gradient_gates`

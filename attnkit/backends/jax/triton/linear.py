@@ -217,7 +217,7 @@ def backward(static: Static, arrays: Arrays, cotangents: OfLibrary, saved: None)
         s = s.of_valid_keys()
     if initial is None and dstate is None and not (do.size and s.a.keys):
         return {name: jnp.zeros_like(arguments[name]) for name in "qkv"}
-    c = call_of(s.of_gradients(dtype_name(v), launch.capability()), q, q=q, k=k, v=v, do=do)
+    c = call_of(s.of_gradients(dtype_name(v)), q, q=q, k=k, v=v, do=do)
     return reduced(gradients(c, arguments, initial, dstate), arguments)
 
 

@@ -83,7 +83,7 @@ def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...])
     if initial is None and dstate is None and not (do.numel() and s.a.keys):
         return {name: arguments[name].new_zeros(arguments[name].shape) for name in names}
     decay = arguments["log_decay"] if DECAY in names else None
-    s = s.of_gradients(dtype_name(v), launch.capability(q.device))
+    s = s.of_gradients(dtype_name(v))
     shapes = {
         "q": s.a.shape_of("q"),
         "k": (*s.plan.state_leading, s.a.keys, s.a.d),
