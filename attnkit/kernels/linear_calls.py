@@ -35,14 +35,14 @@ class Setting(NamedTuple):
     feature_map: str
     key_mask: OfLibrary  # (..., S)
     firsts: OfLibrary  # (...): visible keys lie in firsts <= j < stops
-    stops: OfLibrary
+    stops: OfLibrary  # (...)
     query_mask: OfLibrary  # (..., L)
-    valid_stops: OfLibrary  # stops of the keys in a state, visible or not
+    valid_stops: OfLibrary  # (...): stops of the keys in a state, visible or not
     stateful: bool  # there is an initial state
     packed: Packed = None
     floor: bool = False  # the sum of a row counts as at least 0 in the denominator
-    # (high, low) (..., S) of what fades, which never fall, low None if it is 0; for causal calls
-    levels: Sequence[OfLibrary] | None = None
+    # of what fades, for causal calls: (high, low), which never fall, low None if it is 0
+    levels: Sequence[OfLibrary] | None = None  # (..., S)
     products: str = ""  # the dtype whose products are used, that of q and k if it is not given
     apart: bool = False  # segments are as short as they can be
 
