@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnkit._core.library import library
 from attnkit._core.special import is_autocast
-from attnkit._core.typing import AnyFunction, Array, Keywords, OfLibrary, Option, Results
+from attnkit._core.typing import AnyFunction, Array, Keywords, OfLibrary, Option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,7 @@ def with_exact_gradients(call: AnyFunction, arrays: tuple[OfLibrary, ...], optio
     hooked = torch.empty(0)
     hooked._backward_hooks = {0: partial(_enter, device)}
 
-    def recorded(*arrays: OfLibrary, **options: Option) -> Results:
+    def recorded(*arrays: OfLibrary, **options: Option) -> OfLibrary:
         results = call(*arrays, **options)
         ends = [x.grad_fn for x in arrays]
         if names:

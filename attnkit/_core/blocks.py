@@ -195,7 +195,7 @@ def gradients_of(xp: Namespace, c: Call, scored: Scored, do: Array) -> dict[str,
 def forward(xp: Namespace, c: Call) -> OfLibrary:
     """o (..., L, e) in the dtype of q."""
     q, v = c.arrays["q"], c.arrays["v"]
-    o = xp.zeros((*c.leading, q.shape[-2], v.shape[-1]), dtype=q.dtype, **beside(q))
+    o: OfLibrary = xp.zeros((*c.leading, q.shape[-2], v.shape[-1]), dtype=q.dtype, **beside(q))
     for block in blocks(c):
         p = part(c, block)
         o[_queries_of(block)] = quadratic.cast(xp, output_of(xp, p, inputs_and_scores(xp, p, block.rows)), o.dtype)
@@ -206,7 +206,7 @@ def backward(xp: Namespace, c: Call, do: Array, names: tuple[str, ...]) -> dict[
     """Gradients of the arguments `names` in their dtypes, added up over the blocks in the compute dtype."""
     dtype = quadratic.compute_dtype(xp, c.arrays["q"])
     place = beside(c.arrays["q"])
-    total = {name: xp.zeros(tuple(c.arrays[name].shape), dtype=dtype, **place) for name in names}
+    total: dict[str, OfLibrary] = {name: xp.zeros(tuple(c.arrays[name].shape), dtype=dtype, **place) for name in names}
     for block in blocks(c):
         p = part(c, block)
         grads = gradients_of(xp, p, inputs_and_scores(xp, p, block.rows), do[_queries_of(block)])

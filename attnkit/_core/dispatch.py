@@ -20,16 +20,7 @@ from attnkit._core.autograd import keep_autocast_out, with_exact_gradients
 from attnkit._core.library import call_outside_graphs, is_in_graph, is_traced, library
 from attnkit._core.library import namespace as namespace
 from attnkit._core.special import profile_entry, promoting, refusing_symbols, without_autocast
-from attnkit._core.typing import (
-    DEFAULTS,
-    AnyFunction,
-    Array,
-    Arrays,
-    Impl,
-    Keywords,
-    OfLibrary,
-    OptionalFunction,
-)
+from attnkit._core.typing import DEFAULTS, AnyFunction, Array, Arrays, Impl, Keywords, OfLibrary, OptionalFunction
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -547,12 +538,11 @@ def _wrap(
         accepted, required = (OPTION, *accepted), required - 1
 
     @wraps(documented)
-    def call(*arrays: OfLibrary, impl: Wanted = "auto", **options: object) -> R:
+    def call(*arrays: OfLibrary, impl: Wanted = "auto", **options: object) -> OfLibrary:
         if type(impl) is not str:
             if type(impl) is _Ahead:  # the special case that asks has checked what it passes on
                 kernel = resolve(op, impl, kernels_of(op, arrays[0]), arrays, options)
-                ahead: OfLibrary = kernel.prepared(arrays, options)
-                return ahead  # the special case knows what that is
+                return kernel.prepared(arrays, options)  # the special case knows what that is
             impl = _named(op, impl)
         elif _is_using and impl == "auto":
             if is_in_graph(arrays):
@@ -577,7 +567,7 @@ def _wrap(
                 return first(None, impl, arrays, options)
         return first(key, impl, arrays, options)
 
-    def first(key: Key | None, impl: Wanted, arrays: Arrays, options: Keywords) -> R:
+    def first(key: Key | None, impl: Wanted, arrays: Arrays, options: Keywords) -> OfLibrary:
         """A call for which no choice is remembered."""
         checked = check.call(op, left, arrays, options, accepted, context_of, own, optional).options
         home = library(arrays[0])
@@ -629,7 +619,8 @@ def special_case(body: AnyFunction) -> Callable[[Callable[P, R]], Callable[P, R]
 
     def resolve(op: str, impl: Wanted, *call: Array) -> Kernel:
         def prepared(arrays: Arrays, options: Keywords) -> OptionalFunction:
-            return body(*arrays, **options, impl=_Ahead(op, impl))
+            ahead: OptionalFunction = body(*arrays, **options, impl=_Ahead(op, impl))
+            return ahead
 
         kernel = _passing_on(partial(body, impl=_OnBehalf(op, impl)))
         return kernel._replace(prepared=prepared)

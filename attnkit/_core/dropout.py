@@ -102,5 +102,5 @@ def keep_mask(
     shape = (*items, heads)
     head = xp.broadcast_to(words(0, heads, heads), shape)[picked or ...]
     item = xp.broadcast_to(words(0, math.prod(items), *items, 1), shape)[picked or ...]
-    mask = keep_mask_of_counters(xp, (j, i, head[..., None, None], item[..., None, None]), p, seed)
+    mask: Array = keep_mask_of_counters(xp, (j, i, head[..., None, None], item[..., None, None]), p, seed)
     return mask if leading else mask[0, ...]

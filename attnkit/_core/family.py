@@ -186,7 +186,7 @@ class Family(NamedTuple):
             if of_weights is not None:
                 dw = dw + (of_weights(u * r) * r if early else of_weights(w))
             late = self.constant_factor and not early
-            ds = self.score_gradient(xp, s, a, u if late else w, dw * r if late else dw, **own)
+            ds: Array = self.score_gradient(xp, s, a, u if late else w, dw * r if late else dw, **own)
             ds = ds if of_scores is None else ds + of_scores(w)
             if self.beside is not nothing:
                 beside.update(self.beside(xp, s, a, u if late else w, dw, ds, like, **own))
@@ -284,7 +284,8 @@ def weights_of(
     doc = f"The weights w (..., L, S) of `{family.name}`, before dropout, in the dtype of q; 0 where invisible."
     signature = signature_like(forward, Array, ("v", *DROPOUT, *family.output_only))
     body = _body(family, family.weights, calls)
-    return _checked(family, body)(derived_signature(forward, f"{family.name}_weights", signature, doc))
+    weights: Weights[P] = _checked(family, body)(derived_signature(forward, f"{family.name}_weights", signature, doc))
+    return weights
 
 
 def vjp_of(
@@ -310,10 +311,11 @@ def vjp_of(
         grads = body(*arrays, **options)
         return family.pull(grads, **family.own(options)) if type(grads) is dict else grads
 
-    return _checked(family, pulled)(derived_signature(forward, f"{family.name}_vjp", signature, doc))
+    vjp: Vjp[P] = _checked(family, pulled)(derived_signature(forward, f"{family.name}_vjp", signature, doc))
+    return vjp
 
 
-def _body(family: Family, body: AnyFunction, calls: AnyFunction | None) -> AnyFunction:
+def _body(family: Family, body: AnyFunction, calls: Callable[..., Results] | None) -> AnyFunction:
     """The generic body, or for a special case a call of the general op."""
     if calls is None:
         return body

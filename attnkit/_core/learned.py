@@ -18,9 +18,9 @@ from attnkit._core.typing import (
     Factor,
     Keywords,
     Namespace,
+    OfLibrary,
     Option,
     OptionalFunction,
-    Results,
 )
 
 
@@ -43,7 +43,7 @@ def served(op: str, kernel: Kernel) -> Kernel:
     def prepared(arrays: Arrays, options: Keywords) -> OptionalFunction:
         return None if left(options) else kernel.prepared(arrays, options)
 
-    def call(q: Array, *arrays: Array, **options: Option) -> Results:
+    def call(q: Array, *arrays: Array, **options: Option) -> OfLibrary:
         names = left(options)
         if not names:
             return kernel.call(q, *arrays, **options)

@@ -139,19 +139,22 @@ def call_outside_graphs(function: Callable[..., R], *arrays: Array, **options: o
 def namespace(x: OfLibrary) -> Namespace:
     """The array-API namespace of x's library."""
     name = library(x)
+    xp: Namespace
     if name == "numpy":
         import array_api_compat.numpy
 
-        return array_api_compat.numpy
-    if name == "torch":
+        xp = array_api_compat.numpy
+    elif name == "torch":
         import array_api_compat.torch
 
-        return array_api_compat.torch
-    if name == "cupy":
+        xp = array_api_compat.torch
+    elif name == "cupy":
         import array_api_compat.cupy
 
-        return array_api_compat.cupy
-    return x.__array_namespace__()
+        xp = array_api_compat.cupy
+    else:
+        xp = x.__array_namespace__()
+    return xp
 
 
 def beside(x: Array) -> Keywords:

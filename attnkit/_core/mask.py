@@ -176,7 +176,8 @@ def tile(x: T, axis: int, rows: Rows) -> T:
     if x is None or rows.stop - rows.start == rows.total or x.ndim < -axis or x.shape[axis] == 1:
         return x
     part: OfLibrary = x[..., rows.start : rows.stop] if axis == -1 else x[..., rows.start : rows.stop, :]
-    return part
+    of_rows: T = part
+    return of_rows
 
 
 def seen_keys(xp: Namespace, pairs: Array, heads: int, shared: int) -> Array:
@@ -222,7 +223,8 @@ def raise_to(x: OfLibrary, exponent: Factor) -> Factor: ...
 def raise_to(x: OfLibrary, exponent: Factor) -> Factor:
     """x^exponent for x > 0; of numbers infinite where Python has no float for it."""
     try:
-        return x**exponent
+        raised: Factor = x**exponent
+        return raised
     except OverflowError:
         return math.inf
 

@@ -82,7 +82,7 @@ def compute_dtype(xp: Namespace, x: Array) -> DType:
     return xp.float64 if x.dtype == xp.float64 else xp.float32
 
 
-def cast(xp: Namespace, x: A, dtype: DType) -> A:
+def cast(xp: OfLibrary, x: A, dtype: DType) -> A:
     return x if x.dtype == dtype else xp.astype(x, dtype)
 
 
@@ -208,7 +208,7 @@ def masked(xp: Namespace, a: Inputs, w: Array) -> Array:
     return w if a.pairs is None else xp.where(a.pairs, w, 0.0)
 
 
-def sum_to(xp: Namespace, g: A, shape: tuple[int, ...]) -> A:
+def sum_to(xp: OfLibrary, g: A, shape: tuple[int, ...]) -> A:
     """A gradient summed over the axes along which its input was broadcast; a head axis that is a multiple of the
     input's (GQA) is summed over each group."""
     extra = g.ndim - len(shape)

@@ -21,7 +21,8 @@ R = TypeVar("R")
 def relu(xp: Namespace, x: Array) -> Array:
     """max(x, 0). torch's own, which others lack, has derivative 0 at 0 (semantics A8), and takes a tenth of where()."""
     if hasattr(x, "relu"):
-        return x.relu()
+        above: Array = x.relu()
+        return above
     if library(x) in ("numpy", "cupy"):
         return xp.maximum(x, 0)
     return xp.where(x <= 0, 0.0, x)
@@ -32,42 +33,49 @@ def step(xp: Namespace, x: Array) -> Array:
     return xp.astype(~(x <= 0), x.dtype)
 
 
-def relu6(xp: Namespace, x: Array) -> Array:
+def relu6(xp: OfLibrary, x: Array) -> Array:
     """min(max(x, 0), 6). Torch's own has derivative 0 at both kinks (semantics A8)."""
     name = library(x)
     if name == "torch":
-        return xp.nn.functional.relu6(x)
-    if name in ("numpy", "cupy"):
-        return xp.minimum(xp.maximum(x, 0), 6)
-    return xp.where(x <= 0, 0.0, xp.where(x >= 6, 6.0, x))
+        value: Array = xp.nn.functional.relu6(x)
+    elif name in ("numpy", "cupy"):
+        value = xp.minimum(xp.maximum(x, 0), 6)
+    else:
+        value = xp.where(x <= 0, 0.0, xp.where(x >= 6, 6.0, x))
+    return value
 
 
-def logistic(xp: Namespace, x: OfLibrary) -> Array:
+def logistic(xp: OfLibrary, x: OfLibrary) -> Array:
     """σ(x) = 1/(1 + exp(-x)) accurate in its tail; automatic derivatives are σ(1 - σ), inaccurate far above 0."""
     name = library(x)
     if name == "torch":
-        return xp.sigmoid(x)
-    if name == "jax":
+        value: Array = xp.sigmoid(x)
+    elif name == "jax":
         import jax
 
-        return jax.nn.sigmoid(x)
-    return xp.exp(xp.minimum(x, 0)) / (1.0 + xp.exp(-xp.abs(x)))
+        value = jax.nn.sigmoid(x)
+    else:
+        value = xp.exp(xp.minimum(x, 0)) / (1.0 + xp.exp(-xp.abs(x)))
+    return value
 
 
-def sigmoid(xp: Namespace, x: Array) -> Array:
+def sigmoid(xp: OfLibrary, x: Array) -> Array:
     """σ(x); in torch as 1 - σ(-x) above 0, so that the automatic derivative is accurate in both tails. At 0 the first
     term has all of it: by `where`, for the derivative of torch's clamp at its bound is 1 until torch 2.13, and then 0.
     """
     if library(x) != "torch":
         return logistic(xp, x)
-    return xp.sigmoid(xp.where(x > 0, 0.0, x)) + (0.5 - xp.sigmoid(-xp.relu(x)))
+    value: Array = xp.sigmoid(xp.where(x > 0, 0.0, x)) + (0.5 - xp.sigmoid(-xp.relu(x)))
+    return value
 
 
-def softplus(xp: Namespace, x: Array) -> Array:
+def softplus(xp: OfLibrary, x: Array) -> Array:
     """log(1 + exp(x)). Torch's own returns x above a threshold: at 40 that is x to rounding in float64."""
     if library(x) == "torch":
-        return xp.nn.functional.softplus(x, threshold=40.0)
-    return relu(xp, x) + xp.log1p(xp.exp(-xp.abs(x)))
+        value: Array = xp.nn.functional.softplus(x, threshold=40.0)
+    else:
+        value = relu(xp, x) + xp.log1p(xp.exp(-xp.abs(x)))
+    return value
 
 
 def erfc(x: Array) -> Array:
@@ -75,10 +83,12 @@ def erfc(x: Array) -> Array:
     if library(x) == "torch":
         import torch
 
-        return torch.special.erfc(x)
-    import cupyx.scipy.special
+        value: Array = torch.special.erfc(x)
+    else:
+        import cupyx.scipy.special
 
-    return cupyx.scipy.special.erfc(x)
+        value = cupyx.scipy.special.erfc(x)
+    return value
 
 
 def with_derivative(function: Function, derivative: Function) -> Function:
@@ -350,7 +360,8 @@ def double_precision(x: Array) -> AbstractContextManager[object]:
     if library(x) == "jax":
         import jax
 
-        return jax.enable_x64(True)
+        enabled: AbstractContextManager[object] = jax.enable_x64(True)
+        return enabled
     return contextlib.nullcontext()
 
 
@@ -381,11 +392,13 @@ def cumulative_sum(xp: Namespace, x: OfLibrary, axis: int, dtype: DType = None) 
     kind: OfLibrary = dtype or x.dtype
     n = x.shape[axis]
     if not (kind.is_floating_point and isinstance(n, int) and torch.are_deterministic_algorithms_enabled()):
-        return x.cumsum(dim=axis, dtype=dtype)
-    return _doubled_sum(torch, x.to(kind), axis)
+        total: Array = x.cumsum(dim=axis, dtype=dtype)
+    else:
+        total = _doubled_sum(torch, x.to(kind), axis)
+    return total
 
 
-def _doubled_sum(torch: Namespace, x: OfLibrary, axis: int) -> OfLibrary:
+def _doubled_sum(torch: OfLibrary, x: OfLibrary, axis: int) -> OfLibrary:
     """Every entry plus the one 1, 2, 4, … before it: a sum of entries up to it in an order that its place decides."""
     step = 1
     while step < x.shape[axis]:
@@ -412,7 +425,8 @@ def sum_before(xp: Namespace, x: Array, reverse: bool = False) -> Array:
 def cumulative_maximum(x: OfLibrary, axis: int) -> Array:
     """The cumulative maximum along an axis, for torch and JAX; the standard lacks it."""
     if library(x) == "torch":
-        return x.cummax(dim=axis).values
+        largest: Array = x.cummax(dim=axis).values
+        return largest
     import jax
 
     return jax.lax.cummax(x, axis=axis % x.ndim)
@@ -425,24 +439,22 @@ def transposed(x: Array) -> Array:
 
 def falling(xp: Namespace, x: OfLibrary) -> Array:
     """x sorted from large to small along its last axis; by torch's own sort, whose other form has no export to ONNX."""
-    if library(x) == "torch":
-        return x.sort(dim=-1, descending=True).values
-    return xp.sort(x, axis=-1, descending=True, stable=False)
+    own = library(x) == "torch"
+    return x.sort(dim=-1, descending=True).values if own else xp.sort(x, axis=-1, descending=True, stable=False)
 
 
 def take_along(xp: Namespace, x: OfLibrary, index: Array, axis: int) -> Array:
     """xp.take_along_axis for an index with the other axes of x; torch's own refuses symbolic sizes (torch.export)."""
-    if library(x) == "torch":
-        return x.gather(axis, index)
-    return xp.take_along_axis(x, index, axis=axis)
+    return x.gather(axis, index) if library(x) == "torch" else xp.take_along_axis(x, index, axis=axis)
 
 
 def as_index(x: OfLibrary) -> Array:
     """Integers of any dtype as an index that torch accepts."""
-    return x.long() if library(x) == "torch" else x
+    index: Array = x.long() if library(x) == "torch" else x
+    return index
 
 
-def unstack(xp: Namespace, x: Array, axis: int) -> tuple[Array, ...]:
+def unstack(xp: OfLibrary, x: Array, axis: int) -> tuple[Array, ...]:
     """xp.unstack: slices along an axis, with one stack as gradient; in torch without `moveaxis`, which vmap refuses."""
     return tuple(xp.unbind(x, dim=axis)) if library(x) == "torch" else tuple(xp.unstack(x, axis=axis))
 

@@ -13,7 +13,7 @@ from attnkit._core.library import beside
 from attnkit._core.mask import positions
 from attnkit._core.quadratic import sum_to
 from attnkit._core.special import stop_gradient
-from attnkit._core.typing import A, Array, Namespace
+from attnkit._core.typing import A, Array, Namespace, OfLibrary
 
 
 class Tokens(TypedDict, total=False):
@@ -102,7 +102,7 @@ def both(*terms: Array | None) -> Array | None:
     return conjunction
 
 
-def chosen(xp: Namespace, valid: Array | None, x: A) -> A:
+def chosen(xp: OfLibrary, valid: Array | None, x: A) -> A:
     """x (..., n, c) with zeros at invalid tokens."""
     return x if valid is None else xp.where(valid[..., None], x, 0.0)
 

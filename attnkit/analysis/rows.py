@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from attnkit._core import check, quadratic
 from attnkit._core.dispatch import namespace
+from attnkit._core.family import RECORDS
 from attnkit._core.library import beside
 from attnkit._core.mask import positions
 from attnkit._core.special import floats, needs_values, promoted, promoting, readable, without_autocast
@@ -50,7 +51,8 @@ def _rows_of(op: str, weights: Array, visible: Array | None, signed: bool = Fals
     if weights.ndim < 1:
         check.wrong_shape(op, "weights", weights, "at least one axis, (..., S)")
     xp = namespace(weights)
-    w, n = quadratic.cast(xp, weights, quadratic.compute_dtype(xp, weights)), weights.shape[-1]
+    w = quadratic.cast(xp, weights, quadratic.compute_dtype(xp, weights))
+    n: int | Array = weights.shape[-1]
     if visible is not None:
         check.boolean_array(op, "visible", visible, "weights", weights, tuple(weights.shape), "the shape of weights")
         visible = xp.broadcast_to(visible, w.shape)
@@ -172,7 +174,8 @@ def concentration_curve(
     """`concentration` at each of `percents`, (len(percents),), from one sort."""
     percents = _percents("concentration_curve", percents)
     rows = _rows_of("concentration_curve", weights, visible)
-    return rows.xp.stack([_mean(rows, share) for share in _shares(rows, percents, fractional)])
+    curve: OfLibrary = rows.xp.stack([_mean(rows, share) for share in _shares(rows, percents, fractional)])
+    return curve
 
 
 @promoted
@@ -244,7 +247,7 @@ def served(op: str | AnyFunction, options: Bindings) -> tuple[tuple[str, ...], K
 
     No entropy if weights may be negative; no fields for an op that it does not support.
     """
-    record = statistics.RECORDS.get(getattr(op, "__name__", str(op)))
+    record = RECORDS.get(getattr(op, "__name__", str(op)))
     if record is None:
         return (), {}
     family = record.family

@@ -12,7 +12,7 @@ from attnkit._core.typing import A, Array, Namespace, OfLibrary
 from attnkit.ops.lowrank import newton
 
 
-def _checked(op: str, a: Array, square: bool) -> Namespace:
+def _checked(op: str, a: Array, square: bool) -> OfLibrary:
     check.float_array(op, "a", a)
     if square and (a.ndim < 2 or a.shape[-1] != a.shape[-2]):
         check.wrong_shape(op, "a", a, "square matrices, (..., m, m)")
@@ -47,7 +47,8 @@ def newton_residuals(a: A, *, newton_steps: int = 20, init_scale: float = 0.9) -
     with double_precision(a):
         wide = cast(xp, a, xp.float64)
         iterates = _iterates(xp, wide, newton_steps, float(init_scale))
-        return cast(xp, newton.residuals(xp, wide, iterates), compute_dtype(xp, a))
+        gaps: OfLibrary = newton.residuals(xp, wide, iterates)
+        return cast(xp, gaps, compute_dtype(xp, a))
 
 
 def _iterates(xp: Namespace, a: OfLibrary, steps: int, init_scale: float) -> list[OfLibrary]:

@@ -71,7 +71,8 @@ def exponents(xp: Namespace, a: quadratic.Inputs) -> Array:
         beyond = xp.where(a.scale > 0, s > 0, s < 0)
     else:
         beyond = s > 0 if a.scale > 0 else s < 0
-    s = s - stop_gradient(xp.where(beyond, s, 0.0))
+    excess: Array = stop_gradient(xp.where(beyond, s, 0.0))
+    s = s - excess
     return s if a.bias is None else s + a.bias
 
 

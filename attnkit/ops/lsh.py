@@ -340,7 +340,8 @@ def lsh_buckets(qk: A, rotations: A, *, mask: Array | None = None, impl: Impl = 
     xp = namespace(qk)
     valid = valid_keys(xp, qk, qk.shape[-2], mask, None)
     x = chosen(xp, valid, cast(xp, qk, compute_dtype(xp, qk)))
-    buckets: OfLibrary = _hash(xp, stop_gradient(x), rotations, valid)
+    found: OfLibrary = _hash(xp, stop_gradient(x), rotations, valid)
+    buckets: A = found
     return buckets
 
 

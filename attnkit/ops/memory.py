@@ -133,12 +133,12 @@ def key_value_memory(
     """
     xp = namespace(x)
     p = _parts(xp, x, keys, values, activation=activation, key_bias=key_bias, value_bias=value_bias)
-    if norm_weight is None:
-        h: OfLibrary = p.h
-        return quadratic.cast(xp, h, x.dtype)
-    y: OfLibrary = pointwise.normalise(xp, p.h, eps).centred * quadratic.cast(xp, norm_weight, p.a.dtype)
-    y = y if norm_bias is None else y + quadratic.cast(xp, norm_bias, p.a.dtype)
-    return quadratic.cast(xp, y, x.dtype)
+    y: OfLibrary = p.h
+    if norm_weight is not None:
+        y = pointwise.normalise(xp, y, eps).centred * quadratic.cast(xp, norm_weight, p.a.dtype)
+        y = y if norm_bias is None else y + quadratic.cast(xp, norm_bias, p.a.dtype)
+    o: A = quadratic.cast(xp, y, x.dtype)
+    return o
 
 
 @operation_checked_by(_context, _OWN)

@@ -15,7 +15,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.derived import DO, DROPOUT, POSITIONAL, WithRows, WithState, derived_signature, signature_like
 from attnkit._core.dispatch import explains, namespace, repeated_call_checked_by
 from attnkit._core.mask import positions
-from attnkit._core.typing import A, AnyFunction, Array, Keywords, Namespace, OfLibrary, Results
+from attnkit._core.typing import A, AnyFunction, Array, Keywords, Namespace, OfLibrary, Outputs
 from attnkit.ops.linear.attention import LINEAR, linear_attention, linear_attention_vjp
 from attnkit.ops.pointwise import pointwise_attention, pointwise_attention_vjp
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
@@ -140,7 +140,7 @@ def _turned(xp: Namespace, x: Array) -> Array:
 
 def _forward(
     attention: AnyFunction, q: Array, k: Array, v: Array, edges: tuple[Edges, Edges], options: Keywords
-) -> Results:
+) -> Outputs:
     xp, parts = namespace(q), []
     for call in _calls(q, k, edges, options):
         inputs = (_turned(xp, x) for x in (q[call.queries, ...], k[call.keys, ...], v[call.keys, ...]))
@@ -236,7 +236,7 @@ def packed_form(
     """Make a documented `<op>_packed` run the op on sequence after sequence; its options are those of the op except
     padding, dropout, states, sinks and decays."""
 
-    def attend(q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **options: object) -> Results:
+    def attend(q: Array, k: Array, v: Array, cu_seqlens_q: Edges, cu_seqlens_k: Edges, **options: object) -> Outputs:
         return _forward(op, q, k, v, (cu_seqlens_q, cu_seqlens_k), options)
 
     def decorate(documented: AnyFunction) -> AnyFunction:

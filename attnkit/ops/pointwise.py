@@ -300,8 +300,9 @@ def qk_layernorm(q: A, k: A, q_weight: A, k_weight: A, *, eps: float = 1e-6, imp
     dtype = quadratic.compute_dtype(xp, q)
 
     def one(x: A, weight: A) -> A:
-        normed: OfLibrary = normalise(xp, quadratic.cast(xp, x, dtype), eps).centred * quadratic.cast(xp, weight, dtype)
-        return quadratic.cast(xp, normed, x.dtype)
+        wide: OfLibrary = normalise(xp, quadratic.cast(xp, x, dtype), eps).centred * quadratic.cast(xp, weight, dtype)
+        normed: A = quadratic.cast(xp, wide, x.dtype)
+        return normed
 
     return one(q, q_weight), one(k, k_weight)
 

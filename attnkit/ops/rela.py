@@ -9,7 +9,7 @@ from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.family import Apart, Family, always, recorded, weights_of
 from attnkit._core.special import may_have_gradient, stop_gradient
-from attnkit._core.typing import A, AnyFunction, Array, Common, Impl, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import A, AnyFunction, Array, Common, Factor, Impl, Keywords, Namespace, OfLibrary
 from attnkit.ops import pointwise
 
 NORM_AXES = ("hidden", "head")
@@ -151,7 +151,8 @@ def normalised_vjp(
     """
     n = _norm(xp, x, norm_weight, gate_weight, norm_axis, eps)
     do = _heads_of(xp, quadratic.cast(xp, do, x.dtype), x)
-    unit, more, grads = n.x * n.inverse, 0.0, {}
+    unit, grads = n.x * n.inverse, dict[str, Array]()
+    more: Factor = 0.0
     dy = of_some = xp.where(xp.any(x != 0, axis=n.axes, keepdims=True), do, 0.0)
     g = do * n.weight
     if n.opening is not None and gate_weight is not None:
@@ -210,8 +211,9 @@ def rela_attention(
     xp = namespace(q)
     a = quadratic.prepare(xp, q, k, v, **common)
     x = quadratic.output(xp, a, *pointwise.weigh(xp, quadratic.scores(xp, a), a, **RELU))
-    o: OfLibrary = normalised(xp, x, norm_weight, gate_weight=gate_weight, norm_axis=norm_axis, eps=eps)
-    return quadratic.cast(xp, o, q.dtype)
+    y: OfLibrary = normalised(xp, x, norm_weight, gate_weight=gate_weight, norm_axis=norm_axis, eps=eps)
+    o: A = quadratic.cast(xp, y, q.dtype)
+    return o
 
 
 @operation_checked_by(_context, OWN)
@@ -235,7 +237,8 @@ def rela_attention_vjp(
     through = normalised_vjp(xp, x, norm_weight, do, **norm)
 
     def ds_of(dw: Array) -> Array:
-        return RELA.score_gradient(xp, s, a, w, dw)
+        ds: Array = RELA.score_gradient(xp, s, a, w, dw)
+        return ds
 
     like = {"q": q, "k": k, "v": v, "bias": common.get("bias"), "norm_weight": norm_weight, **norm}
     like |= RELA.learned({}, common)

@@ -178,8 +178,10 @@ def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
         xp = namespace(q)
         _, factor, common = factor_of(xp, q, k, options)
         of_q, of_k, of_v = wide(xp, q, k, v)
-        o: OfLibrary = softmax_attention(multiply(xp, of_q, factor, options), of_k, of_v, **common, impl=forward.name)
-        return quadratic.cast(xp, o, q.dtype)
+        product = multiply(xp, of_q, factor, options)
+        wide_o: OfLibrary = softmax_attention(product, of_k, of_v, **common, impl=forward.name)
+        o: Array = quadratic.cast(xp, wide_o, q.dtype)
+        return o
 
     def pull(q: Array, k: Array, v: Array, do: Array, **options: object) -> dict[str, Array]:
         xp = namespace(q)

@@ -123,7 +123,7 @@ def iterates(
 
 
 def inverse(
-    residuals: Callable[..., Array], device: Device, a: Array, **options: Unpack[Options]
+    residuals: Callable[..., OfLibrary], device: Device, a: Array, **options: Unpack[Options]
 ) -> Array | tuple[Array, Array]:
     """X_T, or with `return_residuals` (X_T, `residuals` (A, X_0 .. X_T) of the kernel's iterates)."""
     if not options.pop("return_residuals", False):

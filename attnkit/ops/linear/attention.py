@@ -58,7 +58,8 @@ def _features(xp: Namespace, op: str, feature_map: FeatureMap, x: Array) -> Feat
                 f"{op}: explicit gradients need a feature_map with an attribute vjp(x, dfeatures) -> dx; got "
                 f"{feature_map!r}; automatic differentiation of the op itself needs none"
             )
-        return cast(xp, vjp(x, d), x.dtype)
+        dx: Array = vjp(x, d)
+        return cast(xp, dx, x.dtype)
 
     return Features(cast(xp, values, x.dtype), pull)
 

@@ -19,7 +19,8 @@ from attnkit._core.typing import Array, Factor, Namespace, OfLibrary
 
 def chunk_length(size: int, n: int) -> int:
     """The smallest power of two that holds `size` or n tokens."""
-    return 2 ** math.ceil(math.log2(max(1, min(size, n))))
+    length: int = 2 ** math.ceil(math.log2(max(1, min(size, n))))
+    return length
 
 
 def cut(xp: Namespace, x: Array, size: int) -> Array:

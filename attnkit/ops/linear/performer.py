@@ -34,7 +34,7 @@ def orthogonal_features(m: int, d: int, seed: int) -> Array:
         normal = draws.standard_normal((d, d))
         xp = namespace(normal)
         q, r = xp.linalg.qr(normal)
-        blocks.append((q * xp.where(xp.linalg.diagonal(r) < 0, -1.0, 1.0)).T)
+        blocks.append((q * xp.where(xp.linalg.diagonal(r) < 0, -1.0, 1.0)).mT)
     lengths = draws.standard_normal((m, d))
     return xp.concat(blocks)[:m, :] * xp.sqrt(xp.sum(lengths * lengths, axis=-1, keepdims=True))
 

@@ -32,7 +32,7 @@ OF_SEQUENCES = frozenset(Tokens.__annotations__) - {"enable_gqa"}  # a step sees
 class Bodies(NamedTuple):
     """What serves the calls of an op. `rule` is the answer of the record's rule: the own options of a call, bound."""
 
-    attend: AnyFunction  # (xp, rule, q, k, v, options, return_state) -> o, or (o, state)
+    attend: Callable[..., Results]  # (xp, rule, q, k, v, options, return_state) -> o, or (o, state)
     vjp: Callable[..., Keywords]  # (xp, rule, q, k, v, do, dstate, options)
     step: Callable[..., tuple[Array, State]]  # (xp, rule, q_t, k_t, v_t, state, enable_gqa)
     weights: Callable[..., FeatureWeights]  # (xp, rule, inputs), of a rule that decays also the tokens that do
@@ -186,14 +186,17 @@ def weights_of(forward: WithState[P], record: Linear, doc: str = "") -> Weights[
     """`<op>_weights`, with the signature of the op but for v and states."""
     doc = doc or f"The weights w (..., L, S) of `{record.name}` without a state, in the dtype of q."
     signature = signature_like(forward, Array, ("v", *STATEFUL))
-    return _checked(record, record.weights)(derived_signature(forward, f"{record.name}_weights", signature, doc))
+    documented = derived_signature(forward, f"{record.name}_weights", signature, doc)
+    weights: Weights[P] = _checked(record, record.weights)(documented)
+    return weights
 
 
 def vjp_of(forward: WithState[P], record: Linear, doc: str) -> Vjp[P]:
     """`<op>_vjp`, with the signature of the op and the cotangents do, behind its arrays, and dstate."""
     more = [WHOLE_DO, _state("dstate")]
     signature = signature_like(forward, Keywords, ("return_state",), more)
-    return _checked(record, record.vjp)(derived_signature(forward, f"{record.name}_vjp", signature, doc))
+    vjp: Vjp[P] = _checked(record, record.vjp)(derived_signature(forward, f"{record.name}_vjp", signature, doc))
+    return vjp
 
 
 def step_of(forward: WithState[P], record: Linear, doc: str) -> Step[P]:

@@ -273,6 +273,8 @@ def parts_of(
         visibility = Visibility(mask, causal, None, key_lengths, query_mask)
         pairs = visibility.pairs(xp, q, keys, Rows(0, queries, queries))
     valid = shown_keys(xp, q, keys, mask, key_lengths)
+    live: Array | None
+    seen: Array | None
     if pairs is not None:
         live, seen = xp.any(pairs, axis=-1), xp.any(pairs, axis=-2)
     else:

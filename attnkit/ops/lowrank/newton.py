@@ -7,7 +7,7 @@ from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import magnitude, stop_gradient
 from attnkit._core.tokens import cotangent, diagonal, first_maximum, one_of, start, steps
-from attnkit._core.typing import A, Array, DType, Factor, Impl, Keywords, Namespace, Outputs
+from attnkit._core.typing import Array, DType, Factor, Impl, Keywords, Namespace, Outputs
 
 NEAR = 1.01  # ‖I - A X_0‖₁ up to which X_0 is not halved
 _ORDERS = 3  # of derivatives that the implicit inverse has
@@ -143,7 +143,7 @@ def spectral_norm(xp: Namespace, x: Array) -> Array:
     return (largest * xp.sqrt(xp.sum(power * gram, axis=(-2, -1), keepdims=True)))[..., 0, 0]
 
 
-def residuals(xp: Namespace, a: A, xs: list[A]) -> A:
+def residuals(xp: Namespace, a: Array, xs: list[Array]) -> Array:
     """‖A X_k A - A‖₂/‖A‖₂ for each iterate, (..., T + 1), a constant to automatic differentiation; 0 for A = 0."""
     a = stop_gradient(a)
     size = spectral_norm(xp, a)

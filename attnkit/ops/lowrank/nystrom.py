@@ -25,7 +25,7 @@ from attnkit._core.tokens import (
     valid_keys,
     whole,
 )
-from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import A, Array, Factor, Impl, Keywords, Namespace, OfLibrary
 from attnkit.ops.lowrank.products import Attention, Softmax, W, Weigh
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
@@ -103,6 +103,8 @@ def _segment_starts(xp: Namespace, a: _Inputs, m: int) -> tuple[Array, Array, Ar
     """
     n = a.q.shape[-2]
     i = xp.astype(positions(xp, a.q, 0, m + 1), xp.int32)
+    base: int | Array
+    longer: int | Array
     if a.valid is None:
         rank, count, base, longer = xp.astype(positions(xp, a.q, 0, n), xp.int32), None, n // m, n % m
     else:
@@ -241,7 +243,8 @@ def pull(
 def _gradients(xp: Namespace, weigh: Weigh[Products], a: _Inputs, do: Array) -> tuple[Array, Array, Array]:
     """Gradients of q, k and v through landmarks."""
     x = _landmarks(xp, weigh, a)
-    u, direct = x.k3.times(a.v), 0.0
+    u = x.k3.times(a.v)
+    direct: Factor = 0.0
     dq, dk_means, dmiddle = x.k1.pull(_middle(xp, x, u, a.v), do)
     if x.exact is not None:
         direct = sum_to(xp, x.means.mT @ xp.where(x.exact, dmiddle, 0.0), tuple(a.v.shape))

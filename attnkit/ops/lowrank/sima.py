@@ -126,8 +126,9 @@ def sima_attention(q: A, k: A, v: A, *, eps: float = 1e-12, impl: Impl = "auto",
     """
     xp = namespace(q)
     a = _prepare(xp, q, k, v, eps=eps, **tokens)
-    o: OfLibrary = join_heads(xp, a.q.hat @ (xp.matrix_transpose(a.k.hat) @ a.v), a.shared)
-    return quadratic.cast(xp, o, q.dtype)
+    joined: OfLibrary = join_heads(xp, a.q.hat @ (xp.matrix_transpose(a.k.hat) @ a.v), a.shared)
+    o: A = quadratic.cast(xp, joined, q.dtype)
+    return o
 
 
 @operation_checked_by(_context, OWN)

@@ -325,7 +325,8 @@ def vjp_of(forward: WithState[P], record: Recurrent, doc: str) -> Vjp[P]:
     """`<op>_vjp`, with the signature of the op and the cotangents do, behind its arrays, and dstate."""
     signature = signature_like(forward, Keywords, ("return_state",), [WHOLE_DO, _state("dstate")])
     documented = derived_signature(forward, f"{record.name}_vjp", signature, doc)
-    return _operation(record, record.vjp)(documented)
+    vjp: Vjp[P] = _operation(record, record.vjp)(documented)
+    return vjp
 
 
 def step_of(forward: WithState[P], record: Recurrent, doc: str) -> Step[P]:
