@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import elu, gelu, scaled_dot_product_attention
 
 import attnkit
-from attnkit_conformance.peers import fla as fla_naive
+from attnkit_conformance.peers import fla_attention
 from benchmarks import libraries
 from benchmarks.cells import BOTH, FIELDS, OPS, Cell
 from benchmarks.timing import Context
@@ -250,7 +250,7 @@ def fla_unsupported(name: str, cell: Cell, mode: str) -> str | None:
 def fla_call(name: str, cell: Cell) -> Attend:
     """One function of fla on features; its arrays are (batch, n, heads, d)."""
     if name == "naive_chunk":
-        function = fla_naive.naive("linear_attn").naive_chunk_linear_attn
+        function = fla_attention.naive("linear_attn").naive_chunk_linear_attn
     else:
         function = getattr(importlib.import_module("fla.ops.linear_attn"), f"{name}_linear_attn")
 

@@ -36,8 +36,8 @@ from attnkit_conformance.peers import ALL, FAMILIES, REQUIRES
 from attnkit_conformance.peers.like import KINDS, path_of
 from attnkit_conformance.report import badge, files, saved, scoreboard, summary, terminal, trust, unnoticed
 from attnkit_conformance.report import surroundings as surroundings_page
-from attnkit_conformance.studies.planted import BUGS
 from attnkit_conformance.studies.planted import page as planted_page
+from attnkit_conformance.studies.planted.bugs import BUGS
 
 if TYPE_CHECKING:  # of attnkit, which a kit for kernels of others does without
     from attnkit_conformance.studies.mutation.copies import Copies

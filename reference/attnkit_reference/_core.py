@@ -340,7 +340,8 @@ def _group_size(op: str, q: Array, k: Array, v: Array | None, enable_gqa: bool) 
         raise ValueError(f"{op}: v with enable_gqa; expected the {shared} heads of k, got {v.shape[-3]}")
     if shared == 0 or heads % shared:
         raise ValueError(f"{op}: k with enable_gqa; expected a divisor of the {heads} heads of q, got {shared} heads")
-    return heads // shared
+    groups: int = heads // shared
+    return groups
 
 
 def _leading(op: str, q: Array, k: Array, v: Array | None, groups: int) -> tuple[int, ...]:

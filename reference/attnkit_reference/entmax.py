@@ -6,17 +6,8 @@ from typing import Unpack, cast
 import numpy as np
 from scipy.special import xlogy
 
-from attnkit_reference._check import as_float, broadcast, number
-from attnkit_reference._core import (
-    Array,
-    Common,
-    Rows,
-    Scores,
-    attend,
-    gradients,
-    reduce_to,
-    scores,
-)
+from attnkit_reference._check import Array, as_float, broadcast, number
+from attnkit_reference._core import Common, Rows, Scores, attend, gradients, reduce_to, scores
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 
 STEPS = 24  # of Newton; among a million equal scores, the slowest case, 19 are enough

@@ -5,8 +5,8 @@ from typing import Unpack
 
 import numpy as np
 
-from attnkit_reference._check import as_float, broadcast, integers
-from attnkit_reference._core import Array, Scores, WithoutCausal, attend, contract, reduce_to, scores
+from attnkit_reference._check import Array, as_float, broadcast, integers
+from attnkit_reference._core import Scores, WithoutCausal, attend, contract, reduce_to, scores
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of, without_common
 from attnkit_reference.softmax import SoftmaxRows, log_sum_exp, pull_softmax, softmax_of
 

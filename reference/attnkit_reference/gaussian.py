@@ -5,7 +5,8 @@ from typing import Unpack
 
 import numpy as np
 
-from attnkit_reference._core import Array, Common, Rows, attend, contract, gradients, reduce_to, scores
+from attnkit_reference._check import Array
+from attnkit_reference._core import Common, Rows, attend, contract, gradients, reduce_to, scores
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 
 

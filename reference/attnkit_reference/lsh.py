@@ -41,7 +41,8 @@ def hash_tokens(qk: Array, rotations: Array, valid: Array) -> Array:
         flat = qk @ rotations.reshape(*rotations.shape[:-3], d, rounds * half)
     projected = np.swapaxes(flat.reshape(*flat.shape[:-1], rounds, half), -3, -2)
     buckets = np.argmax(np.concatenate([projected, -projected], axis=-1), axis=-1)
-    return np.where(valid[..., None, :], buckets, 2 * half)
+    of_valid: Array = np.where(valid[..., None, :], buckets, 2 * half)
+    return of_valid
 
 
 def meetings(buckets: Array, num_buckets: int, chunk_size: int) -> Array:

@@ -111,11 +111,13 @@ def _vector(op: str, name: str, array: Array, size: int) -> Array:
 
 def _softmax(s: Array) -> Array:
     e = np.exp(s - np.max(s, axis=-1, keepdims=True, initial=-np.inf))
-    return e / e.sum(axis=-1, keepdims=True)
+    w: Array = e / e.sum(axis=-1, keepdims=True)
+    return w
 
 
 def _mean(x: Array) -> Array:
-    return x.mean(axis=-1, keepdims=True)
+    mean: Array = x.mean(axis=-1, keepdims=True)
+    return mean
 
 
 def _output(a: Memory) -> Array:

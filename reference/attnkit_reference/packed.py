@@ -7,8 +7,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from attnkit_reference._check import as_float, integers, number
-from attnkit_reference._core import Array
+from attnkit_reference._check import Array, as_float, integers, number
 from attnkit_reference._op import DROPOUT, Gradients, derived_gradients, keywords_of
 from attnkit_reference.linear.attention import linear_attention, linear_attention_magnitudes, linear_attention_vjp
 from attnkit_reference.linear.states import State

@@ -7,20 +7,8 @@ from typing import NamedTuple, Unpack, cast
 import numpy as np
 from scipy.special import erfc
 
-from attnkit_reference._core import (
-    Array,
-    Common,
-    Rows,
-    Scores,
-    as_float,
-    attend,
-    gradients,
-    learned,
-    number,
-    reduce_to,
-    row_lengths,
-    scores,
-)
+from attnkit_reference._check import Array, as_float, number
+from attnkit_reference._core import Common, Rows, Scores, attend, gradients, learned, reduce_to, row_lengths, scores
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of, refuse_others
 
 
@@ -92,17 +80,20 @@ def normal_cdf(x: Array) -> Array:
 
 
 def gelu_slope(x: Array) -> Array:
-    return normal_cdf(x) + x * np.exp(-0.5 * x * x) / np.sqrt(2.0 * np.pi)
+    slope: Array = normal_cdf(x) + x * np.exp(-0.5 * x * x) / np.sqrt(2.0 * np.pi)
+    return slope
 
 
 def _tanh_argument(x: Array) -> Array:
     # 0.5 (1 + tanh(y)) = sigmoid(2 y), without the cancellation for negative y
-    return 2.0 * np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)
+    y: Array = 2.0 * np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)
+    return y
 
 
 def gelu_tanh_slope(x: Array) -> Array:
     y, dy = _tanh_argument(x), 2.0 * np.sqrt(2.0 / np.pi) * (1.0 + 3.0 * 0.044715 * x * x)
-    return sigmoid(y) + x * sigmoid_slope(y) * dy
+    slope: Array = sigmoid(y) + x * sigmoid_slope(y) * dy
+    return slope
 
 
 _ROWS = (
@@ -324,7 +315,8 @@ sigmoid_attention_vjp, sigmoid_attention_magnitudes = derived_gradients(
 
 
 def _mean(x: Array) -> Array:
-    return x.mean(axis=-1, keepdims=True)
+    mean: Array = x.mean(axis=-1, keepdims=True)
+    return mean
 
 
 def normalise(x: Array, eps: float) -> tuple[Array, Array]:

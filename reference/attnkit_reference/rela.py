@@ -4,8 +4,8 @@ from typing import NamedTuple, Unpack, cast
 
 import numpy as np
 
-from attnkit_reference._check import as_float, cotangent, number
-from attnkit_reference._core import Array, Common, Rows, attend, reduce_to, weight_cotangent
+from attnkit_reference._check import Array, as_float, cotangent, number
+from attnkit_reference._core import Common, Rows, attend, reduce_to, weight_cotangent
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 from attnkit_reference.pointwise import pointwise_rows, sigmoid, sigmoid_slope
 
@@ -38,7 +38,8 @@ class _Normed(NamedTuple):
     shapes: dict[str, tuple[int, ...]]  # of the arguments norm_weight and gate_weight
 
     def mean(self, x: Array) -> Array:
-        return x.mean(axis=self.axes, keepdims=True)
+        mean: Array = x.mean(axis=self.axes, keepdims=True)
+        return mean
 
     @property
     def y(self) -> Array:

@@ -4,8 +4,8 @@ from typing import Unpack
 
 import numpy as np
 
-from attnkit_reference._check import number
-from attnkit_reference._core import Array, Common, Rows, attend, gradients, scores
+from attnkit_reference._check import Array, number
+from attnkit_reference._core import Common, Rows, attend, gradients, scores
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 
 

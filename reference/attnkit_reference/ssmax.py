@@ -6,8 +6,8 @@ from typing import Unpack
 
 import numpy as np
 
+from attnkit_reference._check import Array
 from attnkit_reference._core import (
-    Array,
     Common,
     attend,
     contract,

@@ -6,8 +6,8 @@ from typing import NamedTuple, cast
 import numpy as np
 from scipy.special import xlogy
 
-from attnkit_reference._check import as_float, boolean, broadcast, number, refuse_none, refuse_unexpected
-from attnkit_reference._core import Array, Rows, attend, output_cotangent, row_cotangent, weight_cotangent
+from attnkit_reference._check import Array, as_float, boolean, broadcast, number, refuse_none, refuse_unexpected
+from attnkit_reference._core import Rows, attend, output_cotangent, row_cotangent, weight_cotangent
 from attnkit_reference._op import DROPOUT, ROWS, derived_gradients, keyword_parameters, refuse_others
 from attnkit_reference.rela import rela_attention, rela_attention_magnitudes, rela_attention_vjp
 
@@ -112,7 +112,8 @@ def _first_maximum(rows: Rows) -> Array:
     visible = rows.scores.visible
     maximum = np.max(rows.w, axis=-1, keepdims=True, initial=-np.inf, where=visible)
     largest = visible & (rows.w == maximum)
-    return largest & (np.cumsum(largest, axis=-1) == 1)
+    first: Array = largest & (np.cumsum(largest, axis=-1) == 1)
+    return first
 
 
 def _statistics_cotangent(rows: Rows, dstats: RowStatistics, fields: tuple[str, ...]) -> tuple[Array, Array]:

@@ -4,9 +4,8 @@ from typing import Unpack
 
 import numpy as np
 
-from attnkit_reference._check import boolean, broadcast, tokens
+from attnkit_reference._check import Array, boolean, broadcast, tokens
 from attnkit_reference._core import (
-    Array,
     Rows,
     Scores,
     WithoutCausal,
@@ -101,7 +100,8 @@ def _sum_of_nearer(x: Array) -> Array:
 
 def remainder(rows: Rows) -> Array:
     """r = Π (1 - β) over visible keys: what is left of the stick; 1 on rows without keys."""
-    return np.exp(-_taken(rows.scores).sum(axis=-1))
+    r: Array = np.exp(-_taken(rows.scores).sum(axis=-1))
+    return r
 
 
 def _pull(rows: Rows, do: Array | None, dr: Array | None = None, absolute: bool = False) -> dict[str, Array]:

@@ -28,7 +28,8 @@ class Cupy(AttnkitAdapter):
         """Refuses anything that is not a CuPy array."""
         if not isinstance(x, cupy.ndarray):
             raise TypeError(f"{self.name}: expected a cupy.ndarray, got {type(x).__module__}.{type(x).__name__}")
-        return cupy.asnumpy(x)
+        own: np.ndarray = cupy.asnumpy(x)
+        return own
 
 
 def missing_device() -> str | None:

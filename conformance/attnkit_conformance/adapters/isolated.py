@@ -13,8 +13,8 @@ import numpy as np
 from attnkit_conformance.adapter import DERIVATIVES, Unsupported
 from attnkit_conformance.adapters.watch import REFERENCE
 from attnkit_conformance.adapters.wire import Again, Question, pack, unpack
-from attnkit_conformance.adapters.worker import Arrays, Worker, WorkerAdapter
-from attnkit_conformance.model.types import Params, Plain
+from attnkit_conformance.adapters.worker import Worker, WorkerAdapter
+from attnkit_conformance.model.types import Arrays, Params, Plain
 
 LIMIT = 60.0  # seconds for a call: compiling a kernel takes some, and a hang must not take an hour
 GIVES_UP = 12  # what `Worker.deaths` counts before an adapter is asked no more: twelve crashes, or three hangs

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 
 from attnkit_conformance.adapter import refusing
-from attnkit_conformance.adapters.base import Arrays, AttnkitAdapter, implementations, in_surroundings, refusing_by_name
+from attnkit_conformance.adapters.base import AttnkitAdapter, implementations, in_surroundings, refusing_by_name
 from attnkit_conformance.adapters.bases.jax import array_of, device_array
 from attnkit_conformance.adapters.derivatives import Transformed, differentiable
 from attnkit_conformance.adapters.derivatives import jax as transformations
 from attnkit_conformance.model.layout import MAKERS
-from attnkit_conformance.model.types import Foreign, Params, Results
+from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
 CACHE_SIZE = 60  # jitted functions of a process: each holds memory maps, whose number is limited
@@ -74,7 +74,8 @@ class Jax(Transformed, AttnkitAdapter):
             if len(self.jitted) >= CACHE_SIZE:
                 self.jitted.pop(next(iter(self.jitted))).clear_cache()  # what was traced of its parts stays
             self.jitted[key] = jax.jit(make(), compiler_options=self.options)
-        return self.jitted[key]
+        function: Callable[..., Foreign] = self.jitted[key]
+        return function
 
     def forward(self, op: str, arrays: Arrays, params: Params) -> Results:
         """The outputs under jit."""

@@ -16,11 +16,11 @@ import numpy as np
 from attnkit._core.family import base_op, special_cases
 from attnkit.backends.jax.triton import launch, linear, pointwise, rows
 from attnkit_conformance.adapters import triton_bfloat16
-from attnkit_conformance.adapters.base import VJP, Arrays
+from attnkit_conformance.adapters.base import VJP
 from attnkit_conformance.adapters.cases import base_arguments, handed_on, refuse_learned
 from attnkit_conformance.adapters.jax import Jax, light
 from attnkit_conformance.model.case import is_dtype
-from attnkit_conformance.model.types import Foreign, Params, Results
+from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import array_api_strict
 import numpy as np
 
-from attnkit_conformance.adapters.base import Arrays, AttnkitAdapter
+from attnkit_conformance.adapters.base import AttnkitAdapter
 from attnkit_conformance.families.analysis.row import NEEDS_LINALG
-from attnkit_conformance.model.types import Foreign, Params
+from attnkit_conformance.model.types import Arrays, Foreign, Params
 
 
 class Strict(AttnkitAdapter):

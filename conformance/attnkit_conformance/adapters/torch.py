@@ -8,12 +8,12 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import torch
 
-from attnkit_conformance.adapters.base import Arrays, AttnkitAdapter, implementations, in_surroundings, refusing_by_name
+from attnkit_conformance.adapters.base import AttnkitAdapter, implementations, in_surroundings, refusing_by_name
 from attnkit_conformance.adapters.bases.torch import array_of, pulled_back, tensor_of
 from attnkit_conformance.adapters.derivatives import Transformed, differentiable
 from attnkit_conformance.adapters.derivatives import torch as transformations
 from attnkit_conformance.model.case import DTYPES
-from attnkit_conformance.model.types import Foreign, Params, Results
+from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
 

@@ -37,10 +37,10 @@ from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.ssmax import SSMAX
 from attnkit_conformance.adapters import triton_bfloat16
-from attnkit_conformance.adapters.base import VJP, Arrays
+from attnkit_conformance.adapters.base import VJP
 from attnkit_conformance.adapters.cases import base_arguments, handed_on, refuse_learned
 from attnkit_conformance.adapters.torch import Autograd
-from attnkit_conformance.model.types import Foreign, Keyword, Keywords, Params, Results
+from attnkit_conformance.model.types import Arrays, Foreign, Keyword, Keywords, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
 
@@ -51,7 +51,8 @@ def without_gradients(kernels: Mapping[str, Kernel]) -> dict[str, Callable[..., 
 
 def forget(q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor, **options: object) -> Tensor:
     """forgetting_attention, whose gates kernels take as an option."""
-    return rows.KERNELS[FORGETTING.name].call(q, k, v, log_forget=log_forget, **options)
+    o: Tensor = rows.KERNELS[FORGETTING.name].call(q, k, v, log_forget=log_forget, **options)
+    return o
 
 
 KERNELS: dict[str, Callable[..., Foreign]] = {}
@@ -151,7 +152,7 @@ class Interpreted(Autograd):
 
     def array(self, x: np.ndarray, dtype: str) -> Tensor:
         """A tensor stored as (B, L, H, d), if it has both axes."""
-        tensor = super().array(x, dtype)
+        tensor: Tensor = super().array(x, dtype)
         return (
             tensor
             if tensor.ndim < 3 or not tensor.is_contiguous()

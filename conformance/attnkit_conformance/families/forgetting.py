@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from attnkit_conformance.families.recurrent.samples import GATES, log_gates
+from attnkit_conformance.families.linear.decays import log_gates
+from attnkit_conformance.families.recurrent.samples import GATES
 from attnkit_conformance.families.stick_breaking import adapt_scene
 from attnkit_conformance.model import errors, scoring, tolerance
 from attnkit_conformance.model.case import Case, ErrorSample, compute_dtype, finfo, generator, rounded
 from attnkit_conformance.model.errors import L, S, wrong
-from attnkit_conformance.model.op import OPTIONAL, QKV, Op, Params, always, o_and_lse
+from attnkit_conformance.model.op import OPTIONAL, QKV, Op, always, o_and_lse
 from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.model.types import Params
 from attnkit_conformance.scenes import attention
 from attnkit_reference._core import Scores, scores
 from attnkit_reference.forgetting import forgetting_rows

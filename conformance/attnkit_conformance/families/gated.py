@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from attnkit_conformance.families.lowrank.row import calls
 from attnkit_conformance.families.memory import Scene
 from attnkit_conformance.model.case import Case, ErrorSample, Sample, compute_dtype, generator, rounded, sample
-from attnkit_conformance.model.errors import zeros
+from attnkit_conformance.model.errors import calls, zeros
 from attnkit_conformance.model.grammar import Level, Row
 from attnkit_conformance.model.op import ALL_TOKENS, Op, Tokens, o_only
 from attnkit_conformance.model.types import Keywords, Params

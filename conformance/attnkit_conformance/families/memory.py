@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from attnkit_conformance.families.lowrank.row import calls
 from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, ErrorSample, NoDraw, Sample, compute_dtype, generator, rounded, sample
-from attnkit_conformance.model.errors import zeros
+from attnkit_conformance.model.errors import calls, zeros
 from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.op import Op, Tokens, o_only
 from attnkit_conformance.model.types import Params

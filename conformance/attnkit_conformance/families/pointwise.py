@@ -5,18 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from attnkit_conformance.model import errors, scoring
-from attnkit_conformance.model.op import (
-    OPTIONAL,
-    QKV,
-    Op,
-    Params,
-    always,
-    exponentiates,
-    has_kinks,
-    has_signed_weights,
-    o_only,
-)
+from attnkit_conformance.model.op import OPTIONAL, QKV, Op, always, exponentiates, has_kinks, has_signed_weights, o_only
 from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.model.types import Params
 from attnkit_conformance.scenes import attention, plain
 from attnkit_conformance.scenes.attention import GQA, LENGTH_ARRAY
 from attnkit_conformance.scenes.options import LEARNED

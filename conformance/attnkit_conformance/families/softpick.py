@@ -10,8 +10,9 @@ import numpy as np
 from attnkit_conformance.model import errors, scoring
 from attnkit_conformance.model.case import Case, ErrorSample
 from attnkit_conformance.model.errors import wrong
-from attnkit_conformance.model.op import OPTIONAL, QKV, Op, Params, always, o_only
+from attnkit_conformance.model.op import OPTIONAL, QKV, Op, always, o_only
 from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.model.types import Params
 from attnkit_conformance.scenes import attention
 from attnkit_reference._core import Scores
 from attnkit_reference.softpick import softpick_rows

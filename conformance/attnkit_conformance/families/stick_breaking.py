@@ -10,8 +10,9 @@ import numpy as np
 from attnkit_conformance.model import errors, scoring, tolerance
 from attnkit_conformance.model.case import Case, ErrorSample, compute_dtype, finfo, rounded
 from attnkit_conformance.model.errors import wrong
-from attnkit_conformance.model.op import OPTIONAL, QKV, Op, Params, always, o_and_remainder
+from attnkit_conformance.model.op import OPTIONAL, QKV, Op, always, o_and_remainder
 from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.model.types import Params
 from attnkit_conformance.scenes import attention
 from attnkit_reference._core import Scores
 

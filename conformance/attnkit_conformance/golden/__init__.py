@@ -149,7 +149,8 @@ def weights_of(op: Op, case: Case) -> np.ndarray:
     arrays = {name: x for name, x in case.arrays.items() if name in (*of_weights.arguments, *of_weights.optional)}
     names = (*of_weights.own, *scoring.COMMON)
     params = {name: x for name, x in case.params.items() if name in names and name != "dropout"}
-    return of_weights.binding.forward(attnkit_reference, of_weights, arrays, params)["w"]
+    w: np.ndarray = of_weights.binding.forward(attnkit_reference, of_weights, arrays, params)["w"]
+    return w
 
 
 @np.errstate(over="ignore", invalid="ignore")

@@ -76,7 +76,8 @@ def of_exact_scores(op: Op, case: Case, golden: tuple[Arrays, Arrays]) -> tuple[
 
 def smaller(x: Array, y: Array) -> Array:
     """Of two changes; 0 where one is not finite."""
-    return np.nan_to_num(np.minimum(x, y), nan=0.0, posinf=0.0)
+    least: Array = np.nan_to_num(np.minimum(x, y), nan=0.0, posinf=0.0)
+    return least
 
 
 def stretch(case: Case, factor: float) -> Case:
@@ -91,7 +92,8 @@ def floor_entries(x: Array) -> Array:
     if x.ndim == 0:
         return x
     rows = np.hypot.reduce(x, axis=-1, keepdims=True) / np.sqrt(max(1, x.shape[-1]))
-    return np.maximum(x, FLOOR * rows)
+    raised: Array = np.maximum(x, FLOOR * rows)
+    return raised
 
 
 def may_be_on_kinks(op: Op, case: Case) -> bool:

@@ -65,7 +65,8 @@ def shift_scores(case: Case, sc: Scores, settings: Settings | None) -> Array:
     if isinstance(own["shift"], str):
         return sc.s - np.log(row_lengths(sc, own["length"]))[..., None]
     shift = np.asarray(own["shift"])
-    return sc.s + (shift[..., None, None] if shift.ndim else shift)
+    moved: Array = sc.s + (shift[..., None, None] if shift.ndim else shift)
+    return moved
 
 
 def score_movement(sc: Scores) -> Array:

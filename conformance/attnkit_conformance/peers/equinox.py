@@ -30,7 +30,7 @@ def attend(call: Call) -> jax.Array:
     module = equinox.tree_at(lambda m: [getattr(m, name) for name in NAMES], module, [equinox.nn.Identity()] * 4)
     q, k, v = (x.swapaxes(1, 2).reshape(batch, x.shape[2], -1) for x in (call.q, call.k, call.v))
     mask = None if call.seen is None else jax.numpy.asarray(call.seen)
-    o = jax.vmap(module, in_axes=(0, 0, 0, None if mask is None else 0))(q, k, v, mask)
+    o: jax.Array = jax.vmap(module, in_axes=(0, 0, 0, None if mask is None else 0))(q, k, v, mask)
     return o.reshape(*o.shape[:2], heads, -1).swapaxes(1, 2)
 
 

@@ -25,11 +25,13 @@ PLAIN = "{q}, {k}, {v}"
 
 def with_keys(name: str, call: Call) -> jax.Array:
     seen = np.ones((call.k.shape[0], call.k.shape[2]), bool) if call.seen is None else call.seen
-    return getattr(flash_attention_jax, name)(call.q, call.k, call.v, jax.numpy.asarray(seen))
+    o: jax.Array = getattr(flash_attention_jax, name)(call.q, call.k, call.v, jax.numpy.asarray(seen))
+    return o
 
 
 def causal(name: str, call: Call) -> jax.Array:
-    return getattr(flash_attention_jax, name)(call.q, call.k, call.v)
+    o: jax.Array = getattr(flash_attention_jax, name)(call.q, call.k, call.v)
+    return o
 
 
 def is_causal(arrays: Arrays, params: Params) -> str | None:

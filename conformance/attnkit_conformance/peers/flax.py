@@ -26,12 +26,14 @@ def options(call: Call) -> Keywords:
 
 def attend(call: Call) -> jax.Array:
     q, k, v = (x.swapaxes(1, 2) for x in (call.q, call.k, call.v))
-    return nnx.dot_product_attention(q, k, v, is_causal=call.causal, **options(call)).swapaxes(1, 2)
+    o: jax.Array = nnx.dot_product_attention(q, k, v, is_causal=call.causal, **options(call)).swapaxes(1, 2)
+    return o
 
 
 def by_weights(call: Call) -> jax.Array:
     q, k = (x.swapaxes(1, 2) for x in (call.q, call.k))
-    return dot_product_attention_weights(q, k, is_causal=call.causal, **options(call)) @ call.v
+    o: jax.Array = dot_product_attention_weights(q, k, is_causal=call.causal, **options(call)) @ call.v
+    return o
 
 
 def adapters() -> list[Adapter]:

@@ -136,7 +136,8 @@ class Function:
     def width(self, arrays: Arrays) -> int:
         """Features of q as the function gets it."""
         features = [arrays[name].shape[-1] for name in ("q", "v")]
-        return max(features) if self.takes.equal_features else features[0]
+        width: int = max(features) if self.takes.equal_features else features[0]
+        return width
 
     def scale(self, params: Params) -> float | None:
         """The scale that is an argument of the function."""
@@ -148,7 +149,8 @@ class Function:
         features, width = arrays["q"].shape[-1], self.width(arrays)
         if self.takes.scale or ("scale" not in params and width == features):
             return None
-        return option(params, "scale", features**-0.5) * width**0.5
+        factor: float = option(params, "scale", features**-0.5) * width**0.5
+        return factor
 
     def hides(self, arrays: Arrays, params: Params) -> np.ndarray | None:
         """The mask, not broadcast."""

@@ -29,7 +29,8 @@ class JaxHeads:
         self.description = f"{function.description}, CPU, jit, jax.vjp"
 
     def array(self, x: np.ndarray, dtype: str) -> jax.Array:
-        return jax.device_put(x)
+        placed: jax.Array = jax.device_put(x)
+        return placed
 
     def numpy(self, x: object) -> np.ndarray:
         if not isinstance(x, jax.Array):
@@ -68,7 +69,8 @@ class JaxHeads:
                 return {"o": self.function.answer(arrays, params, mask, pad_features, jax.numpy.broadcast_to)}
 
             def gradients(some: Arrays, mask: jax.Array | None, cotangents: Arrays) -> Arrays:
-                return jax.vjp(lambda leaves: outputs(leaves, mask), some)[1](cotangents)[0]
+                grads: Arrays = jax.vjp(lambda leaves: outputs(leaves, mask), some)[1](cotangents)[0]
+                return grads
 
             self.known[key] = jax.jit(outputs if kind == "call" else gradients)
         return self.known[key]

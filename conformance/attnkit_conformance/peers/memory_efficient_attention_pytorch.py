@@ -37,19 +37,22 @@ class Backward(TorchHeads):
 
 
 def plain(call: Call) -> torch.Tensor:
-    return attention(call.q, call.k, call.v, mask=call.seen, causal=call.causal, attn_bias=call.bias)
+    o: torch.Tensor = attention(call.q, call.k, call.v, mask=call.seen, causal=call.causal, attn_bias=call.bias)
+    return o
 
 
 def attend_in_blocks(call: Call) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a checkpoint without use_reentrant
-        return memory_efficient_attention(
+        o: torch.Tensor = memory_efficient_attention(
             call.q, call.k, call.v, mask=call.seen, causal=call.causal, attn_bias=call.bias
         )
+    return o
 
 
 def flash(call: Call) -> torch.Tensor:
-    return FlashAttentionFunction.apply(call.q, call.k, call.v, call.seen, call.causal, *BUCKETS)
+    o: torch.Tensor = FlashAttentionFunction.apply(call.q, call.k, call.v, call.seen, call.causal, *BUCKETS)
+    return o
 
 
 def adapters() -> list[Adapter]:

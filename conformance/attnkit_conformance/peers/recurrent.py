@@ -21,7 +21,11 @@ from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible_keys
 
 LINEAR, GATED, DELTA = "linear_attention", "gated_linear_attention", "delta_attention"
-FEATURES = {"elu_plus_one": lambda x: elu(x) + 1, "relu": relu, "identity": lambda x: x}
+FEATURES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "elu_plus_one": lambda x: elu(x) + 1,
+    "relu": relu,
+    "identity": lambda x: x,
+}
 FEATURE_TEXTS = {"elu_plus_one": "torch.nn.functional.elu(x) + 1", "relu": "torch.relu(x)", "identity": "x"}
 TAKEN = ("q", "k", "v", "mask", "key_lengths", "causal", "scale", "chunk_size", "return_state")
 OWN = {

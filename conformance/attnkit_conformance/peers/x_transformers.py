@@ -18,7 +18,8 @@ from attnkit_conformance.peers.torch_base import TorchHeads
 
 def attend(flash: bool, call: Call) -> torch.Tensor:
     module = Attend(causal=call.causal, scale=call.scale, flash=flash)
-    return module(call.q, call.k, call.v, mask=call.seen, attn_bias=call.bias)[0]
+    o: torch.Tensor = module(call.q, call.k, call.v, mask=call.seen, attn_bias=call.bias)[0]
+    return o
 
 
 def adapters() -> list[Adapter]:

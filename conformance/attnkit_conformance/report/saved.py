@@ -82,6 +82,7 @@ FAILURE: Mapping[str, Kind] = {
 
 def read(path: Path) -> Data:
     """The content of a file; ValueError with its first fault, if it has one."""
+    data: Data
     data, first = parse(path)
     first = first or next(faults(data), "")
     if first:

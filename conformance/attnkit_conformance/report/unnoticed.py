@@ -118,7 +118,8 @@ def relative(limit: Limit) -> np.ndarray:
     size = tolerance.finite_size(limit.golden)
     least = max(tolerance.smallest_normal(limit.dtype), SPARE * tolerance.smallest_normal(compute_dtype(limit.dtype)))
     told = size > np.maximum(ROUNDING * limit.allowed, least)
-    return limit.allowed[told] / size[told]
+    relative: np.ndarray = limit.allowed[told] / size[told]
+    return relative
 
 
 def percentages(op: str, results: str, dtype: str, parts: Sequence[np.ndarray]) -> Unnoticed:

@@ -17,7 +17,7 @@ from attnkit_conformance.model import scoring
 from attnkit_conformance.model.case import Case, NoDraw, Sample, compute_dtype, generator, rounded
 from attnkit_conformance.model.layout import TIED
 from attnkit_conformance.model.op import Op
-from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.model.scene import Scene as Scene
 from attnkit_conformance.model.types import Keywords, Params
 from attnkit_conformance.scenes.layouts import lay_out
 from attnkit_conformance.scenes.options import LEARNED, NUMBERS, numbers_of, option_arrays

@@ -50,7 +50,10 @@ def _expectation(h: Callable[[Array], Array], power: int, kinks: tuple[float, ..
     from scipy.integrate import quad  # imported here: it is a third of the import time of the reference
 
     def integrand(x: float) -> float:
-        return float(h(np.asarray(x)) ** power) * np.exp(-0.5 * ((x - mean) / std) ** 2) / (std * np.sqrt(2.0 * np.pi))
+        density: float = (
+            float(h(np.asarray(x)) ** power) * np.exp(-0.5 * ((x - mean) / std) ** 2) / (std * np.sqrt(2.0 * np.pi))
+        )
+        return density
 
     lowest, highest = mean - REACH * std, mean + REACH * std
     inner = {*kinks, mean, mean - 8.0 * std, mean + 8.0 * std}

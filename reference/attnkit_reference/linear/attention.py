@@ -5,8 +5,7 @@ from typing import Unpack
 
 import numpy as np
 
-from attnkit_reference._check import number
-from attnkit_reference._core import Array
+from attnkit_reference._check import Array, number
 from attnkit_reference._op import derived_gradients, derived_weights
 from attnkit_reference.linear.states import Features, State
 from attnkit_reference.linear.sums import (

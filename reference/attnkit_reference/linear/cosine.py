@@ -4,7 +4,7 @@ from typing import Unpack
 
 import numpy as np
 
-from attnkit_reference._core import Array
+from attnkit_reference._check import Array
 from attnkit_reference._op import derived_gradients, derived_weights
 from attnkit_reference.linear.attention import not_negative
 from attnkit_reference.linear.states import Features, State
@@ -34,8 +34,10 @@ def direction(x: Array, eps: float) -> Features:
     def pull(d: Array, absolute: bool) -> Array:
         d = d[..., 1:]
         if absolute:
-            return inverse * (d + np.abs(y) * np.sum(np.abs(y) * d, axis=-1, keepdims=True))
-        return inverse * (d - y * np.sum(y * d, axis=-1, keepdims=True))
+            dx: Array = inverse * (d + np.abs(y) * np.sum(np.abs(y) * d, axis=-1, keepdims=True))
+        else:
+            dx = inverse * (d - y * np.sum(y * d, axis=-1, keepdims=True))
+        return dx
 
     return Features(np.concatenate([np.ones(norm.shape), y], axis=-1), pull)
 

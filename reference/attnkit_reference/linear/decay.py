@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnkit_reference._check import as_float, boolean, integers, number
-from attnkit_reference._core import Array, Scores, reduce_to
+from attnkit_reference._check import Array, as_float, boolean, integers, number
+from attnkit_reference._core import Scores, reduce_to
 from attnkit_reference.linear.states import spread, state_leading, sums_after, sums_before
 
 
@@ -40,11 +40,13 @@ class Decay:
 
     def of_pairs(self, through: Array) -> Array:
         """The gradient of g from those of the sums of pairs (..., L, S)."""
-        return np.sum(np.where(self._until(), sums_before(through), 0.0), axis=-2)
+        dg: Array = np.sum(np.where(self._until(), sums_before(through), 0.0), axis=-2)
+        return dg
 
     def of_rows(self, through: Array) -> Array:
         """The gradient of g from those of the sums of all tokens up to each query (..., L)."""
-        return np.sum(np.where(self._until(), through[..., None], 0.0), axis=-2)
+        dg: Array = np.sum(np.where(self._until(), through[..., None], 0.0), axis=-2)
+        return dg
 
     def to_argument(self, of_outputs: Array, of_state: Array | None = None) -> Array:
         """The gradient of the argument: of_outputs (..., S) has the heads of q, of_state those of k."""

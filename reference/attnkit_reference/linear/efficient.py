@@ -5,8 +5,8 @@ from typing import Unpack, cast
 
 import numpy as np
 
-from attnkit_reference._check import as_float, cotangent
-from attnkit_reference._core import Array, CausalTokens, Scores, reduce_to, scores, transposed
+from attnkit_reference._check import Array, as_float, cotangent
+from attnkit_reference._core import CausalTokens, Scores, reduce_to, scores, transposed
 from attnkit_reference._op import derived_gradients, derived_weights
 from attnkit_reference.linear.states import Initial, State, finite_level, initial_state_of, spread, state_cotangents
 from attnkit_reference.linear.sums import (
@@ -74,7 +74,8 @@ class Efficient:
 
 def softmax(x: Array) -> Array:
     e = np.exp(x - np.max(x, axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
+    w: Array = e / e.sum(axis=-1, keepdims=True)
+    return w
 
 
 def _efficient(
@@ -132,7 +133,7 @@ class Final:
 
     @property
     def m(self) -> Array:
-        largest = np.max(self.k, axis=-2, initial=-np.inf)
+        largest: Array = np.max(self.k, axis=-2, initial=-np.inf)
         return largest if self.initial is None else np.maximum(largest, cast(Array, self.initial.c))
 
     def shares(self) -> tuple[Array, Array]:

@@ -4,8 +4,8 @@ from typing import Unpack
 
 import numpy as np
 
-from attnkit_reference._check import as_float
-from attnkit_reference._core import Array, reduce_to, scores
+from attnkit_reference._check import Array, as_float
+from attnkit_reference._core import reduce_to, scores
 from attnkit_reference._op import derived_gradients, derived_weights
 from attnkit_reference.linear.attention import not_negative
 from attnkit_reference.linear.states import Features, State
@@ -45,7 +45,8 @@ def orthogonal_features(m: int, d: int, seed: int) -> Array:
         rotation, triangle = np.linalg.qr(rng.standard_normal((d, d)))
         blocks.append((rotation * np.where(np.diagonal(triangle) < 0, -1.0, 1.0)).T)
     lengths = np.linalg.norm(rng.standard_normal((m, d)), axis=1, keepdims=True)
-    return np.concatenate(blocks)[:m] * lengths
+    features: Array = np.concatenate(blocks)[:m] * lengths
+    return features
 
 
 def exponential_features(x: Array, omega: Array) -> Features:
@@ -60,7 +61,8 @@ def exponential_features(x: Array, omega: Array) -> Features:
         d_exponents = values * dvalues
         total = np.sum(d_exponents, axis=-1, keepdims=True)
         dy = d_exponents @ np.abs(omega) + np.abs(y) * total if absolute else d_exponents @ omega - y * total
-        return d**-0.25 * reduce_to(dy, x.shape)
+        dx: Array = d**-0.25 * reduce_to(dy, x.shape)
+        return dx
 
     return Features(values, pull, level)
 

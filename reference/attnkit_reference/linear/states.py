@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from attnkit_reference._check import as_float, boolean, integers, tokens
-from attnkit_reference._core import Array, Scores, reduce_to, transposed
+from attnkit_reference._check import Array, as_float, boolean, integers, tokens
+from attnkit_reference._core import Scores, reduce_to, transposed
 
 State = tuple[Array, ...]
 
@@ -138,7 +138,8 @@ class FinalState:
         if self.levels is None:
             return np.zeros(())
         initial = -np.inf if self.initial is None or self.initial.c is None else self.initial.c
-        return np.maximum(np.max(self.levels, axis=-1, initial=-np.inf), initial)
+        level: Array = np.maximum(np.max(self.levels, axis=-1, initial=-np.inf), initial)
+        return level
 
     def fades(self) -> tuple[Array, Array]:
         """exp(level - c) of the keys (..., S, 1) and exp(c_initial - c) (...), or what decay leaves of them."""

@@ -17,8 +17,8 @@ from typing import Generic, Literal, Protocol, TypeVar, Unpack, cast
 
 import numpy as np
 
-from attnkit_reference._check import as_float, cotangent
-from attnkit_reference._core import Array, CausalTokens, Rows, Scores, contract, reduce_to, scores, transposed
+from attnkit_reference._check import Array, as_float, cotangent
+from attnkit_reference._core import CausalTokens, Rows, Scores, contract, reduce_to, scores, transposed
 from attnkit_reference._op import Function, derived_gradients, refuse_others
 from attnkit_reference.linear.decay import Decay, decay_of
 from attnkit_reference.linear.states import (

@@ -145,7 +145,8 @@ def linformer_attention(q: Array, k: Array, v: Array, proj_k: Array, proj_v: Arr
     ValueError for shapes, values and unknown arguments, TypeError for dtypes. Source: Wang et al. 2020 eq 7.
     """
     a = _linformer("linformer_attention", q, k, v, proj_k, proj_v, **params)
-    return _dropped(a) @ (cast(Array, a.f) @ cast(Array, a.v))
+    o: Array = _dropped(a) @ (cast(Array, a.f) @ cast(Array, a.v))
+    return o
 
 
 linformer_attention_weights = derived_weights(

@@ -29,8 +29,10 @@ def masked_softmax(s: Array, visible: Array) -> Array:
 def softmax_pull(w: Array, dw: Array, size: Array | None = None) -> Array:
     """ds = w (dw - Σ w dw); with the absolute value `size` of dw the same sum of absolute values."""
     if size is not None:
-        return w * (size + np.abs(np.sum(w * dw, axis=-1, keepdims=True)))
-    return w * (dw - np.sum(w * dw, axis=-1, keepdims=True))
+        ds: Array = w * (size + np.abs(np.sum(w * dw, axis=-1, keepdims=True)))
+    else:
+        ds = w * (dw - np.sum(w * dw, axis=-1, keepdims=True))
+    return ds
 
 
 def like_output(op: str, do: Array, shape: tuple[int, ...], live: Array) -> Array:

@@ -4,8 +4,8 @@ from typing import NamedTuple, Unpack, cast
 
 import numpy as np
 
-from attnkit_reference._check import cotangent, number
-from attnkit_reference._core import Array, Scores, Tokens, reduce_to, scores, transposed
+from attnkit_reference._check import Array, cotangent, number
+from attnkit_reference._core import Scores, Tokens, reduce_to, scores, transposed
 from attnkit_reference._op import derived_gradients, derived_weights, keywords_of
 from attnkit_reference.lowrank.soft import refuse_pair_mask
 
@@ -107,7 +107,8 @@ def sima_attention(q: Array, k: Array, v: Array, **params: Unpack[Options]) -> A
     arguments, TypeError for dtypes. Source: Koohpayegani & Pirsiavash 2022 "SimA: Simple Softmax-free Attention" §3.
     """
     a = _sima("sima_attention", q, k, v, **params)
-    return a.q.hat @ (transposed(a.k.hat) @ cast(Array, a.v))
+    o: Array = a.q.hat @ (transposed(a.k.hat) @ cast(Array, a.v))
+    return o
 
 
 sima_attention_weights = derived_weights(

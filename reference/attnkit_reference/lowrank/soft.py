@@ -87,7 +87,8 @@ def differences(x: Array, y: Array) -> Array:
 def gaussian(x: Array, y: Array, scale: float) -> Array:
     """exp(-scale/2 ||x_i - y_j||²), with distances summed from squared differences, so offsets do not matter."""
     with np.errstate(over="ignore"):
-        return np.exp(-0.5 * scale * np.sum(differences(x, y) ** 2, axis=-1))
+        weights: Array = np.exp(-0.5 * scale * np.sum(differences(x, y) ** 2, axis=-1))
+        return weights
 
 
 def _soft(
@@ -193,7 +194,8 @@ def _pull(s: Soft, do: Array, absolute: bool = False) -> dict[str, Array]:
 
 
 def _weights(s: Soft) -> Array:
-    return transposed(s.p) @ (s.x @ s.p)
+    w: Array = transposed(s.p) @ (s.x @ s.p)
+    return w
 
 
 @keywords_of(_soft)
@@ -211,7 +213,8 @@ def soft_attention(q: Array, v: Array, landmarks: Array, **params: Unpack[Option
     halvings: see `newton_inverse`. Source: Lu et al. 2021 eq 5, 8, 9, Algorithms 1 and 2.
     """
     s = _soft("soft_attention", q, v, landmarks, **params)
-    return transposed(s.p) @ (s.x @ (s.p @ cast(Array, s.v)))
+    o: Array = transposed(s.p) @ (s.x @ (s.p @ cast(Array, s.v)))
+    return o
 
 
 soft_attention_weights = derived_weights(

@@ -11,8 +11,18 @@ from typing import ClassVar, TypedDict, TypeVar
 
 import numpy as np
 
-from attnkit_reference._check import as_float, boolean, broadcast, cotangent, integers, leading_axes, number, short
-from attnkit_reference._core import Array, _inputs, reduce_to
+from attnkit_reference._check import (
+    Array,
+    as_float,
+    boolean,
+    broadcast,
+    cotangent,
+    integers,
+    leading_axes,
+    number,
+    short,
+)
+from attnkit_reference._core import _inputs, reduce_to
 from attnkit_reference._op import Function, refuse_others
 from attnkit_reference.linear.sums import one_token
 from attnkit_reference.lowrank.newton import whole

@@ -4,7 +4,7 @@ from typing import Unpack
 
 import numpy as np
 
-from attnkit_reference._core import Array
+from attnkit_reference._check import Array
 from attnkit_reference._op import derived_gradients
 from attnkit_reference.linear.sums import one_token
 from attnkit_reference.recurrent.calls import (
@@ -43,14 +43,16 @@ class Delta(Recurrence):
 
     def step(self, S: Array, t: int) -> Array:
         _, P, r, beta, k = self._parts(S, t)
-        return P + k * (beta * r)
+        new: Array = P + k * (beta * r)
+        return new
 
     def state_size(self, states: list[Array]) -> Array:
         """|P| + |k| |u|^T of the last token."""
         if len(states) == 1:
             return np.abs(states[0])
         _, P, r, beta, k = self._parts(states[-2], len(states) - 2)
-        return np.abs(P) + np.abs(k) * np.abs(beta * r)
+        size: Array = np.abs(P) + np.abs(k) * np.abs(beta * r)
+        return size
 
     def pull_step(self, S: Array, R: Array, t: int, size: Size) -> tuple[Array, dict[str, Array]]:
         fade, P, r, beta, k = self._parts(S, t)

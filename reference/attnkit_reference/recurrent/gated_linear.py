@@ -4,7 +4,7 @@ from typing import ClassVar, Unpack
 
 import numpy as np
 
-from attnkit_reference._core import Array
+from attnkit_reference._check import Array
 from attnkit_reference._op import derived_gradients
 from attnkit_reference.linear.sums import one_token
 from attnkit_reference.recurrent.calls import (
@@ -30,7 +30,8 @@ class GatedLinear(Recurrence):
 
     def step(self, S: Array, t: int) -> Array:
         fade = np.exp(self.gates["log_gate"][..., t, :, None])
-        return fade * S + self.k[..., t, :, None] * self.v[..., t, None, :]
+        new: Array = fade * S + self.k[..., t, :, None] * self.v[..., t, None, :]
+        return new
 
     def pull_step(self, S: Array, R: Array, t: int, size: Size) -> tuple[Array, dict[str, Array]]:
         fade, R = np.exp(self.gates["log_gate"][..., t, :, None]), size(R)

@@ -122,7 +122,7 @@ class Dense:
         shape, wide = self.before[name], grad.astype(np.float64)
         added = wide.ndim - len(shape)
         axes = [n for n in range(wide.ndim) if n < added or (shape[n - added] == 1 and wide.shape[n] > 1)]
-        total = wide.sum(axis=tuple(axes), keepdims=True).reshape(shape)
+        total: np.ndarray = wide.sum(axis=tuple(axes), keepdims=True).reshape(shape)
         if name != "q" and self.groups > 1:
             total = total.reshape(*shape[:-3], shape[-3] // self.groups, self.groups, *shape[-2:]).sum(axis=-3)
         return total.astype(grad.dtype)

@@ -73,7 +73,8 @@ def device_array(x: np.ndarray) -> jax.Array:
     own = jax.dtypes.canonicalize_dtype(x.dtype)
     if x.dtype.kind in "iu" and own != x.dtype:
         x = np.clip(x, np.iinfo(own).min, np.iinfo(own).max).astype(own)
-    return jax.device_put(x)  # jax.numpy.asarray would compile a copy for each shape
+    placed: jax.Array = jax.device_put(x)  # jax.numpy.asarray would compile a copy for each shape
+    return placed
 
 
 def array_of(x: object, name: str) -> np.ndarray:

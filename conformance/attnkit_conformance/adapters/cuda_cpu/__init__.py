@@ -26,12 +26,11 @@ from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.statistics import attention_with_statistics, row_statistics
 from attnkit_conformance.adapter import Adapter, Unsupported
 from attnkit_conformance.adapters.absent import Absent
-from attnkit_conformance.adapters.base import Arrays
 from attnkit_conformance.adapters.cases import POINTWISE, base_arguments, cases, refuse_learned
 from attnkit_conformance.adapters.cuda_cpu.build import Edits, Library, missing_compiler
 from attnkit_conformance.adapters.cuda_cpu.machine import AMPLE, KernelFault, Machine
 from attnkit_conformance.model.case import DTYPES
-from attnkit_conformance.model.types import Foreign, Keyword, Keywords, Params, Results
+from attnkit_conformance.model.types import Arrays, Foreign, Keyword, Keywords, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
 Function = Callable[..., Results]

@@ -13,18 +13,21 @@ Function = Callable[[Arrays], Arrays]
 
 def jvp(function: Function, arrays: Arrays, tangents: Arrays) -> Arrays:
     """The tangents of the outputs, by jax.jvp."""
-    return jax.jvp(function, ({name: arrays[name] for name in tangents},), (tangents,))[1]
+    along: Arrays = jax.jvp(function, ({name: arrays[name] for name in tangents},), (tangents,))[1]
+    return along
 
 
 def hvp(function: Function, arrays: Arrays, cotangents: Arrays, tangents: Arrays) -> Arrays:
     """The derivatives of the gradients along the tangents, by jax.grad of jax.grad."""
     grad = jax.grad(lambda x: product(function(x), cotangents))
-    return jax.grad(lambda x: product(grad(x), tangents))({name: arrays[name] for name in tangents})
+    products: Arrays = jax.grad(lambda x: product(grad(x), tangents))({name: arrays[name] for name in tangents})
+    return products
 
 
 def vmap_grad(function: Function, arrays: Arrays, cotangents: Arrays, samples: Arrays) -> Arrays:
     """The gradients of every sample, by jax.vmap of jax.grad."""
-    return jax.vmap(jax.grad(lambda sample: product(function(sample), cotangents)))(samples)
+    grads: Arrays = jax.vmap(jax.grad(lambda sample: product(function(sample), cotangents)))(samples)
+    return grads
 
 
 def product(a: Arrays, b: Arrays) -> jax.Array:

@@ -13,9 +13,9 @@ from jax.sharding import AxisType, PartitionSpec
 
 from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.adapters.jax import light
-from attnkit_conformance.adapters.surroundings import Arrays, Function, Surrounding
+from attnkit_conformance.adapters.surroundings import Function, Surrounding
 from attnkit_conformance.adapters.surroundings.together import InThreads
-from attnkit_conformance.model.types import Foreign
+from attnkit_conformance.model.types import Arrays, Foreign
 
 Tree = Foreign  # arrays in dicts and tuples
 Program = Callable[..., Tree]

@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 
-from attnkit_conformance.adapters.surroundings import Arrays, Function, Surrounding
+from attnkit_conformance.adapters.surroundings import Function, Surrounding
 from attnkit_conformance.adapters.surroundings.together import InThreads
+from attnkit_conformance.model.types import Arrays
 
 
 def within(name: str, text: str, context: Callable[[], AbstractContextManager[object]]) -> Surrounding:

@@ -13,9 +13,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from attnkit_conformance.adapters.surroundings import Arrays, Function, Surrounding
+from attnkit_conformance.adapters.surroundings import Function, Surrounding
 from attnkit_conformance.adapters.surroundings.together import InTasks, InThreads
-from attnkit_conformance.model.types import Foreign, Keywords
+from attnkit_conformance.model.types import Arrays, Foreign, Keywords
 
 Tensors = Mapping[str, torch.Tensor]
 Context = Callable[[], AbstractContextManager[object]]

@@ -8,12 +8,12 @@ from operator import attrgetter
 import numpy as np
 
 from attnkit_conformance.families.analysis import samples
-from attnkit_conformance.model.binding import Arrays, Binding, Signature, arguments_by_kind, name_outputs
+from attnkit_conformance.model.binding import Binding, Signature, arguments_by_kind, name_outputs
 from attnkit_conformance.model.case import Case, ErrorSample, Sample
 from attnkit_conformance.model.errors import Wrong, calls, zeros
 from attnkit_conformance.model.grammar import Choice, Level, Row
-from attnkit_conformance.model.op import Op, Params
-from attnkit_conformance.model.types import Foreign, Results
+from attnkit_conformance.model.op import Op
+from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
 from attnkit_conformance.scenes.layouts import apart
 
 Samples = Callable[[Op, str, str], Iterator[Sample]]

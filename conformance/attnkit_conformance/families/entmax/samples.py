@@ -10,16 +10,9 @@ import numpy as np
 
 from attnkit_conformance.model import scoring, tolerance
 from attnkit_conformance.model.case import Case, Sample, compute_dtype, generator, rounded
+from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.types import Keywords, Params, option
-from attnkit_conformance.scenes.attention import (
-    CAUSAL,
-    GQA,
-    LENGTH_ARRAY,
-    MARGIN,
-    Scene,
-    attention_samples,
-    scene_sample,
-)
+from attnkit_conformance.scenes.attention import CAUSAL, GQA, LENGTH_ARRAY, MARGIN, attention_samples, scene_sample
 from attnkit_reference import _core as reference
 from attnkit_reference.entmax import entmax_rows
 from attnkit_reference.rela import rela_rows, rela_summed
@@ -133,7 +126,8 @@ def near_threshold(case: Case, alpha: float | Array) -> Array:
     wide = WIDE * (1.0 if "far" in case.tags else np.minimum(above, 1.0) if "grid" in case.tags else 0.0)
     lost = (rows.w > 0) & (rows.w < FEW_NORMAL * tolerance.smallest_normal(compute_dtype(case.dtype)))
     counted = "op" in case.params and (isinstance(alpha, np.ndarray) or alpha > 1.0)
-    return np.any(compared & (distance < np.maximum(margin, wide)) | lost & counted, axis=-1)
+    close: Array = np.any(compared & (distance < np.maximum(margin, wide)) | lost & counted, axis=-1)
+    return close
 
 
 def entmax_growth(case: Case, alpha: float = 1.5) -> float:

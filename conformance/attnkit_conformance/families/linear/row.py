@@ -12,13 +12,13 @@ from attnkit_conformance.families.linear import decays
 from attnkit_conformance.families.linear import samples as linear_samples
 from attnkit_conformance.families.linear.samples import INITIAL, Kind
 from attnkit_conformance.model import errors, tolerance
-from attnkit_conformance.model.binding import Arrays, Binding, Signature, arguments_by_kind
+from attnkit_conformance.model.binding import Binding, Signature, arguments_by_kind
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import GOOD, D, E, L, S, wrong, zeros
 from attnkit_conformance.model.grammar import Choice, Level
-from attnkit_conformance.model.op import DECAY, QKV, STATEFUL, Op, Params
+from attnkit_conformance.model.op import DECAY, QKV, STATEFUL, Op
 from attnkit_conformance.model.scene import Scene
-from attnkit_conformance.model.types import Foreign, Keyword, Keywords, Option, Results
+from attnkit_conformance.model.types import Arrays, Foreign, Keyword, Keywords, Option, Params, Results
 from attnkit_conformance.scenes import attention
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY
 

@@ -119,7 +119,8 @@ def weights_of_cosines(case: Case) -> tuple[Array, Array]:
 
 def unit(x: Array) -> Array:
     """x/‖x‖, 0 for 0."""
-    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+    direction: Array = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+    return direction
 
 
 def few_features(case: Case) -> bool:

@@ -8,11 +8,11 @@ from operator import attrgetter
 import numpy as np
 
 from attnkit_conformance.families.lowrank import rows, samples, softmax_samples
-from attnkit_conformance.model.binding import Arrays, Binding, Signature, arguments_by_kind
+from attnkit_conformance.model.binding import Binding, Signature, arguments_by_kind
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import GOOD, calls, zeros
 from attnkit_conformance.model.op import ALL_TOKENS, QUERIES_AND_KEYS, Op, Tokens, o_only
-from attnkit_conformance.model.types import Foreign, Params, Results
+from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
 
 SELF = {"q": GOOD["k"], "k": GOOD["k"], "v": GOOD["v"]}  # q and k are the same tokens: 5 of 4 features
 TOKENS = ("mask", "key_lengths", "query_mask")

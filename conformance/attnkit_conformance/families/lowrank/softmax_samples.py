@@ -157,7 +157,8 @@ def keys_of_input(keys: Array, k: Array) -> Array:
 
 
 def project(projection: Array, k: Array, case: Case) -> Array:
-    return projection[..., : k.shape[-2]] @ k
+    projected: Array = projection[..., : k.shape[-2]] @ k
+    return projected
 
 
 def nystrom_growth(case: Case) -> float:

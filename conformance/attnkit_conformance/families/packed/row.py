@@ -15,9 +15,9 @@ from attnkit_conformance.model import tolerance
 from attnkit_conformance.model.case import Case, ErrorSample, Sample, compute_dtype, generator, rounded, sample
 from attnkit_conformance.model.errors import zeros
 from attnkit_conformance.model.grammar import Choice, Level, Row
-from attnkit_conformance.model.op import QKV, Op, Params, Tokens, always, exponentiates, has_kinks, o_and_lse, o_only
+from attnkit_conformance.model.op import QKV, Op, Tokens, always, exponentiates, has_kinks, o_and_lse, o_only
 from attnkit_conformance.model.scene import Scene
-from attnkit_conformance.model.types import option
+from attnkit_conformance.model.types import Params, option
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, variant_label
 from attnkit_conformance.scenes.rows import GROUPED, HEADS, sizes
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from attnkit_conformance.families.linear.row import LINEAR, STEP
-from attnkit_conformance.families.lowrank.row import calls
+from attnkit_conformance.families.linear.samples import INITIAL
 from attnkit_conformance.families.recurrent import samples
-from attnkit_conformance.families.recurrent.samples import INITIAL, Kind
+from attnkit_conformance.families.recurrent.samples import Kind
 from attnkit_conformance.model.case import Case, ErrorSample
-from attnkit_conformance.model.errors import zeros
+from attnkit_conformance.model.errors import calls, zeros
 from attnkit_conformance.model.grammar import Row
 from attnkit_conformance.model.op import QKV, Op, Tokens
 from attnkit_conformance.model.types import Keyword
@@ -43,7 +43,8 @@ def unit(k: Array, size: float) -> Array:
     """Keys of norm 1 at most, which no β makes a state grow by. Those of one feature are shorter than 1: β = 1 would
     leave exactly nothing of a state, where chunks leave what rounding does, which no summand of a result tells."""
     norm = np.linalg.norm(k, axis=-1, keepdims=True)
-    return min(1.0, size) * k / (norm if k.shape[-1] > 1 else 1 + norm)
+    keys: Array = min(1.0, size) * k / (norm if k.shape[-1] > 1 else 1 + norm)
+    return keys
 
 
 GATED = Kind(of_gated, rescale)

@@ -167,7 +167,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     for name, expected in manifest["files"].items():
         if digest(folder / name) != expected or sums.get(name) != expected:
             raise ValueError(f"{folder / name}: the checksum is not that of the manifest and of {SUMS}")
-    return manifest
+    checked: dict[str, Any] = manifest
+    return checked
 
 
 def require_entries(path: Path, manifest: dict[str, Any]) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from attnkit_conformance import core
 from attnkit_conformance.golden import draw_case
 from attnkit_conformance.model.case import Case
-from attnkit_conformance.model.op import Op, Params
+from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
+from attnkit_conformance.model.types import Params
 from attnkit_conformance.opdb import OPDB
 from attnkit_conformance.report import exchange
 from attnkit_conformance.scenes.attention import CAUSAL, GQA, attention_case, fitting, variant_label

@@ -24,8 +24,9 @@ def planted(name: str) -> Adapter:
     module = ModuleType(f"{__name__}.softmax_{name}")
     sys.modules[module.__name__] = module  # dataclasses look for it there
     exec(compile(text_with(path.read_text(), changes), f"{path} with {name}", "exec"), module.__dict__)
-    adapter = module.Softmax()
-    adapter.name = name
+    softmax = module.Softmax()
+    softmax.name = name
+    adapter: Adapter = softmax
     return adapter
 
 

@@ -51,11 +51,13 @@ class Jax:
     def run(self, function: OfTwo) -> Results:
         """Run `function(x, u)` as a jitted program; the results are NumPy arrays."""
         compiled = jax.jit(function, compiler_options=light())
-        return jax.tree.map(np.asarray, compiled(self.x, self.u))
+        results: Results = jax.tree.map(np.asarray, compiled(self.x, self.u))
+        return results
 
 
 def arrays(values: Mapping[str, np.ndarray]) -> Arrays:
-    return jax.device_put(dict(values))
+    placed: Arrays = jax.device_put(dict(values))
+    return placed
 
 
 def wrong_tangents(t: Jax, function: OfTwo) -> str | None:
@@ -76,7 +78,8 @@ def jvp(t: Jax) -> str | None:
 
 def jacfwd(t: Jax) -> str | None:
     def along(x: Arrays, u: Arrays) -> Arrays:
-        return jax.jacfwd(lambda step: t.outputs({name: x[name] + step * u[name] for name in x}))(0.0)
+        tangents: Arrays = jax.jacfwd(lambda step: t.outputs({name: x[name] + step * u[name] for name in x}))(0.0)
+        return tangents
 
     return wrong_tangents(t, along)
 
