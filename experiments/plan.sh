@@ -25,8 +25,6 @@ study() { # NAME RECIPE OPTION ...
     [ "$status" -lt 75 ] || exit "$status" # stopped by a signal, where what comes next would be as well
 }
 
-study 000-fig3-floor-cpu 000-fig3 --set activations=zeros
-study 003-copying-more-cpu 003-copying --set methods=softmax,linear,cosine,performer,efficient,relu,zeros --seeds 1 2
 study 001-layernorm-cpu 001-layernorm --set methods=relu_norm
 study 000-masked-floor-cpu 000-masked --set activations=zeros --set softmax=false
 study 002-table4-cpu 002-table4

@@ -51,7 +51,10 @@ def peculiar(arrays: Sequence[tuple[str, object]], home: str) -> tuple[str, str]
         reasons = [(name, _peculiar_in_numpy(type(x))) for name, x in arrays]
     else:
         return None
-    return next(((name, why) for name, why in reasons if why is not None), None)
+    for name, why in reasons:  # not next(..., None), which torch 2.6 does not compile
+        if why is not None:
+            return name, why
+    return None
 
 
 def _peculiar_tensor(x: OfLibrary, traced: bool) -> str | None:

@@ -20,12 +20,12 @@ STEP = 2.0**-10
 
 def measured(h: Any, slope: Any) -> dict[str, Any]:
     """Facts by their names in attnkit's record."""
-    below, farther = (abs(float(h(np.array(x)))) for x in (-9.0, -18.0))
+    below, at_zero, farther = (abs(float(x)) for x in h(np.array([-9.0, 0.0, -18.0])))
     jumps = abs(slope(GRID + STEP) - 2.0 * slope(GRID) + slope(GRID - STEP)) / STEP
     return {
         "signed": bool((h(GRID) < 0).any()),
         "exact_zeros": not h(np.linspace(-3.0, -2.0, 9)).any(),
-        "through_zero": float(h(np.array(0.0))) == 0.0,
+        "through_zero": at_zero == 0.0,
         "kinks": tuple(GRID[jumps > 0.5]),
         "growth": round(math.log2(math.log(farther) / math.log(below))) if 0.0 < below < 0.01 else 0,
     }
