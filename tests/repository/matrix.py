@@ -36,9 +36,11 @@ KIT: Step = (
 PYTEST: Step = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 LIBRARY: Step = (*PYTEST, "tests/library", "-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning")
 OLD_GLOO = "--ignore=tests/library/test_context_parallel.py"  # torch 2.6 may wait forever where a process group ends
+IN_ONE_GRAPH = ("compil", "a_trace_does", "in_one_graph", "beside_symbols", "autocast_does_not_round")
+"""In the names of tests that torch 2.6 cannot pass: it compiles functions in parts, not as a whole."""
 LOWERS: Step = (*PYTEST, "-m", "emulated or not emulated", "tests/kernels/test_triton_lowers.py")
 STEPS: dict[str, tuple[Step, ...]] = {
-    "oldest": (KIT, (*LIBRARY, OLD_GLOO, "-k", "not compil and not a_trace_does")),
+    "oldest": (KIT, (*LIBRARY, OLD_GLOO, "-k", " and ".join(f"not {name}" for name in IN_ONE_GRAPH))),
     "compiled": (KIT, LIBRARY, LOWERS),
     "newest": (KIT, LIBRARY, LOWERS),
     "light": (("-m", "attnkit_conformance", "run", "numpy", "--profile", "small", "-k", "not property"),),

@@ -15,7 +15,10 @@ FURTHER = {"return_lse": "lse", "return_remainder": "r"}
 
 def further(op: str) -> tuple[str, str]:
     """The option of an op that asks for an output beside o, and its name; ("", "") if it has none."""
-    return next(((asks, name) for asks, name in FURTHER.items() if asks in RECORDS[op].family.output_only), ("", ""))
+    for asks, name in FURTHER.items():  # not next(..., ("", "")), which torch 2.6 does not compile
+        if asks in RECORDS[op].family.output_only:
+            return asks, name
+    return "", ""
 
 
 Arguments = Keywords  # the arguments of a call by name
