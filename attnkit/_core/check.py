@@ -501,4 +501,4 @@ def call(
         if value is not None or name not in OPTIONAL:
             (own.get(name) or OPTIONS[name])(context, name, value)
     options = in_range(options, context.queries, context.keys)
-    return context if options is context.options else context._replace(options=options)
+    return context._replace(options=options)  # torch 2.11 compiles no `is` of dictionaries
