@@ -25,7 +25,6 @@ study() { # NAME RECIPE OPTION ...
     [ "$status" -lt 75 ] || exit "$status" # stopped by a signal, where what comes next would be as well
 }
 
-study 001-layernorm-cpu 001-layernorm --set methods=relu_norm
 study 000-masked-floor-cpu 000-masked --set activations=zeros --set softmax=false
 study 002-table4-cpu 002-table4
 study 000-causal-more-cpu 000-causal --set activations=relu,zeros --set alphas=1,2 --seeds 3 4 5 6 7

@@ -176,8 +176,10 @@ def _extended(run: Run, other: Run) -> Run:
 
 def with_shared(run: Run, runs: Sequence[Run]) -> Run:
     """The run with the variants that it lacks and a run of the same models has, of the same preset on the same data,
-    and with the floor of one that has the same without attention.
+    and with the floor of one that has the same without attention. Variants that were trained without their baseline
+    have that of the recipe.
     """
+    own = [{**cell, "baseline": cell["baseline"] or _baselines(run).get(cell["variant"], "")} for cell in run.cells]
     shared = [
         {"report": other.name, **cell, "baseline": _baselines(run).get(cell["variant"], cell["baseline"])}
         for other in _alike(run, runs, SAME_MODELS)
@@ -190,7 +192,7 @@ def with_shared(run: Run, runs: Sequence[Run]) -> Run:
         for cell in other.cells
         if cell["series"] == FLOOR and cell["variant"] not in run.variants
     ]
-    return replace(run, cells=[*shared, *run.cells, *floor])
+    return replace(run, cells=[*shared, *own, *floor])
 
 
 def _alike(run: Run, runs: Sequence[Run], recipes: Mapping[str, str]) -> list[Run]:
@@ -207,7 +209,9 @@ def _alike(run: Run, runs: Sequence[Run], recipes: Mapping[str, str]) -> list[Ru
 
 def _baselines(run: Run) -> dict[str, str]:
     """The baselines of the recipe's own variants by name: in the report of another recipe they may be others."""
-    recipe = RECIPES[run.recipe]
+    recipe = RECIPES.get(run.recipe)
+    if recipe is None:  # a measurement
+        return {}
     return {each.name: each.baseline for each in recipe.variants(recipe.presets[run.preset].study)}
 
 
