@@ -40,7 +40,7 @@ class WithRows(Protocol[P]):
         self, q: A, k: A, v: A, *arrays: A, return_lse: Literal[True], **options: object
     ) -> tuple[A, A]: ...
     @overload
-    def __call__(  # type: ignore[overload-overlap]
+    def __call__(  # type: ignore[overload-overlap]  # the keyword decides
         self, q: A, k: A, v: A, *arrays: A, return_remainder: Literal[True], **options: object
     ) -> tuple[A, A]: ...
     @overload

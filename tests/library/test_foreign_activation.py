@@ -178,7 +178,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if name == "native" and attnkit.native_status().level is None:
         pytest.skip(str(attnkit.native_status().reason))
     if name == "triton":
-        pytest.importorskip("attnkit.kernels.triton.pointwise", reason="no Triton here", exc_type=ImportError)
+        pytest.importorskip("triton", minversion="3.6", reason="no Triton that the kernels take")
         from attnkit.backends.torch.triton import pointwise
 
         monkeypatch.setattr(pointwise, "unsupported_device", lambda q: None)

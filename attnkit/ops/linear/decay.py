@@ -67,7 +67,7 @@ def gradient(
 ) -> Array:
     """The gradient of an argument `like` from terms (..., S, 1) of that of the gates, in the compute dtype."""
     terms = [None if g is None else chosen(xp, valid, g) for g in terms]
-    dtype = [*(g.dtype for g in terms if g is not None), like.dtype][0]
+    dtype = next((g.dtype for g in terms if g is not None), like.dtype)
     return xp.reshape(gathered(xp, terms, _beside_tokens(cast(xp, like, dtype), heads), shared), tuple(like.shape))
 
 
