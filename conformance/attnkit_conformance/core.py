@@ -102,13 +102,21 @@ def covers(adapter: Adapter, op: str) -> bool:
 
 def samples(op: str, profile: str = "full", dtypes: tuple[str, ...] = DTYPES) -> Iterator[Sample]:
     """The samples of an op, not yet drawn: scenes written by hand, then the rows of its grammar."""
+    row = op_named(op)
+    for dtype in dtypes:
+        if dtype in row.dtypes:
+            yield from scenes(op, profile, (dtype,))
+            yield from row_samples(row, dtype, profile)
+
+
+def scenes(op: str, profile: str = "full", dtypes: tuple[str, ...] = DTYPES) -> Iterator[Sample]:
+    """The samples of an op that are written by hand, not yet drawn."""
     if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}; expected one of {', '.join(PROFILES)}")
     row = op_named(op)
     for dtype in dtypes:
         if dtype in row.dtypes:
             yield from row.samples(row, dtype, "quick" if profile in BRIEF else "full")
-            yield from row_samples(row, dtype, profile)
 
 
 def cases(op: str, profile: str = "full", dtypes: tuple[str, ...] = DTYPES) -> Iterator[Case]:

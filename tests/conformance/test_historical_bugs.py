@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from attnkit_conformance import core
+from attnkit_conformance.golden import draw_case
 from attnkit_conformance.model.case import Case
 from tests.library.arrays import assert_agrees
 
@@ -65,7 +66,7 @@ BUGS = (
 def judged(bug: Bug) -> Iterator[tuple[Case, core.CaseResult, core.CaseResult]]:
     """Every scene that the adapter serves, with the verdicts on the wrong and on the right one."""
     wrong, right = bug.wrong(), bug.right()
-    for case in (case for case in core.cases(bug.op, bug.profile, wrong.dtypes) if "/pair." not in case.id):
+    for case in map(draw_case, core.scenes(bug.op, bug.profile, wrong.dtypes)):
         first, second = core.check(wrong, case), core.check(right, case)
         if "unsupported" not in (first.status, second.status):
             yield case, first, second

@@ -19,8 +19,8 @@ import attnkit_reference
 from attnkit_conformance.adapter import Adapter, Unsupported
 from attnkit_conformance.adapters.base import AttnkitAdapter, dispatches, implementations
 from attnkit_conformance.adapters.torch import Autograd, Explicit
-from attnkit_conformance.core import cases, typed_arrays, typed_cotangents
-from attnkit_conformance.golden import growth_of
+from attnkit_conformance.core import scenes, typed_arrays, typed_cotangents
+from attnkit_conformance.golden import draw_case, growth_of
 from attnkit_conformance.model.case import DTYPES, Case
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.opdb import BY_NAME, OPDB
@@ -94,8 +94,7 @@ def golden(case: Case, growth: float) -> Golden | None:
 @cache
 def legal(op: str) -> tuple[Golden, ...]:
     """Every emptied scene of an op that the reference takes; there are some."""
-    scenes = (case for case in cases(op, "small", ("float32",)) if "/pair." not in case.id)
-    drawn = [(case, growth_of(BY_NAME[op], case)) for case in scenes]
+    drawn = [(case, growth_of(BY_NAME[op], case)) for case in map(draw_case, scenes(op, "small", ("float32",)))]
     made = ((each, growth) for turn, (case, growth) in enumerate(drawn) for each in emptied(case, turn))
     found = tuple(known for each, growth in made if (known := golden(each, growth)))
     assert found

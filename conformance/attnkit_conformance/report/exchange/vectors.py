@@ -41,8 +41,7 @@ def of_op(op: Op) -> Iterator[Case]:
     """
     for dtype in DTYPES:
         if dtype in op.dtypes:
-            scenes = (s for s in core.samples(op.name, "small", (dtype,)) if "/pair." not in s.id)
-            small, quick = list(small_cases(op, dtype)), list(map(draw_case, scenes))
+            small, quick = list(small_cases(op, dtype)), list(map(draw_case, core.scenes(op.name, "small", (dtype,))))
             largest = LONGEST if not small and dtype == "float32" else LARGEST
             chosen = [*small, *(case for case in quick if size(case) <= largest)]
             yield from chosen if small else [*chosen, *pairs(op, dtype, chosen)] or [min(quick, key=size)]
