@@ -94,7 +94,7 @@ def attnkit_call(cell: Cell, impl: str) -> Attend:
     op = OPS[cell.op]
     if cell.op == "statistics":
         return lambda q, k, v: stacked(
-            attnkit.row_statistics(SUBJECT, q, k, causal=cell.causal, impl=impl, **op.options)
+            attnkit.row_statistics(getattr(attnkit, SUBJECT), q, k, causal=cell.causal, impl=impl, **op.options)
         )
     return partial(getattr(attnkit, op.function), causal=cell.causal, impl=impl, **op.options)
 

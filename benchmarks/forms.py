@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attnkit
+from attnkit._core.typing import AnyFunction
 from attnkit.nn import MultiHeadAttention
 from benchmarks.compare import AT_LEAST
 from benchmarks.timing import Call, ratio, repeats_for, rounds_of, summary
@@ -234,7 +235,7 @@ def in_jax(mode: str) -> Iterator[Group]:
 class Block(nn.Module):
     """A layer of a ViT: attention and an MLP, each after a norm and beside the identity."""
 
-    def __init__(self, op: str, impl: str, width: int = 192, heads: int = 3) -> None:
+    def __init__(self, op: AnyFunction, impl: str, width: int = 192, heads: int = 3) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.attention = MultiHeadAttention(width, heads, op=op, impl=impl)
@@ -245,7 +246,7 @@ class Block(nn.Module):
         return x + self.mlp(self.norms[1](x))
 
 
-def step(op: str, impl: str = "auto") -> Call:
+def step(op: AnyFunction, impl: str = "auto") -> Call:
     """A training step of the 12 layers of ViT-Ti on the tokens of 16 images."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Block(op, impl) for _ in range(LAYERS)))
@@ -261,8 +262,8 @@ def step(op: str, impl: str = "auto") -> Call:
 
 
 def training() -> Group:
-    softmax = step(SOFTMAX.__name__, "sdpa")
-    forms = {"relu": Form(step(RELU.__name__), 1.0), "softmax": Form(step(SOFTMAX.__name__))}
+    softmax = step(SOFTMAX, "sdpa")
+    forms = {"relu": Form(step(RELU), 1.0), "softmax": Form(step(SOFTMAX))}
     return Group(f"a training step of {LAYERS} layers of ViT-Ti, 16×{VIT[2]} tokens", "softmax by SDPA", softmax, forms)
 
 

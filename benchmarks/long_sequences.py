@@ -58,7 +58,7 @@ def arrays(task: Task) -> list[Any]:
 def call(task: Task, q: Any, k: Any, v: Any) -> dict[str, Any]:
     """The outputs by name."""
     if task.op in STATISTICS:
-        return attnkit.row_statistics(task.op, q, k, fields=FIELDS)._asdict()
+        return attnkit.row_statistics(getattr(attnkit, task.op), q, k, fields=FIELDS)._asdict()
     projected = "projection" in RECORDS[task.op].options
     own = {"projection": attnkit.orthogonal_features(WIDTH, WIDTH, 0)} if projected else {}
     if task.library == "torch" and own:

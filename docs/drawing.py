@@ -53,7 +53,7 @@ class Drawn(NamedTuple):
 
     def row_statistics(self, *fields: str) -> Any:
         """Of the rows of the weights, where the op has them."""
-        return attnkit.row_statistics(self.op.name, **self.arrays, fields=fields, **self.params)
+        return attnkit.row_statistics(getattr(attnkit, self.op.name), **self.arrays, fields=fields, **self.params)
 
 
 # ------------------------------------------------------------------------------------------------- the numbers

@@ -152,6 +152,24 @@ ActivationName = Literal[
     "relu", "relu_squared", "gelu", "gelu_tanh", "softplus", "identity", "relu6", "sigmoid", "silu"
 ]  # fmt: skip
 """The names of `attnkit.ACTIVATIONS` for type checkers; a test compares them."""
+FullName = Literal[
+    "cosine_attention", "delta_attention", "efficient_attention", "entmax_attention", "forgetting_attention",
+    "gated_linear_attention", "gaussian_attention", "linear_attention", "linformer_attention", "lsh_attention",
+    "nystrom_attention", "performer_attention", "pointwise_attention", "rela_attention", "reluformer_attention",
+    "sigmoid_attention", "sima_attention", "soft_attention", "softmax_attention", "softpick_attention",
+    "sparsemax_attention", "ssmax_attention", "stick_breaking_attention",
+]  # fmt: skip
+"""The public functions of attention, for type checkers; a test compares them."""
+OpName = (
+    FullName
+    | Literal[
+        "cosine", "delta", "efficient", "entmax", "entmax15", "forgetting", "gated_linear", "gaussian", "gelu",
+        "gelu_tanh", "identity", "linear", "linformer", "lsh", "nystrom", "performer", "pointwise", "rela", "relu",
+        "relu6", "relu_squared", "reluformer", "sigmoid", "silu", "sima", "soft", "softmax", "softpick", "softplus",
+        "sparsemax", "ssmax", "stick_breaking",
+    ]
+)  # fmt: skip
+"""Those, and the short names that layers and integrations take; a test compares them."""
 Picks = tuple[int | slice, ...]  # of an array, for each axis
 Length = str | float | Array  # "visible" | "all" | a number > 0 | an array broadcast to (..., Hq, L)
 Seed = int | Array  # or a key of jax.random.key

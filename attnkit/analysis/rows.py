@@ -11,7 +11,7 @@ from attnkit._core.library import beside
 from attnkit._core.mask import positions
 from attnkit._core.special import floats, needs_values, promoted, promoting, readable, without_autocast
 from attnkit._core.tokens import whole
-from attnkit._core.typing import A, AnyFunction, Array, Bindings, DType, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import A, AnyFunction, Array, Bindings, DType, FullName, Keywords, Namespace, OfLibrary
 from attnkit.ops import statistics
 
 _BLOCK = 2**20  # weights in a block: 4 MiB in float32, a few times that while they are sorted
@@ -215,7 +215,9 @@ def sparsity(weights: Array, visible: Array | None = None) -> Sparsity:
 # ---------------------------------------------------------------------------------------------- in blocks
 
 
-def weight_blocks(op: str | AnyFunction, q: Array, k: Array, **params: object) -> Iterator[tuple[Array, Array | None]]:
+def weight_blocks(
+    op: FullName | AnyFunction, q: Array, k: Array, **params: object
+) -> Iterator[tuple[Array, Array | None]]:
     """Blocks of queries: (weights (..., block, S) in the compute dtype, visible pairs or None = all).
 
     Feeds the analyses of this module without an (L, S) array in memory. Arguments and errors as in `row_statistics`.
@@ -242,7 +244,7 @@ def _blocks(call: statistics._Call, q: Array, k: Array) -> Iterator[tuple[Array,
         yield w, a.pairs
 
 
-def served(op: str | AnyFunction, options: Bindings) -> tuple[tuple[str, ...], Keywords]:
+def served(op: FullName | AnyFunction, options: Bindings) -> tuple[tuple[str, ...], Keywords]:
     """The fields that `row_statistics` supports for an op with these options, and the options to pass.
 
     No entropy if weights may be negative; no fields for an op that it does not support.

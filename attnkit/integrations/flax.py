@@ -11,13 +11,13 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 import attnkit
-from attnkit._core.typing import AnyFunction, Keywords
+from attnkit._core.typing import AnyFunction, Keywords, OpName
 from attnkit.integrations._ops import Op, resolve, taken_by
 
 _FROM_THE_CALL = frozenset(("mask", "bias", "causal", "enable_gqa", "dropout", "dropout_mask"))
 
 
-def attention_fn(op: str | Op, **options: object) -> Callable[..., jax.Array]:
+def attention_fn(op: "OpName | Op", **options: object) -> Callable[..., jax.Array]:
     """A function with the arguments of `nnx.dot_product_attention` that computes `op`.
 
     query (..., L, Hq, d), key (..., S, Hkv, d), value (..., S, Hkv, e) -> (..., L, Hq, e), in flax's order of axes. As

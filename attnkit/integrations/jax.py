@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from attnkit._core.typing import Keywords
+from attnkit._core.typing import Keywords, OpName
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 
 NAME = "dot_product_attention"
@@ -33,7 +33,7 @@ def dot_product_attention(
     local_window_size: int | tuple[int, int] | None = None,
     implementation: Literal["xla", "cudnn"] | None = None,
     return_residual: bool = False,
-    op: str | Op = "softmax",
+    op: "OpName | Op" = "softmax",
     layout: Literal["blhd", "bhld"] = "blhd",
     **options: object,
 ) -> jax.Array:

@@ -19,7 +19,7 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 import attnkit
 from attnkit._core.family import RECORDS
-from attnkit._core.typing import AnyFunction, Keywords
+from attnkit._core.typing import AnyFunction, Keywords, OpName
 from attnkit.integrations._ops import Op, needs_only_heads, resolve, scale_of, taken_by
 from attnkit.integrations.peft import watch
 from attnkit.integrations.torch.masks import split_mask
@@ -66,7 +66,7 @@ def register() -> None:
         register_variant(name, op, **options)
 
 
-def register_variant(name: str, op: str | Op, **options: object) -> None:
+def register_variant(name: str, op: "OpName | Op", **options: object) -> None:
     """Register an op with options of its own as an attention implementation of transformers.
 
     Args:

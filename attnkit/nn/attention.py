@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import attnkit
 from attnkit._core.family import joins_heads
-from attnkit._core.typing import AnyFunction, Bindings, Keywords, Outputs
+from attnkit._core.typing import AnyFunction, Bindings, Keywords, OpName, Outputs
 from attnkit.nn.autocast import in_dtype_of_autocast
 from attnkit.nn.cache import KeyValueCache, StateCache
 from attnkit.nn.gates import NAMES as GATES
@@ -37,7 +37,7 @@ def _served(name: str) -> bool:
     return positional[:3] == ["q", "k", "v"] and (GATES.issuperset(positional[3:]) or op in BUILDERS)
 
 
-def attention_op(op: str | AnyFunction, options: Bindings) -> tuple[AnyFunction, Bindings]:
+def attention_op(op: "OpName | AnyFunction", options: Bindings) -> tuple[AnyFunction, Bindings]:
     """The attention op of a name, short or long, or the op itself, and its options, including those implied by the
     name; ValueError if attnkit has no such op.
     """
@@ -125,7 +125,7 @@ class MultiHeadAttention(nn.Module):
         dim: int,
         num_heads: int,
         *,
-        op: str | AnyFunction = "softmax",
+        op: "OpName | AnyFunction" = "softmax",
         options: Bindings | None = None,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,

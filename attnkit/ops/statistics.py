@@ -10,10 +10,10 @@ from attnkit._core.family import RECORDS, Family, Record
 from attnkit._core.mask import Rows, positions
 from attnkit._core.special import take_along
 from attnkit._core.tokens import cotangent
-from attnkit._core.typing import A, AnyFunction, Array, Impl, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import A, AnyFunction, Array, FullName, Impl, Keywords, Namespace, OfLibrary
 
 R = TypeVar("R")
-Measured = str | AnyFunction  # an op or its name
+Measured = FullName | AnyFunction  # an op or its name
 Fields = Iterable[str] | None  # names of `RowStatistics`, None = all
 
 _TILE = 2**23  # weights at a time: 32 MiB; smaller blocks stay in the C heap when freed, and torch grew by gigabytes
@@ -63,7 +63,7 @@ class _Call(NamedTuple):
     context: check.Context
 
 
-def _call(caller: str, op: Measured, arrays: dict[str, Array], fields: Fields, params: Keywords) -> _Call:
+def _call(caller: str, op: "Measured", arrays: dict[str, Array], fields: Fields, params: Keywords) -> _Call:
     name = getattr(op, "__name__", op)
     if name not in RECORDS:
         check.refuse_name(caller, "op", name, RECORDS)
@@ -198,7 +198,7 @@ def _served(caller: str, impl: Impl, generic: Callable[[], R], call: _Call, *arr
 
 @known_by_name
 def row_statistics(
-    op: Measured,
+    op: "Measured",
     q: Array,
     k: Array,
     *,
@@ -237,7 +237,7 @@ def row_statistics(
 
 @known_by_name
 def attention_with_statistics(
-    op: Measured,
+    op: "Measured",
     q: A,
     k: A,
     v: A,
@@ -268,7 +268,7 @@ def _within(impl: Impl) -> Impl:
 
 
 def _forward_apart(
-    call: _Call, op: Measured, q: Array, k: Array, v: Array, params: Keywords, impl: Impl
+    call: _Call, op: "Measured", q: Array, k: Array, v: Array, params: Keywords, impl: Impl
 ) -> tuple[Array, RowStatistics]:
     assert call.family.apart is not None
     o = call.family.apart.op(q, k, v, **params, impl=impl)
@@ -320,7 +320,7 @@ def _beside(call: _Call) -> Keywords:
 
 def _backward_apart(
     call: _Call,
-    op: Measured,
+    op: "Measured",
     arrays: dict[str, Array],
     do: Array | None,
     dstats: RowStatistics,
@@ -357,7 +357,7 @@ def _check_cotangents(c: check.Context, dstats: object) -> None:
 
 @known_by_name
 def row_statistics_vjp(
-    op: Measured,
+    op: "Measured",
     q: Array,
     k: Array,
     dstats: RowStatistics,
@@ -383,7 +383,7 @@ def row_statistics_vjp(
 
 @known_by_name
 def attention_with_statistics_vjp(
-    op: Measured,
+    op: "Measured",
     q: Array,
     k: Array,
     v: Array,

@@ -1,6 +1,7 @@
 """Short names of ops: which ops they are, in every place that takes an op by its name."""
 
 import inspect
+from typing import get_args
 
 import jax.numpy as jnp
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 import attnkit
+from attnkit._core.typing import FullName, OpName
 from attnkit.integrations import _ops, transformers
 from attnkit.integrations.flax import attention_fn
 from attnkit.integrations.timm import swap_attention
@@ -17,12 +19,15 @@ from tests.integrations.test_timm import Attention
 
 
 def test_every_op_and_every_activation_has_a_short_name():
-    for name in (n for n in attnkit.__all__ if n.endswith("_attention")):
+    whole = {n for n in attnkit.__all__ if n.endswith("_attention")}
+    for name in whole:
         assert spelled_out(name) == spelled_out(name.removesuffix("_attention")) == (name, {})
     for activation in {*attnkit.ACTIVATIONS} - {"sigmoid"}:
         assert spelled_out(activation) == ("pointwise_attention", {"activation": activation})
         assert spelled_out(f"{activation}_attention") == spelled_out(activation)
     assert spelled_out("entmax15") == ("entmax_attention", {"alpha": 1.5})
+    assert {*get_args(FullName)} == whole
+    assert {*get_args(get_args(OpName)[1])} == {name.removesuffix("_attention") for name in whole} | {*PRESETS}
     for op, options in PRESETS.values():
         assert {*options} <= {*inspect.signature(getattr(attnkit, op)).parameters}
 

@@ -32,6 +32,7 @@ OWN = {
     "conformance/attnkit_conformance/families/*": "its row",
 }
 ANY = {
+    "attnkit/_core/typing.py": "what type checkers know",
     "conformance/attnkit_conformance/peers/*": "an adapter says which ops a peer has",
     "experiments/attnkit_experiments/recipes/*": "recipes say what they compare",
     "experiments/attnkit_experiments/*/methods.py": "what the recipes of a domain compare",

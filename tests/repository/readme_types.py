@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 RETURNED = """
 from typing import assert_type
 
-import attnkit, jax, numpy as np, torch
+import attnkit, attnkit.nn, jax, numpy as np, torch
 
 t = torch.zeros(2, 4, 3)
 assert_type(attnkit.pointwise_attention(t, t, t), torch.Tensor)
@@ -36,6 +36,10 @@ edges = torch.tensor([0, 1])
 assert_type(attnkit.softmax_attention_packed(t, t, t, edges, edges), torch.Tensor)
 assert_type(attnkit.linear_attention_packed(t, t, t, edges, edges, feature_map="relu"), torch.Tensor)
 attnkit.linear_attention(t, t, t, feature="relu")  # type: ignore[call-overload]
+attnkit.row_statistics("softmax_attention", t, t)
+attnkit.row_statistics("softmax", t, t)  # type: ignore[arg-type]
+attnkit.nn.MultiHeadAttention(8, 2, op="relu")
+attnkit.nn.MultiHeadAttention(8, 2, op="rely")  # type: ignore[arg-type]
 j = jax.numpy.zeros((2, 4, 3))
 assert_type(attnkit.sparsemax_attention(j, j, j), jax.Array)
 a: np.ndarray = np.zeros((2, 4, 3))

@@ -1,14 +1,14 @@
 """The generic body of a call of the CPU library: for its second derivatives, and for programs that cannot have it."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from attnkit._core.quadratic import leading_shape
-from attnkit._core.typing import AnyFunction, Bindings, Keywords
+from attnkit._core.typing import AnyFunction, Bindings, FullName, Keywords
 from attnkit.backends.native import linear, lower, packed, rows
 from attnkit.backends.native.served import further
 from attnkit.ops.entmax import ENTMAX, entmax_attention
@@ -103,9 +103,9 @@ def outputs(op: str, arguments: Bindings, names: Sequence[str]) -> dict[str, Arr
     options = options_of(arguments)
     fields = tuple(name for name in names if name in RowStatistics._fields)
     if "v" not in options:
-        return _of_fields(row_statistics(op, **options, fields=fields, impl="generic"))
+        return _of_fields(row_statistics(cast(FullName, op), **options, fields=fields, impl="generic"))
     if fields:
-        o, measured = attention_with_statistics(op, **options, fields=fields, impl="generic")
+        o, measured = attention_with_statistics(cast(FullName, op), **options, fields=fields, impl="generic")
         return {"o": o} | _of_fields(measured)
     is_packed = lower.EDGES[0] in options
     function = packed.OPS[op][0] if is_packed else FUNCTIONS[op]

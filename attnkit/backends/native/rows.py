@@ -1,8 +1,10 @@
 """Statistics of rows as the library takes them: further outputs of the op that is measured."""
 
+from typing import cast
+
 from attnkit._core.dispatch import Kernel
 from attnkit._core.family import RECORDS, base_op, measured
-from attnkit._core.typing import Array
+from attnkit._core.typing import Array, FullName
 from attnkit.backends.native.served import Arguments, Served
 from attnkit.ops import statistics
 from attnkit.ops.statistics import RowStatistics
@@ -34,8 +36,8 @@ def formula(op: str, options: Arguments, cotangents: Arguments) -> Arguments:
         return VJPS[op](**options, **({"do": None} | cotangents), impl="generic")
     extra: Arguments = {"dstats": RowStatistics(**dstats), "fields": tuple(dstats), "impl": "generic"}
     if "v" not in options:
-        return statistics.row_statistics_vjp(op, **options, **extra)
-    return statistics.attention_with_statistics_vjp(op, **options, do=cotangents.get("do"), **extra)
+        return statistics.row_statistics_vjp(cast(FullName, op), **options, **extra)
+    return statistics.attention_with_statistics_vjp(cast(FullName, op), **options, do=cotangents.get("do"), **extra)
 
 
 class Rows(Served):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from attnkit._core.typing import Option
+from attnkit._core.typing import OpName, Option
 from attnkit.integrations._ops import Op, resolve, taken_by
 from attnkit.integrations.peft import watch
 from attnkit.integrations.torch.heads import NAME, Masks, Parts, attend
@@ -48,7 +48,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         device: Device = None,
         dtype: torch.dtype | None = None,
         *,
-        op: str | Op = "softmax",
+        op: "OpName | Op" = "softmax",
         **options: object,
     ) -> None:
         function, options = resolve(NAME, op, options, _FROM_THE_CALL)
@@ -67,7 +67,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return attention(self.op, self.options)
 
     @classmethod
-    def replacing(cls, module: nn.MultiheadAttention, op: str | Op, **options: Option) -> "MultiheadAttention":
+    def replacing(cls, module: nn.MultiheadAttention, op: "OpName | Op", **options: Option) -> "MultiheadAttention":
         """A module that shares the parameters and the training mode of torch's."""
         new = cls(
             module.embed_dim,

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import attnkit.backends.torch  # noqa: F401  calls torch's own function: it must get hold of it before it is replaced
 from attnkit._core.loading import when_loaded
-from attnkit._core.typing import AnyFunction, Bindings
+from attnkit._core.typing import AnyFunction, Bindings, OpName
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 from attnkit.integrations.torch.heads import Masks, Parts, attend
 from attnkit.integrations.torch.masks import options_of_mask
@@ -39,7 +39,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    op: str | Op = "softmax",
+    op: "OpName | Op" = "softmax",
     **options: object,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` with another op instead of softmax.
@@ -342,7 +342,7 @@ when_loaded("torch._dynamo", _list_functions)  # which takes seconds, and is for
 
 
 @contextmanager
-def replace_sdpa(op: str | Op, **options: object) -> Iterator[None]:
+def replace_sdpa(op: "OpName | Op", **options: object) -> Iterator[None]:
     """Run models that call `torch.nn.functional.scaled_dot_product_attention` with another op instead of softmax.
 
     >>> with replace_sdpa("relu"):
@@ -378,7 +378,7 @@ def replace_sdpa(op: str | Op, **options: object) -> Iterator[None]:
         warnings.warn(f"replace_sdpa: nothing called {NAME}; {name} computed nothing", stacklevel=3)
 
 
-def set_sdpa(op: str | Op | None, **options: object) -> None:
+def set_sdpa(op: "OpName | Op | None", **options: object) -> None:
     """`replace_sdpa` from now on, or torch's own function again for `None`; blocks of `replace_sdpa` take precedence.
 
     Raises:

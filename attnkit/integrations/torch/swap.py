@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from attnkit._core.typing import Keywords
+from attnkit._core.typing import Keywords, OpName
 from attnkit.integrations._ops import Op, resolve
 from attnkit.integrations.torch.multihead import MultiheadAttention
 from attnkit.integrations.torch.vit import FROM_THE_MODEL, is_timm_style, replacement
@@ -26,7 +26,7 @@ class Swapped(NamedTuple):
     """{name of an unchanged module: reason}."""
 
 
-def swap(model: nn.Module, op: str | Op, **options: object) -> Swapped:
+def swap(model: nn.Module, op: "OpName | Op", **options: object) -> Swapped:
     """Make a model's attention modules compute another op, in place, with their present parameters.
 
     >>> swap(model, "relu", alpha=0.5).swapped

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import attnkit
-from attnkit._core.typing import AnyFunction, Keywords
+from attnkit._core.typing import AnyFunction, Keywords, OpName
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 from attnkit.integrations.peft import watch
 from attnkit.integrations.torch.masks import options_of_mask
@@ -79,7 +79,7 @@ class SwappedAttention(nn.Module):
         return out
 
 
-def swap_attention(model: nn.Module, op: str | Op, **options: object) -> tuple[str, ...]:
+def swap_attention(model: nn.Module, op: "OpName | Op", **options: object) -> tuple[str, ...]:
     """Replace every timm-style attention module of a model, in place, by one that computes `op` with its weights.
 
     A module qualifies if it has `qkv`, `proj` and `num_heads` and computes softmax attention among tokens (B, N, C),

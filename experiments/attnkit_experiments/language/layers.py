@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 import attnkit
+from attnkit._core.typing import OpName
 from attnkit.nn import MultiHeadAttention
 
 LEARNED = "learned"
@@ -43,8 +44,8 @@ def attention(
     of_op = {name: value for name, value in options.items() if name not in OWN}
     starts = {"sink": torch.zeros(heads), "slope": torch.full((heads,), start_of_slope(length))}
     of_op |= {name: nn.Parameter(starts[name]) for name, value in of_op.items() if value == LEARNED}
-    decay, out_norm = options.get("decay"), op in RECURRENT
-    layer = MultiHeadAttention(dim, heads, op=op, options=of_op, causal=causal, decay=decay, out_norm=out_norm, **given)
+    given |= {"decay": options.get("decay"), "out_norm": op in RECURRENT}
+    layer = MultiHeadAttention(dim, heads, op=cast(OpName, op), options=of_op, causal=causal, **given)
     if options.get("shift"):
         layer.k_proj = Shifted(layer.k_proj)  # type: ignore[assignment]
     return layer

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
+from attnkit._core.typing import OpName
 from attnkit.nn import LSHAttention, MultiHeadAttention, SoftAttention1d
 
 NYSTROM_CONV = 35
@@ -45,7 +46,7 @@ class Method(NamedTuple):
 
 
 def multi_head(
-    op: str, *, drops_weights: bool = False, value_conv: int | None = None, **options: Any
+    op: OpName, *, drops_weights: bool = False, value_conv: int | None = None, **options: Any
 ) -> Callable[[Sizes], nn.Module]:
     """Attention with separate queries, keys and values: `op` of attnkit with its options."""
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import nn
 
+from attnkit._core.typing import OpName
 from attnkit.nn import MultiHeadAttention, SoftAttention1d, SoftAttention2d
 from attnkit_experiments.soft.attention import Kernel, Place, Soft, SoftWithClassToken, Tokens, Windows
 
 
-def multi_head(place: Place, op: str, **options: Any) -> MultiHeadAttention:
+def multi_head(place: Place, op: OpName, **options: Any) -> MultiHeadAttention:
     return MultiHeadAttention(place.width, place.heads, op=op, options=options)
 
 

@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from attnkit import RowStatistics
+from attnkit._core.typing import OpName
 from attnkit.nn import KeyValueCache, KeyValueMemory, MultiHeadAttention, StateCache
 from attnkit_experiments.data.text.pairs import PAD
 from attnkit_experiments.engine.counting import attention_multiply_adds
@@ -131,7 +132,7 @@ def _attention(config: TranslationConfig, method: Method, *, causal: bool = Fals
     return layer(
         config.dim,
         config.heads,
-        op=method.op,
+        op=cast(OpName, method.op),
         options=method.options,
         dropout=config.attention_dropout,
         causal=causal,

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnkit._core.typing import OpName
 from attnkit.nn import MultiHeadAttention, SoftAttention2d
 from attnkit_conformance.report.pages import table
 from attnkit_experiments.engine.errors import require_in, require_names
@@ -45,7 +46,7 @@ def transformer(tokens: int) -> nn.Module:
     return Tokens(attention)
 
 
-def of_op(op: str, **options: Any) -> Callable[[int], nn.Module]:
+def of_op(op: OpName, **options: Any) -> Callable[[int], nn.Module]:
     return lambda tokens: Tokens(MultiHeadAttention(WIDTH, HEADS, op=op, options=options))
 
 
