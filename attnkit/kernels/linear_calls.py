@@ -69,11 +69,11 @@ class Setting(NamedTuple):
         """The same for gradients, where v and do have the dtype `values`.
 
         Products have bfloat16 operands where sweeps serve the call. In float16 features, 1/den and states leave the
-        range, and products of TF32 with two digits take as long as those of float32. The gradients of an initial state
-        are float32, and so is all that is summed for them. Where the sum of a row has a floor, its summands cancel.
+        range, and products of TF32 with two digits take as long as those of float32. Where the sum of a row has a
+        floor, its summands cancel.
         """
         fits = max(self.a.d, self.a.e) <= WIDEST_SWEEP
-        served = values == "bfloat16" and fits and not self.stateful and not self.floor
+        served = values == "bfloat16" and fits and not self.floor
         return self._replace(products=values if served else "float32")
 
     @property
@@ -174,6 +174,8 @@ def constants(name: str, s: Setting, dtype: str, by_values: bool, capability: in
     values |= {"SLOPE_OF": SLOPES_OF_FEATURES[s.feature_map], "TWICE": s.sweeps}
     values |= dict(zip(("OPERAND", "PRECISION"), PRODUCTS[dtype], strict=True))
     kind = "sums" if name in SUMS else name if name in (*SWEEPS, GATES) else "columns"
+    if name == "query_sums" and s.sweeps and s.stateful:
+        kind = "exact_sums"
     contracted, produced = (max(D, E) if name in SWEEPS else D, E) if by_values else (E, D)
     tile = sizes.linear(kind, dtype, capability, contracted, produced)
     values |= {"CHUNK": tile.CHUNK, "BLOCK": tile.BLOCK, "FEATURES": tile.BLOCK}

@@ -187,19 +187,25 @@ def features(dtype: torch.dtype, d: int, gradients: bool = False) -> Workload:
     return Workload(launches, "tokens")
 
 
-def linear(dtype: torch.dtype, d: int, gradients: bool = False, least: int = 2, **options: Any) -> Workload:
-    """Linear attention or its gradients, of at least so many sequences."""
+def linear(
+    dtype: torch.dtype, d: int, gradients: bool = False, least: int = 2, resumed: bool = False, **options: Any
+) -> Workload:
+    """Linear attention or its gradients, of at least so many sequences, `resumed` from a state."""
 
     def launches(items: int) -> list[Launch]:
-        q = inputs(dtype, d, 4096, max(items, least))
-        setting = linear_launch.setting(q, q, q, **options)
+        q, state = inputs(dtype, d, 4096, max(items, least)), None
+        if resumed:
+            state = inputs(torch.float32, d, d, len(q)), torch.empty(len(q), 8, d)
+        setting = linear_launch.setting(q, q, q, **options, initial_S=state and state[0])
         if gradients:
             grads = gradients_of(q=q, k=q, v=q)
+            if state is not None:
+                grads |= gradients_of(initial_S=state[0], initial_z=state[1])
             if "log_decay" in options:
                 grads["log_decay"] = torch.empty((*setting.plan.state_leading, 4096))
             call = linear_launch.Call(q, q, q, setting.of_gradients(dtype_name(q)))
-            return call.backward(q, grads, None, None)
-        return linear_launch.Call(q, q, q, setting).forward(torch.empty_like(q), None)
+            return call.backward(q, grads, state, None)
+        return linear_launch.Call(q, q, q, setting).forward(torch.empty_like(q), state)
 
     return Workload(launches, "tokens")
 
@@ -279,6 +285,8 @@ WORKLOADS: dict[str, Workload] = {
     "linear, gradients, float32": linear(F32, 64, True),
     "linear, causal, gradients": linear(BF16, 64, True, causal=True),
     "linear, causal, gradients, d = 128": linear(BF16, 128, True, causal=True),
+    "linear, causal, from a state, gradients": linear(BF16, 64, True, resumed=True, causal=True),
+    "linear, causal, from a state, gradients, d = 128": linear(BF16, 128, True, resumed=True, causal=True),
     "linear, causal, gradients, float32": linear(F32, 64, True, causal=True),
     "linear, decay": linear(BF16, 64, causal=True, log_decay=torch.zeros(8, 4096)),
     "linear, decay, gradients": linear(BF16, 64, True, causal=True, log_decay=torch.zeros(8, 4096)),

@@ -95,3 +95,16 @@ def test_gradients_of_sweeps_keep_their_digits(offset: float, members: int, monk
     for name, grad in gradients(torch.bfloat16, offset, members, linear.pull).items():
         error = (grad.double() - truth[name]).norm() / truth[name].norm()
         assert error < torch.finfo(torch.bfloat16).eps, name
+
+
+def test_gradients_of_an_initial_state_keep_the_digits_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sums that fade, where features have the digits of an operand: two of pairs and of S lose 15 in z."""
+    monkeypatch.setattr(linear_calls, "FEWEST", 1)
+    q, k, v, do = (draw(n, 2, 130, 8).bfloat16() for n in (11, 12, 13, 14))
+    options = {"causal": True, "feature_map": "relu", "log_decay": -draw(15, 2, 130).abs()}
+    S, z = draw(16, 2, 8, 8), draw(17, 2, 8).abs() + 0.1
+    found = linear.pull(q, k, v, do, initial_state=(S, z), **options)
+    wide = [x.double() for x in (q, k, v, do)]
+    truth = attnkit.linear_attention_vjp(*wide, initial_state=(S.double(), z.double()), **options)
+    for got, exact in zip(found["initial_state"], truth["initial_state"], strict=True):
+        assert (got - exact).norm() <= 2 * torch.finfo(torch.float32).eps * exact.norm()

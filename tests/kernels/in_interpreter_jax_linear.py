@@ -16,9 +16,12 @@ import torch
 import attnkit
 from attnkit.backends.jax.triton import launch, linear
 from attnkit.kernels import linear_calls
+from attnkit_conformance.adapters import triton_bfloat16
 from attnkit_conformance.adapters.jax_triton_interpreted import interpret
 
 from .in_interpreter_linear import CASES, D, E
+
+triton_bfloat16.install()
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 

@@ -111,6 +111,8 @@ WILD = {"bound", "nonfinite"}
             WRONG, "linear.level_at", "without_what_high_lacks", "linear_attention", "float32",
             "decay-mixed", {"bound"},
         ),
+        (WRONG, "linear.fade_between", "never_fading", "linear_attention", "bfloat16", "decay-mixed", {"bound"}),
+        (WRONG, "linear.left_over", "nothing", "linear_attention", "bfloat16", "causal-padded", {"bound"}),
         (WRONG, "linear.level_at", "of_the_first_key", "linear_attention", "float32", "decay-faint", {"bound"}),
         (WRONG, "linear.fade_between", "never_fading", "linear_attention", "float32", "decay-mixed", {"bound"}),
         (WRONG, "linear.gradient_gates", "of_no_later_chunk", "linear_attention", "float32", "decay-faint", {"bound"}),

@@ -141,8 +141,10 @@ def query_sums(
 ):  # fmt: skip
     """R = Σ x_i dn_iᵀ for BLOCK columns and r = Σ x_i dd_i over the queries of a segment and all heads of a state.
 
-    1/den multiplies x: do may be exact in OPERAND.
+    1/den multiplies x: do may be exact in OPERAND. The gradients of an initial state are float32, and three terms of
+    bfloat16 have all digits of x.
     """
+    TERMS: tl.constexpr = 1 if masks[4] is None or tl.float32 == OPERAND else 3
     rows, masks = rows[:], masks[:]
     block, segment, kv_head, items, positions, limits = place(blocks, span, limits, heads[0] // heads[2], CAUSAL)
     item, begin = items[0], positions[0] - limits[3]
@@ -161,11 +163,14 @@ def query_sums(
                 levels = level_at(masks[5], items[1], kv_head, i + limits[3], limits[1])
                 factor *= fades(opened, levels)
             x = load_features(q, item, head, i0, live, 0, d, PHI, D, CHUNK)
-            x = operand(x * factor[:, None], OPERAND, PRECISION)
+            rest = x * factor[:, None]
             cotangents = load_tokens(do, item, head, i0, live, c0, e, BLOCK, CHUNK)
-            R = product(tl.trans(x), cotangents, R, OPERAND, PRECISION)
-            if rows[0] is not None:
-                r = add_weighted_tokens(r, x, -delta, OPERAND, PRECISION)
+            for _ in tl.static_range(TERMS):
+                x = operand(rest, OPERAND, PRECISION)
+                R = product(tl.trans(x), cotangents, R, OPERAND, PRECISION)
+                if rows[0] is not None:
+                    r = add_weighted_tokens(r, x, -delta, OPERAND, PRECISION)
+                rest = left_over(rest, OPERAND, PRECISION)
     at = state_at(states, segment, heads, items[2], first, d, e)
     store_state(at, c0, R, alone(r, OPERAND), d, e, D, BLOCK)
 

@@ -12,8 +12,9 @@ S, z of keys and R = Σ_i f_i x_i do_iᵀ, r = -Σ_i f_i x_i δ_i of queries are
 
 δ and 1/den are a matter of float32, because they cancel against do·v and divide everything: in G and Z are two operands
 for y, for do·v and for how far a pair fades (as one, gradients of gates are 92 bounds off), in dv for the pairs, and
-for S and R wherever they are multiplied. Rounded are, once each, f x, y in dv, and do·v - δ in dk. z and r are sums of
-what S and R have: a number that is added to all v leaves through δ.
+for S and R wherever they are multiplied. The gradients of an initial state are float32: with one, S and the pairs of G
+and Z are three (as two, 0.78 bounds off where sums fade). Rounded are, once each, f x, y in dv, and do·v - δ in dk. z
+and r are sums of what S and R have: a number that is added to all v leaves through δ.
 
 Tokens are columns. The rows of products are then features: a state is multiplied from the registers where it is, and
 with 128 of them eight warps have rows of their own, which 64 tokens are too few for.
@@ -62,11 +63,20 @@ def load_once(levels, item, head, p, keys):
 
 
 @triton.jit
-def add_pairs(total, first, rest, pairs, TWICE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    """total + (first + rest)ᵀ pairs, these as one operand or TWICE as two, but for what both lack of the first."""
+def third(x, first, second):
+    """What two operands leave of x."""
+    return x - first.to(tl.float32) - second.to(tl.float32)
+
+
+@triton.jit
+def add_pairs(total, first, rest, pairs, TERMS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """total + (first + rest)ᵀ pairs, these as the sum of TERMS operands; of two without what both lack of the first."""
     near = pairs
-    if TWICE:
+    if TERMS > 1:
         near, far = two_operands(pairs, OPERAND, PRECISION)
+        if TERMS > 2:
+            total = product(tl.trans(first), third(pairs, near, far), total, OPERAND, PRECISION)
+            total = product(tl.trans(rest), far, total, OPERAND, PRECISION)
         total = product(tl.trans(first), far, total, OPERAND, PRECISION)
     total = product(tl.trans(rest), near, total, OPERAND, PRECISION)
     return product(tl.trans(first), near, total, OPERAND, PRECISION)
@@ -80,6 +90,7 @@ def sweep_queries(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq = φ'(q)·f·(G - δ Z) for a segment of queries, and their 1/den and δ."""
+    TERMS: tl.constexpr = 2 if masks[4] is None else 3
     rows, masks = rows[:], masks[:]
     _, segment, head, items, positions, limits = place(blocks, span, limits, heads[0], CAUSAL)
     item, key_item, begin = items[0], items[1], positions[0]
@@ -97,6 +108,8 @@ def sweep_queries(
         cotangents = tl.trans(operand(load_tokens(do, item, head, i0, live, 0, e, E, CHUNK), OPERAND, PRECISION))
         high, low = two_operands(S, OPERAND, PRECISION)
         total = product(low, cotangents, product(high, cotangents, None, OPERAND, PRECISION), OPERAND, PRECISION)
+        if TERMS > 2:
+            total = product(third(S, high, low), cotangents, total, OPERAND, PRECISION)
         sums = z[:, None]
         if masks[5] is not None:
             levels = load_once(masks[5], key_item, own, p0 + token, limits[1])
@@ -118,13 +131,11 @@ def sweep_queries(
                 before *= fades(in_column(levels), in_row(levels))
                 pairs *= before
             pairs = tl.where(in_order, pairs, nothing)
+            total = add_pairs(total, first, rest, pairs, TERMS if NORMALIZE else 1, OPERAND, PRECISION)
             if NORMALIZE:
-                total = add_pairs(total, first, rest, pairs, True, OPERAND, PRECISION)
                 sums += tl.zeros((D, CHUNK), tl.float32)
-                sums = add_pairs(sums, first, rest, before, masks[5] is not None, OPERAND, PRECISION)
+                sums = add_pairs(sums, first, rest, before, 1 if masks[5] is None else TERMS, OPERAND, PRECISION)
                 z = tl.sum(tl.where(token[None, :] == CHUNK - 1, sums, 0.0), 1)  # the last query sees the chunk
-            else:
-                total = product(tl.trans(first), pairs, total, OPERAND, PRECISION)
             if masks[5] is not None:
                 first, rest = two_operands(y * fades(levels, last)[:, None], OPERAND, PRECISION)
             S = product(tl.trans(rest), c, S, OPERAND, PRECISION)

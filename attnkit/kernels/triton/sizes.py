@@ -288,6 +288,8 @@ LINEAR = {
     ("sums", "float32", 64): (Chunk(32, 32, 8, 2), Chunk(32, 32, 8, 2)),
     ("sums", "float32", 128): (Chunk(32, 32, 8, 2), Chunk(32, 32, 8, 2)),
     ("sums", "float32", 256): (Chunk(32, 32, 8, 1), Chunk(32, 32, 8, 2)),
+    ("exact_sums", "bfloat16", 64): (Chunk(64, 64, 4, 2), Chunk(64, 64, 4, 2)),
+    ("exact_sums", "bfloat16", 128): (Chunk(32, 128, 8, 1), Chunk(32, 128, 4, 2)),
     ("columns", "bfloat16", 64): (Chunk(64, 64, 4, 2), Chunk(64, 64, 4, 2)),
     ("columns", "bfloat16", 128): (Chunk(64, 32, 4, 1), Chunk(64, 32, 4, 1)),
     ("columns", "bfloat16", 256): (Chunk(32, 32, 8, 1), Chunk(32, 32, 8, 1)),
@@ -305,9 +307,9 @@ LINEAR = {
     ("sweep_keys", "bfloat16", 64): (Chunk(32, 64, 4, 1), Chunk(64, 64, 4, 1)),
     ("sweep_keys", "bfloat16", 128): (Chunk(16, 128, 8, 1), Chunk(64, 128, 8, 1)),
 }
-"""By sums of segments, sweeps over them for some columns or for a whole state, dtype, and head size rounded up: for
-compute capability 8 and 9. A second stage of `sweep_keys` would compute its features twice. A chunk of `gradient_gates`
-is a segment: its CHUNK is UNIT."""
+"""By sums of segments (exact ones for gradients of an initial state), sweeps over them for some columns or for a whole
+state, dtype, and head size rounded up: for compute capability 8 and 9. A second stage of `sweep_keys` would compute its
+features twice. A chunk of `gradient_gates` is a segment: its CHUNK is UNIT."""
 
 
 def linear(kind: str, dtype: str, capability: int, contracted: int, produced: int) -> Chunk:
