@@ -69,11 +69,10 @@ class Setting(NamedTuple):
         """The same for gradients, where v and do have the dtype `values`.
 
         Products have bfloat16 operands where sweeps serve the call. In float16 features, 1/den and states leave the
-        range, and products of TF32 with two digits take as long as those of float32. Where the sum of a row has a
-        floor, its summands cancel.
+        range, and products of TF32 with two digits take as long as those of float32.
         """
         fits = max(self.a.d, self.a.e) <= WIDEST_SWEEP
-        served = values == "bfloat16" and fits and not self.floor
+        served = values == "bfloat16" and fits
         return self._replace(products=values if served else "float32")
 
     @property

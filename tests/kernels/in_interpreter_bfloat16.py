@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 import attnkit
-from attnkit.backends.torch.triton import linear
+from attnkit.backends.torch.triton import linear, linear_features
 from attnkit.kernels import linear_calls
 from attnkit_conformance.adapters import triton_bfloat16
 
@@ -108,3 +108,17 @@ def test_gradients_of_an_initial_state_keep_the_digits_of_float32(monkeypatch: p
     truth = attnkit.linear_attention_vjp(*wide, initial_state=(S.double(), z.double()), **options)
     for got, exact in zip(found["initial_state"], truth["initial_state"], strict=True):
         assert (got - exact).norm() <= 2 * torch.finfo(torch.float32).eps * exact.norm()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_floor_under_the_denominator_has_no_slope(causal: bool) -> None:
+    """Of cosine attention: the first items start from a sum far below 0, the others above."""
+    record = next(record for record, _ in linear_features.SERVED if record.name == "cosine_attention")
+    q, k, v, do = (draw(n, 4, 20, 8).bfloat16() for n in (21, 22, 23, 24))
+    z = torch.tensor([-90.0, -90.0, 9.0, 9.0])[:, None] * (torch.arange(9) == 0)
+    options = {"causal": causal, "initial_state": (draw(25, 4, 9, 8), z)}
+    found = linear_features.pull(record, q, k, v, do, **options)
+    exact = attnkit.cosine_attention_vjp(*(x.double() for x in (q, k, v, do)), **options)
+    for name in "qkv":
+        error = (found[name] - exact[name]).norm(dim=(-2, -1)) / exact[name].norm(dim=(-2, -1))
+        assert (error < torch.finfo(torch.bfloat16).eps).all(), name

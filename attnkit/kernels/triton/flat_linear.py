@@ -85,7 +85,7 @@ def run(
             ends = (column(more, STRIDES[12]), column(last, STRIDES[13]), HEADS[0], PARTS)
         linear_sweeps.sweep_queries(
             q, k, v, do, matrix(result, STRIDES[11]), ends, before, masks, limits, scale, NUMBERS[1], heads, span,
-            BLOCKS, PHI, SLOPE_OF, CAUSAL, NORMALIZE, d, e, D, E, CHUNK, OPERAND, PRECISION,
+            BLOCKS, PHI, SLOPE_OF, CAUSAL, NORMALIZE, FLOOR, d, e, D, E, CHUNK, OPERAND, PRECISION,
         )  # fmt: skip
     if KERNEL == "sweep_keys":
         linear_sweeps.sweep_keys(

@@ -85,11 +85,11 @@ def add_pairs(total, first, rest, pairs, TERMS: tl.constexpr, OPERAND: tl.conste
 @triton.jit
 def sweep_queries(
     q, k, v, do, dq, rows, states, masks, limits, scale, eps, heads, span, blocks,
-    PHI: tl.constexpr, SLOPE_OF: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr, d: tl.constexpr,
-    e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr,
+    PHI: tl.constexpr, SLOPE_OF: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr, FLOOR: tl.constexpr,
+    d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, CHUNK: tl.constexpr, OPERAND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq = φ'(q)·f·(G - δ Z) for a segment of queries, and their 1/den and δ."""
+    """dq = φ'(q)·f·(G - δ Z) for a segment of queries, and their 1/den and δ, with FLOOR as in `outputs`."""
     TERMS: tl.constexpr = 2 if masks[4] is None else 3
     rows, masks = rows[:], masks[:]
     _, segment, head, items, positions, limits = place(blocks, span, limits, heads[0], CAUSAL)
@@ -143,10 +143,13 @@ def sweep_queries(
         x = tl.trans(PHI(load_tokens(q, item, head, i0, live, 0, d, D, CHUNK)))
         factor = tl.where(live, scale, 0.0)
         if NORMALIZE:
-            den = tl.sum(x * sums, 0) * scale + eps
+            raw = tl.sum(x * sums, 0) * scale
+            den = tl.where(raw <= 0.0, eps, raw + eps) if FLOOR else raw + eps
             inverse = tl.where(live & (den != 0.0), 1.0 / tl.where(den != 0.0, den, 1.0), 0.0)
             factor *= inverse
             delta = tl.sum(x * total, 0) * factor
+            if FLOOR:
+                delta = tl.where(raw <= 0.0, 0.0, delta)
             store_of(rows[0], item, head, i, inside, inverse)
             store_of(rows[1], item, head, i, inside, delta)
             total -= delta[None, :] * sums
