@@ -21,8 +21,6 @@ SORTED = (entmax.sparsemax_attention, entmax.entmax_attention)  # thresholds of 
 
 ERRORS = [
     (entmax.entmax_attention, {"alpha": 1.005}, ValueError, r"alpha must be 1 or lie in \[1.01, 2\]; got 1.005"),
-    (entmax.entmax_attention, {"alpha": float("nan")}, ValueError, "alpha must be finite"),
-    (entmax.entmax_attention, {"alpha": True}, TypeError, "alpha must be a number; got True"),
     (entmax.entmax_attention, {"alpha": [1.5]}, TypeError, r"alpha must be a number; got \[1.5\]"),
     (
         entmax.entmax_attention,
@@ -31,13 +29,6 @@ ERRORS = [
         r"alpha has shape \(5,\).*\(..., L, 1\) = \(2, 3, 5, 1",
     ),
     (rela.rela_attention, {"norm_axis": "token"}, ValueError, "norm_axis must be one of 'hidden', 'head'"),
-    (rela.rela_attention, {"norm_axis": "head"}, ValueError, r"norm_weight has shape \(18,\); expected \(6,\)"),
-    (
-        rela.rela_attention,
-        {"gate_weight": np.ones(6)},
-        ValueError,
-        r"gate_weight has shape \(6,\); expected \(18,",
-    ),
     (rela.rela_attention, {"gate_weight": [1.0] * 18}, TypeError, "gate_weight must be an array of .*got list"),
 ]
 
@@ -58,13 +49,6 @@ def test_hidden_keys_of_self_attention_need_a_query_mask(options):
         sima.sima_attention(*SELF, **options)
     o = sima.sima_attention(*SELF, **options, query_mask=np.ones(7, bool))
     assert o.shape == SELF[2].shape
-
-
-def test_the_cotangent_of_rela_has_joined_heads():
-    with pytest.raises(ValueError, match=r"^rela_attention_vjp: do has shape \(2, 3, 5, 6\); expected \(2, 5, 18\)"):
-        rela.rela_attention_vjp(Q, K, V, W, np.ones((2, 3, 5, 6)))
-    with pytest.raises(TypeError, match=r"^rela_attention: missing argument 'norm_weight'"):
-        rela.rela_attention(Q, K, V)
 
 
 @pytest.mark.parametrize("gate", [None, W])

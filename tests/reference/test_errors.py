@@ -19,23 +19,12 @@ PAIRS = "expected a shape that broadcasts to (2, 4, 3, 6)"
 
 VALUE_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"mask": np.ones((2, 6), dtype=bool)}, f"mask does not fit; {PAIRS}, got (2, 6)"),
-    ({"mask": np.ones((5, 2, 4, 3, 6), dtype=bool)}, f"mask does not fit; {PAIRS}"),
-    ({"bias": np.ones((4, 6))}, f"bias does not fit; {PAIRS}, got (4, 6)"),
     ({"bias": np.full((1, 6), np.inf)}, "bias; expected values below +inf on visible pairs, got +inf"),
     ({"causal": "lower_left"}, "causal; expected False, True or 'upper_left', got 'lower_left'"),
     ({"window": (-1, 0)}, "window; expected (left, right), integers >= 0 or None, got (-1, 0)"),
-    ({"window": 3}, "window; expected (left, right), integers >= 0 or None, got 3"),
-    ({"window": (1.5, None)}, "window; expected (left, right), integers >= 0 or None, got (1.5, None)"),
-    (
-        {"key_lengths": np.ones(2, dtype=int)},
-        "key_lengths does not fit; expected a shape that broadcasts to (2, 4), got (2,)",
-    ),
-    ({"query_mask": np.ones(6, dtype=bool)}, "query_mask does not fit; expected a shape that broadcasts to (2, 4, 3)"),
     ({"key_lengths": -1}, "key_lengths; expected integers >= 0, got -1"),
-    ({"scale": np.nan}, "scale; expected a finite number, got nan"),
     ({"dropout": (1.0, 3)}, "dropout's p; expected 0 <= p < 1, got 1.0"),
     ({"dropout": (0.1, -1)}, "dropout's seed; expected an integer in [0, 2**64), got -1"),
-    ({"dropout": (0.1, 2**64)}, "dropout's seed; expected an integer in [0, 2**64), got 18446744073709551616"),
     ({"dropout": (0.1, 1.5)}, "dropout's seed; expected an integer in [0, 2**64), got 1.5"),
     ({"dropout": 0.1}, "dropout; expected (p, seed), got 0.1"),
     ({"dropout": (0.1, 1), "dropout_mask": np.ones((3, 6))}, "dropout; expected dropout or dropout_mask, got both"),
@@ -71,16 +60,12 @@ TYPE_ERRORS: list[tuple[dict[str, Any], str]] = [
         {"mask": np.zeros((3, 6))},
         "mask; expected a boolean array, True = takes part (numbers to be added to the scores are `bias`), got",
     ),
-    ({"bias": np.ones((3, 6), dtype=bool)}, f"bias; {FLOATS}, got ndarray of dtype bool"),
     (
         {"query_mask": np.ones(3)},
         "query_mask; expected a boolean array, True = takes part, got ndarray of dtype float64",
     ),
-    ({"key_lengths": np.ones((2, 4))}, "key_lengths; expected integers, got ndarray of dtype float64"),
     ({"key_lengths": True}, "key_lengths; expected integers, got bool True"),
-    ({"dropout_mask": np.ones((3, 6), dtype=bool)}, "dropout_mask; expected a NumPy array of float16"),
     ({"scale": "small"}, "scale; expected a number, got str 'small'"),
-    ({"q": Q.astype(int)}, f"q; {FLOATS}, got ndarray of dtype int64"),
     ({"k": K.astype(complex)}, f"k; {FLOATS}, got ndarray of dtype complex128"),
     ({"q": Q.tolist()}, f"q; {FLOATS}, got list"),
     ({"q": Q.astype(">f8")}, f"q; {FLOATS}, got ndarray of dtype >f8"),
@@ -90,7 +75,6 @@ TYPE_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"mask": np.ma.array(np.ones((3, 6), bool))}, "mask; expected a boolean array"),
     ({"key_lengths": np.ma.array(np.ones((2, 4), int))}, "key_lengths; expected integers, got MaskedArray"),
     *(({name: None}, f"{name}; expected a NumPy array, got None") for name in ("q", "k", "v")),
-    ({"k": K.astype(np.float32)}, "k must share the dtype of q; expected float64, got float32"),
 ]
 
 
@@ -114,30 +98,20 @@ def test_dtypes(op: str, index: int) -> None:
     ("op", "own", "text"),
     [
         ("pointwise_attention", {"activation": "tanh"}, "activation; expected one of relu, relu_squared, relu6, "),
-        ("pointwise_attention", {"alpha": np.nan}, "alpha; expected a finite number, got nan"),
         ("pointwise_attention", {"gain": np.inf}, "gain; expected a finite number, got inf"),
-        ("pointwise_attention", {"shift": np.nan}, "shift; expected a finite number, got nan"),
         ("pointwise_attention", {"shift": "log"}, "shift; expected a number or '-log_length', got 'log'"),
         (
             "pointwise_attention",
             {"length": "keys"},
             "length; expected 'visible', 'all', a number or an array, got 'keys'",
         ),
-        ("sigmoid_attention", {"length": 0}, "length; expected a finite number > 0, got 0"),
         (
             "sigmoid_attention",
             {"length": np.zeros(3)},
             "length; expected values > 0 and finite, got array([0., 0., 0.])",
         ),
-        (
-            "sigmoid_attention",
-            {"length": np.ones(6)},
-            "length does not fit; expected a shape that broadcasts to (2, 4, 3)",
-        ),
         ("reluformer_attention", {"gamma": 0.0}, "gamma; expected a finite number > 0, got 0.0"),
         ("reluformer_attention", {"gamma": np.zeros(4)}, "gamma; expected finite numbers > 0, got array([0., "),
-        ("reluformer_attention", {"alpha": 1.0}, "unexpected argument 'alpha'; did you mean '"),
-        ("softmax_attention", {"lengths": 3}, "unexpected argument 'lengths'; did you mean 'key_lengths'?"),
         ("pointwise_attention", {"bias": np.full(6, -np.inf)}, "bias; expected finite values on visible pairs"),
         ("reluformer_attention", {"bias": np.full(6, -np.inf)}, "bias; expected finite values on visible pairs"),
     ],
@@ -166,34 +140,12 @@ def test_none_is_refused_by_name(name: str) -> None:
         function(**given)
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_weights_take_no_dropout(op: str) -> None:
-    with pytest.raises(ValueError, match=f"^{op}_weights: unexpected argument 'dropout'"):
-        getattr(reference, f"{op}_weights")(Q, K, dropout=(0.1, 1))
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_cotangents_have_the_shape_of_their_output(op: str) -> None:
-    vjp = getattr(reference, f"{op}_vjp")
-    with pytest.raises(ValueError, match=re.escape("do has another shape than the output; expected (2, 4, 3, 7), got")):
-        vjp(Q, K, V, np.ones((4, 3, 7)))
-    if op == "softmax_attention":
-        with pytest.raises(ValueError, match=re.escape("dlse has the wrong shape; expected (2, 4, 3), got (3,)")):
-            vjp(Q, K, V, None, np.ones(3))
-
-
 def test_statistics() -> None:
     call, vjp = reference.row_statistics, reference.row_statistics_vjp
     with pytest.raises(ValueError, match=r"^row_statistics: op; expected one of .*softmax_attention, .*got 'linear'"):
         call("linear", Q, K)
-    text = r"^row_statistics\(softmax_attention\): unexpected argument "
-    for name, value in (("alpha", 1.0), ("dropout", (0.1, 1)), ("return_lse", True)):
-        with pytest.raises(ValueError, match=f"{text}'{name}'; did you mean '"):
-            call("softmax_attention", Q, K, **{name: value})
     with pytest.raises(ValueError, match=r"fields; expected a tuple of names out of total, entropy, .*got 'total'"):
         call("softmax_attention", Q, K, fields="total")
-    with pytest.raises(ValueError, match=r"fields; expected a tuple of names out of total, entropy"):
-        call("softmax_attention", Q, K, fields=("total", "mean"))
     with pytest.raises(TypeError, match=r"dstats; expected RowStatistics of cotangents, got tuple"):
         vjp("softmax_attention", Q, K, (None,) * 6)
     one = reference.RowStatistics(total=np.ones((2, 4, 3)))
@@ -215,22 +167,16 @@ def test_regulariser() -> None:
         reference.attention_regulariser(stats, query_mask=np.ones((2, 3), dtype=bool))
     with pytest.raises(ValueError, match=r"stats\.entropy has the wrong shape; expected \(3,\) as for total"):
         reference.attention_regulariser(stats._replace(entropy=np.ones(2)))
-    with pytest.raises(ValueError, match=r"entropy_cap; expected a finite number, got nan"):
-        reference.attention_regulariser(stats, entropy_cap=np.nan)
 
 
 def test_qk_layernorm() -> None:
     weight = np.ones(5)
     with pytest.raises(ValueError, match=r"^qk_layernorm: k_weight has the wrong shape; expected \(5,\), got \(4,\)"):
         reference.qk_layernorm(Q, K, weight, np.ones(4))
-    with pytest.raises(TypeError, match=r"^qk_layernorm: k must share the dtype of q; expected float64, got float32"):
-        reference.qk_layernorm(Q, K.astype(np.float32), weight, weight)
     with pytest.raises(ValueError, match=r"^qk_layernorm: unexpected argument 'epsilon'; did you mean 'eps'"):
         reference.qk_layernorm(Q, K, weight, weight, epsilon=1e-5)
     with pytest.raises(ValueError, match=r"^qk_layernorm: eps; expected a finite number > 0, got 0.0"):
         reference.qk_layernorm(Q, K, weight, weight, eps=0.0)
-    with pytest.raises(ValueError, match=r"^qk_layernorm_vjp: dq_normed has the wrong shape; expected \(2, 4, 3, 5\)"):
-        reference.qk_layernorm_vjp(Q, K, weight, weight, Q[0], None)
 
 
 def test_signatures_show_every_argument() -> None:

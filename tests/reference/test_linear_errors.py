@@ -44,18 +44,11 @@ ERRORS: dict[str, tuple[str, Arrays, type[Exception], str]] = {
     ),
     "normalize": ("relu", {"normalize": 1}, TypeError, "normalize; expected None, True or False, got 1"),
     "eps": ("relu", {"eps": -1.0}, ValueError, "linear_attention: eps; expected a number >= 0, got -1.0"),
-    "chunk_size": ("cosine", {"chunk_size": 0}, ValueError, "cosine_attention: chunk_size; expected an integer >= 1"),
     "pairs": (
         "efficient",
         {"mask": np.ones((6, 6), dtype=bool)},
         ValueError,
         "efficient_attention: mask; expected a key mask (..., 1, S) or (S,), got (6, 6)",
-    ),
-    "parts": (
-        "relu",
-        {"initial_state": STATE[:1]},
-        ValueError,
-        "linear_attention: initial_state; expected a tuple (S, z), got 1 parts",
     ),
     "no tuple": ("relu", {"initial_state": STATE[0]}, ValueError, "expected a tuple (S, z), got ndarray"),
     "shape of S": (
@@ -90,12 +83,6 @@ ERRORS: dict[str, tuple[str, Arrays, type[Exception], str]] = {
         ValueError,
         "performer_attention: kernel; expected one of softmax, relu, got 'exp'",
     ),
-    "projection": (
-        "performer",
-        {"projection": np.ones((8, 3))},
-        ValueError,
-        "projection does not fit; expected a shape that broadcasts to (2, 2, 'm', 4), got (8, 3)",
-    ),
     "heads of the projection": (
         "performer",
         {"projection": np.ones((4, 8, 4))},
@@ -123,8 +110,6 @@ def test_a_state_under_causal_needs_as_many_queries_as_keys() -> None:
 
 def test_gradients_say_what_is_wrong() -> None:
     do = np.ones((2, 4, 6, 3))
-    with pytest.raises(ValueError, match=re.escape("do has another shape than the output; expected (2, 4, 6, 3)")):
-        attention.linear_attention_vjp(Q, K, V, do[:1], enable_gqa=True)
     with pytest.raises(ValueError, match=re.escape("dstate; expected a tuple of 2 parts, got 3 parts")):
         attention.linear_attention_vjp(Q, K, V, do, dstate=(None, None, None), enable_gqa=True)
     with pytest.raises(ValueError, match=re.escape("dstate has another shape than the state; expected (2, 2, 4)")):

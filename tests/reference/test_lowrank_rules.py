@@ -168,30 +168,20 @@ GOOD: dict[str, dict[str, Any]] = {
 }
 FLOATS = "expected a NumPy array of float16, bfloat16, float32, float64"
 ERRORS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
-    ("soft_attention", {"mask": np.ones((6, 6), dtype=bool)}, ValueError, "mask; expected a key mask (..., 1, S)"),
-    ("soft_attention", {"newton_steps": -1}, ValueError, "newton_steps; expected an integer >= 0, got -1"),
     ("soft_attention", {"newton_steps": 2.0}, TypeError, "newton_steps; expected an integer >= 0, got float 2.0"),
-    ("soft_attention", {"init_scale": 0.0}, ValueError, "init_scale; expected a finite number > 0, got 0.0"),
     ("soft_attention", {"init_scale": np.ones(3)}, ValueError, "init_scale does not fit; expected a shape that"),
     ("soft_attention", {"init_scale": np.zeros(4)}, ValueError, "init_scale; expected values > 0 and finite"),
     ("soft_attention", {"ridge": -0.1}, ValueError, "ridge; expected a finite number >= 0, got -0.1"),
     ("soft_attention", {"inverse_grad": "exact"}, ValueError, "inverse_grad; expected 'implicit' or 'unrolled', got"),
-    ("soft_attention", {"landmark_mask": np.ones(4, dtype=bool)}, ValueError, "landmark_mask does not fit"),
-    ("soft_attention", {"landmark_mask": np.ones(3)}, TypeError, "landmark_mask; expected a boolean array"),
     ("soft_attention", {"landmarks": np.ones((3, 4))}, ValueError, "landmarks must have the features of q"),
-    ("soft_attention", {"landmarks": np.ones((3, 5), "float32")}, TypeError, "landmarks must share the dtype of q"),
     ("soft_attention", {"landmarks": np.ones((3, 3, 5))}, ValueError, "leading axes of q, v, landmarks do not"),
     ("soft_attention", {"v": V[..., :5, :]}, ValueError, "v must have the tokens of q; expected (..., 6, e)"),
     ("soft_attention", {"q": Q[0, 0, 0]}, ValueError, "q needs two axes"),
     ("soft_attention", {"q": Q.astype(int)}, TypeError, f"q; {FLOATS}"),
-    ("nystrom_attention", {"mask": np.ones((6, 6), dtype=bool)}, ValueError, "mask; expected a key mask"),
-    ("nystrom_attention", {"num_landmarks": 0}, ValueError, "num_landmarks; expected an integer >= 1, got 0"),
     ("nystrom_attention", {"num_landmarks": True}, TypeError, "num_landmarks; expected an integer >= 1, got bool"),
-    ("nystrom_attention", {"inverse_steps": -1}, ValueError, "inverse_steps; expected an integer >= 0"),
     ("nystrom_attention", {"init": "original"}, ValueError, "init; expected 'exact' or 'batch_max', got 'original'"),
     ("nystrom_attention", {"k": K[..., :5, :], "v": V[..., :5, :]}, ValueError, "k must have the tokens of q"),
     ("nystrom_attention", {"k": K[:, :2], "v": V[:, :2]}, ValueError, "leading axes of q, k, v do not broadcast"),
-    ("linformer_attention", {"mask": np.ones((6, 6), dtype=bool)}, ValueError, "mask; expected a key mask"),
     (
         "linformer_attention",
         {"proj_k": np.ones((3, 5))},
@@ -249,12 +239,3 @@ def test_errors_of_samplers(index: int) -> None:
     name, params, error, text = SAMPLER_ERRORS[index]
     with pytest.raises(error, match=f"^{name}: {re.escape(text)}"):
         getattr(samplers, name)(**params)
-
-
-def test_cotangents_must_have_the_shape_of_the_output() -> None:
-    for op, arrays in GOOD.items():
-        answer = "dx" if op == "newton_inverse" else "do"
-        with pytest.raises(ValueError, match=rf"^{op}_vjp: {answer} has another shape than the output"):
-            getattr(reference, f"{op}_vjp")(**arrays, **{answer: np.ones((2, 5))})
-    with pytest.raises(ValueError, match=r"^average_pool_vjp: dlandmarks has another shape than the output"):
-        samplers.average_pool_vjp(dlandmarks=np.ones((3, 2)), **GRID)

@@ -224,13 +224,8 @@ def test_magnitudes_bound_the_gradients(covers: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("alpha", "error", "text"),
     [
-        (1.005, ValueError, "alpha; expected 1 or 1.01 <= alpha <= 2, got 1.005"),
-        (2.1, ValueError, "alpha; expected 1 or 1.01 <= alpha <= 2, got 2.1"),
-        (np.nan, ValueError, "alpha; expected a finite number, got nan"),
         ("softmax", TypeError, "alpha; expected a number, got str 'softmax'"),
         (np.array([[0.5]]), ValueError, "alpha; expected 1 or 1.01 <= alpha <= 2, got array([[0.5]])"),
-        (np.full(3, 1.5), ValueError, "alpha does not fit; expected a shape that broadcasts to (2, 3, 1), got (3,)"),
-        (np.full((3, 1), 2), TypeError, "alpha; expected a NumPy array of float16, bfloat16, float32, float64, got"),
     ],
 )
 def test_errors(alpha: Any, error: type[Exception], text: str) -> None:
