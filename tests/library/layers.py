@@ -58,7 +58,8 @@ PICTURES: dict[str, Layer] = {
     "soft even": partial(Pictures, 8, 2, num_landmarks=9),
 }
 PROJECTED = {**HEADS, **ROWS, **PICTURES}  # q_proj to out_proj
-LAYERS = {**PROJECTED, **MEMORIES, **UNITS}
+GATE = partial(MultiHeadAttention, 8, 2, op="pointwise_attention", qk_norm=True, gate=nn.functional.silu)
+LAYERS = {**PROJECTED, **MEMORIES, **UNITS, "gate": GATE}
 
 
 def tokens_of(name: str, dtype: torch.dtype = torch.float64) -> Tensor:

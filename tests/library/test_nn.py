@@ -185,27 +185,6 @@ def test_statistics_come_from_the_implementation_that_was_named():
         module(op="gaussian_attention", statistics_impl="triton")(x, return_statistics=True)
 
 
-def test_dropout_only_in_training_and_from_torchs_generator():
-    layer, x = module(op="pointwise_attention", dropout=0.5), tokens()
-    assert torch.equal(layer(x), layer(x))
-    layer.train()
-    torch.manual_seed(1)
-    a, b = layer(x), layer(x)
-    torch.manual_seed(1)
-    assert torch.equal(a, layer(x))
-    assert not torch.equal(a, b)
-
-
-def test_half_precision_and_gradients():
-    layer = MultiHeadAttention(24, 4, op="pointwise_attention", qk_norm=True, gate=silu, dtype=torch.bfloat16)
-    out = layer(torch.randn(2, 6, 24, dtype=torch.bfloat16))
-    assert out.dtype == torch.bfloat16
-    out.float().square().sum().backward()
-    for name, p in layer.named_parameters():
-        assert p.grad is not None, name
-        assert p.grad.isfinite().all(), name
-
-
 def test_the_text_of_a_module_has_what_is_not_usual():
     assert module().extra_repr() == "op=softmax_attention(), num_heads=4, head_dim=6"
     assert module(num_kv_heads=2, causal=True).extra_repr().endswith("head_dim=6, num_kv_heads=2, causal=True")

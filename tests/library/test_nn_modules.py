@@ -1,10 +1,14 @@
 """What every layer of attnkit.nn does: state, gradients, half types, devices, padding, torch.compile."""
 
+from functools import partial
+
 import pytest
 import torch
 
+from attnkit.nn import MultiHeadAttention
+
 from .arrays import LAYER, assert_close
-from .layers import HEADS, LAYERS, MEMORIES, PROJECTED, called, every_parameter_learns, growth_of, tokens_of
+from .layers import HEADS, LAYERS, PROJECTED, UNITS, called, every_parameter_learns, growth_of, tokens_of
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +50,7 @@ def test_projections_without_biases(name):
     assert not [name for name in layer.state_dict() if name.endswith("proj.bias")]
 
 
-@pytest.mark.parametrize("name", sorted(LAYERS.keys() - MEMORIES.keys()))
+@pytest.mark.parametrize("name", [*PROJECTED, *UNITS])
 def test_padding_does_not_reach_the_tokens(name):
     layer, x = LAYERS[name]().double(), tokens_of(name)
     present = torch.rand(x.shape[:2]) < 0.7
@@ -72,6 +76,26 @@ def test_the_amount_of_padding_changes_nothing(name):
     padded = torch.nn.functional.pad(x, (0, 0, 0, 5), value=float("nan"))
     present = torch.arange(19).expand(2, 19) < 14
     assert_close(called(layer, padded, present)[:, :14], called(layer, x), growth_of(layer, x))
+
+
+DROPPING = {
+    "heads": partial(MultiHeadAttention, 8, 2, op="pointwise_attention", dropout=0.5),
+    "slots": partial(HEADS["linformer_attention"], dropout=0.5),
+    "unit": partial(UNITS["unit hua"], dropout=0.5),
+}
+
+
+@pytest.mark.parametrize("layer", DROPPING.values(), ids=DROPPING)
+def test_dropout_only_in_training_and_from_torchs_generator(layer):
+    layer, x = layer().double(), torch.randn(2, 19, 8, dtype=torch.float64)
+    torch.manual_seed(1)
+    one, two = layer(x), layer(x)
+    torch.manual_seed(1)
+    assert torch.equal(one, layer(x))
+    assert not torch.equal(one, two)
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+    assert layer.train().to("meta")(x.to("meta")).device.type == "meta"  # the seed lies where x does
 
 
 REFEREE = pytest.mark.referee

@@ -86,17 +86,6 @@ def test_performer_has_features_that_can_be_redrawn():
     assert MultiHeadAttention(2, 2, op="performer").operands.projection.shape == (1, 1)
 
 
-def test_dropout_of_slots_comes_from_torchs_generator():
-    layer, x = module("linformer_attention", dropout=0.5), tokens()
-    torch.manual_seed(1)
-    one, two = layer(x), layer(x)
-    torch.manual_seed(1)
-    assert torch.equal(one, layer(x))
-    assert not torch.equal(one, two)
-    layer.eval()
-    assert torch.equal(layer(x), layer(x))
-
-
 @pytest.mark.parametrize(
     ("op", "options", "text"),
     [
