@@ -80,38 +80,30 @@ KINKS = {name: [-0.0, *h.kinks] for name, h in ACTIVATIONS.items() if h.kinks}
 SECOND = {"relu": (0.0, 0.0), "relu_squared": (0.0, 2.0), "relu6": (0.0, 0.0)}  # left and right of 0
 
 
-@pytest.mark.parametrize("name", KINKS)
-def test_slopes_at_kinks_are_zero_in_torch(name: str) -> None:
-    def h(s: torch.Tensor) -> torch.Tensor:
-        return ACTIVATIONS[name].h(namespace(s), s)
-
-    s = torch.tensor(KINKS[name])
-    slopes = (
-        torch.func.vjp(h, s)[1](torch.ones_like(s))[0],
-        torch.func.jvp(h, (s,), (torch.ones_like(s),))[1],
-        torch.func.vmap(torch.func.grad(h))(s),
-        ACTIVATIONS[name].slope(namespace(s), s),
-    )
-    assert not any(slope.any() for slope in slopes)
-    assert torch.func.hessian(lambda s: h(s).sum())(torch.tensor([-1.0, 1.0])).diagonal().tolist() == [*SECOND[name]]
+FUNCTIONS: dict[str, tuple[Any, Any, Any]] = {
+    "torch": (torch.func, torch, lambda function: function),
+    "jax": (jax, jax.numpy, jax.jit),
+}
 
 
+@pytest.mark.parametrize("library", FUNCTIONS)
 @pytest.mark.parametrize("name", [*KINKS, "relu of _special"])
-def test_slopes_at_kinks_are_zero_in_jax(name: str) -> None:
+def test_slopes_at_kinks_are_zero(name: str, library: str) -> None:
     name, _, bare = name.partition(" of ")
+    func, xp, compiled = FUNCTIONS[library]
 
     def h(s: Any) -> Any:
         return (relu if bare else ACTIVATIONS[name].h)(namespace(s), s)
 
-    s = jax.numpy.asarray(KINKS[name])
+    s = ARRAYS[library](KINKS[name])
     slopes = (
-        jax.vjp(h, s)[1](jax.numpy.ones_like(s))[0],
-        jax.jvp(h, (s,), (jax.numpy.ones_like(s),))[1],
-        jax.vmap(jax.grad(h))(s),
+        func.vjp(h, s)[1](xp.ones_like(s))[0],
+        func.jvp(h, (s,), (xp.ones_like(s),))[1],
+        func.vmap(func.grad(h))(s),
         ACTIVATIONS[name].slope(namespace(s), s),
     )
     assert not any(slope.any() for slope in slopes)
-    second = jax.jit(jax.hessian(lambda s: h(s).sum()))(jax.numpy.asarray([-1.0, 1.0]))
+    second = compiled(func.hessian(lambda s: h(s).sum()))(ARRAYS[library]([-1.0, 1.0]))
     assert second.diagonal().tolist() == [*SECOND[name]]
 
 
