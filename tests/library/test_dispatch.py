@@ -53,25 +53,11 @@ def test_auto_takes_the_first_kernel_that_serves(tensors, kernel):
     assert kernel == ["called"]
 
 
-def test_auto_falls_to_the_generic_body_when_a_kernel_has_a_reason(tensors, kernel):
-    mask = torch.ones(5, 5, dtype=torch.bool)
-    attnkit.pointwise_attention(*tensors, mask=mask)
-    assert kernel == []
-
-
 def test_a_named_kernel_serves_or_raises_its_reason(tensors, kernel):
     attnkit.pointwise_attention(*tensors, impl="fast")
     mask = torch.ones(5, 5, dtype=torch.bool)
     with pytest.raises(NotImplementedError, match=r"pointwise_attention: .*impl='fast'.*fast: no masks here"):
         attnkit.pointwise_attention(*tensors, mask=mask, impl="fast")
-    assert kernel == ["called"]
-
-
-def test_a_tuple_is_tried_in_order(tensors, kernel):
-    mask = torch.ones(5, 5, dtype=torch.bool)
-    attnkit.pointwise_attention(*tensors, mask=mask, impl=("fast", "generic"))
-    assert kernel == []
-    attnkit.pointwise_attention(*tensors, impl=("fast", "generic"))
     assert kernel == ["called"]
 
 
