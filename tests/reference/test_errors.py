@@ -144,6 +144,10 @@ def test_statistics() -> None:
     call, vjp = reference.row_statistics, reference.row_statistics_vjp
     with pytest.raises(ValueError, match=r"^row_statistics: op; expected one of .*softmax_attention, .*got 'linear'"):
         call("linear", Q, K)
+    text = r"^row_statistics\(softmax_attention\): unexpected argument "
+    for name, value in (("alpha", 1.0), ("dropout", (0.1, 1)), ("return_lse", True)):
+        with pytest.raises(ValueError, match=f"{text}'{name}'; did you mean '"):
+            call("softmax_attention", Q, K, **{name: value})
     with pytest.raises(ValueError, match=r"fields; expected a tuple of names out of total, entropy, .*got 'total'"):
         call("softmax_attention", Q, K, fields="total")
     with pytest.raises(TypeError, match=r"dstats; expected RowStatistics of cotangents, got tuple"):
