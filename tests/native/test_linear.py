@@ -244,16 +244,6 @@ def test_a_wrong_state_names_the_function():
             function(q, k, v, *arrays, initial_state=state, impl="native")
 
 
-def test_the_name_of_what_came_before_warns():
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    x = torch.randn(2, 9, 8)
-    golden = attnkit.linear_attention(x, x, x, impl="native")
-    with pytest.warns(DeprecationWarning, match="impl='chunked' was replaced by impl='native'"):
-        assert torch.equal(attnkit.linear_attention(x, x, x, impl="chunked"), golden)
-    with pytest.raises(ValueError, match="linear_attention: impl must be one of"):
-        attnkit.linear_attention(x, x, x, impl="blocked")
-
-
 # ---------------------------------------------------------------------------------------------- torch
 
 

@@ -5,6 +5,8 @@ import pytest
 
 import attnkit
 
+from .test_lowrank import near
+
 pytestmark = pytest.mark.usefixtures("library")
 RNG = np.random.default_rng(0)
 Q, K, V, DO = (RNG.normal(size=shape) for shape in ((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6), (2, 5, 24)))
@@ -30,13 +32,6 @@ def call(option, array=np.asarray):
 def differentiated(options):
     """Names of the options with a gradient."""
     return [name for name in ("gate_weight", "bias") if name in options]
-
-
-def near(found, golden, bound):
-    assert found.keys() == golden.keys()
-    for name, x in golden.items():
-        assert found[name].dtype == x.dtype
-        assert float(abs(found[name] - x).max()) <= bound * max(1.0, float(abs(x).max())), name
 
 
 @pytest.mark.parametrize(
