@@ -1,18 +1,16 @@
 """The CUDA kernels executed on the CPU: what a kernel must not do ends its launch, and what the kit does not ask."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
-from attnkit import pointwise_attention, pointwise_attention_vjp
+import attnkit
 from attnkit.backends.cupy import launch, pointwise
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu
 from attnkit_conformance.adapters.cuda_cpu.machine import KernelFault, Machine
 from tests.library.arrays import assert_agrees
 
 from .emulated import Forward, draw
-from .selection import first_now
+from .selection import first_now, later
 
 # ---------------------------------------------------------------------------------------------- the shim
 
@@ -75,36 +73,54 @@ def test_arguments_that_are_laid_out_differently_are_refused(
 # ---------------------------------------------------------------------------------------------- the kernels
 
 
-@pytest.mark.parametrize(("dtype", "d"), [("float16", 129), ("float32", 256), ("float64", 200)])
-def test_wide_heads(dtype: str, d: int, kernels: CudaOnCpu) -> None:
-    arrays = {name: draw(n, 1, 33, d, dtype=dtype) for n, name in enumerate("qkv")}
-    do = draw(4, 1, 33, d, dtype=dtype)
+WIDE = [
+    ("pointwise_attention", "float16", 129, 129),
+    ("pointwise_attention", "float32", 256, 256),
+    ("pointwise_attention", "float64", 200, 200),
+    later("gaussian_attention", "float16", 129, 129),
+    ("gaussian_attention", "float32", 256, 256),
+    later("gaussian_attention", "float64", 200, 200),
+    ("linear_attention", "float32", 129, 256),
+    ("linear_attention", "float64", 140, 70),
+]
+OPTIONS = {"gaussian_attention": {"scale": 0.005}, "linear_attention": {"causal": True}}
+
+
+@pytest.mark.parametrize(("op", "dtype", "d", "e"), WIDE)
+def test_wide_heads(op: str, dtype: str, d: int, e: int, kernels: CudaOnCpu) -> None:
+    arrays = {
+        name: draw(n, 1, 40, size, dtype=dtype) for n, (name, size) in enumerate(zip("qkv", (d, d, e), strict=True))
+    }
+    do, options = draw(4, 1, 40, e, dtype=dtype), OPTIONS.get(op, {})
     wide = [x.astype(np.float64) for x in (*arrays.values(), do)]
-    assert_agrees(kernels.call("pointwise_attention", arrays, {})["o"], pointwise_attention(*wide[:3]))
-    expected = pointwise_attention_vjp(*wide)
-    for name, grad in kernels.vjp("pointwise_attention", arrays, {}, {"o": do}).items():
+    assert_agrees(kernels.call(op, arrays, options)["o"], getattr(attnkit, op)(*wide[:3], **options))
+    expected = getattr(attnkit, f"{op}_vjp")(*wide, **options)
+    for name, grad in kernels.vjp(op, arrays, options, {"o": do}).items():
         assert_agrees(grad, expected[name])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_any_strides_give_the_same_bits(dtype: str, kernels: CudaOnCpu) -> None:
+@pytest.mark.parametrize("op", ["pointwise_attention", "linear_attention"])
+def test_any_strides_give_the_same_bits(op: str, dtype: str, kernels: CudaOnCpu) -> None:
     arrays = {name: draw(n, 2, 3, 20, 16, dtype=dtype) for n, name in enumerate("qkv")}
-    options = {"causal": True}
-    expected = kernels.call("pointwise_attention", arrays, options)["o"]
+    expected = kernels.call(op, arrays, {"causal": True})["o"]
+    backwards = {name: np.ascontiguousarray(x[..., ::-1, :])[..., ::-1, :] for name, x in arrays.items()}
+    assert np.array_equal(kernels.call(op, backwards, {"causal": True})["o"], expected)
+    for axes in ((0, 2, 1, 3), (0, 1, 3, 2), (3, 2, 1, 0)):
+        back = np.argsort(axes)
+        moved = {name: np.ascontiguousarray(x.transpose(axes)).transpose(back) for name, x in arrays.items()}
+        assert np.array_equal(kernels.call(op, moved, {"causal": True})["o"], expected)
 
-    def inside(x: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)
 
-    def columns(x: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(x.swapaxes(2, 3)).swapaxes(2, 3)
-
-    def backwards(x: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(x[..., ::-1, :])[..., ::-1, :]
-
-    layouts: list[Callable[[np.ndarray], np.ndarray]] = [inside, columns, backwards]
-    for layout in layouts:
-        moved = {name: layout(x) for name, x in arrays.items()}
-        assert np.array_equal(kernels.call("pointwise_attention", moved, options)["o"], expected)
+@pytest.mark.parametrize(("dtype", "offset"), [("float32", 1024.0), ("float16", 64.0)])
+def test_a_common_offset_changes_no_bit(dtype: str, offset: float, kernels: CudaOnCpu) -> None:
+    """Numbers that both can hold: multiples of the unit of the offset."""
+    q, k = (np.round(draw(n, 1, 40, 8) * 16).astype(dtype) / np.asarray(16, dtype) for n in range(2))
+    v, moved = draw(2, 1, 40, 8, dtype=dtype), np.asarray(offset, dtype)
+    found = [
+        kernels.call("gaussian_attention", {"q": q + at, "k": k + at, "v": v}, {})["o"] for at in (0 * moved, moved)
+    ]
+    assert np.array_equal(*found)
 
 
 def test_numbers_of_numpy_are_numbers(kernels: CudaOnCpu) -> None:
@@ -113,7 +129,7 @@ def test_numbers_of_numpy_are_numbers(kernels: CudaOnCpu) -> None:
     plain = {"key_lengths": 3, "length": 4.0, "dropout": (0.5, 7)}
     results = [kernels.call("pointwise_attention", arrays, given)["o"] for given in (options, plain)]
     assert np.array_equal(*results)
-    assert_agrees(results[0], pointwise_attention(*(x.astype(np.float64) for x in arrays.values()), **plain))
+    assert_agrees(results[0], attnkit.pointwise_attention(*(x.astype(np.float64) for x in arrays.values()), **plain))
 
 
 def test_a_seed_may_be_an_array(kernels: CudaOnCpu) -> None:
