@@ -1,9 +1,15 @@
 """Every recipe in its smallest form: a step of every cell, an inspection and a report."""
 
+import torch
+
 from attnkit_experiments.commands import runner
+from attnkit_experiments.commands.opening import choose
 from attnkit_experiments.commands.report import write_report
+from attnkit_experiments.engine.train import Run
+from attnkit_experiments.engine.world import ALONE
 from attnkit_experiments.recipes import RECIPES
 from attnkit_experiments.report.results import read_study
+from attnkit_experiments.study.recipe import Source, expand
 
 from .translation_cases import TINY
 
@@ -15,6 +21,14 @@ SMALLEST = {
     "language": ("steps=1", "tested=2", "model=d32"),
     "sequences": ("steps=1", "train_samples=8", "valid_samples=4", "test_samples=4"),
 }
+
+
+def first_run(recipe, data, out, *settings, world=ALONE):
+    """The training of the first cell of a study on the CPU, before its first step."""
+    chosen, study = choose(runner.Request(recipe, "cpu", data, out, settings))
+    held, cpu = chosen.domain.load(Source(data, study, out)), torch.device("cpu")
+    cell = expand(chosen, study, held)[0]
+    return Run(lambda: chosen.domain.task(cell, held, cpu), cell.train, cpu, world)
 
 
 def run(name, data, out, *settings, preset="smoke"):

@@ -8,16 +8,15 @@ import torch
 from safetensors.torch import load_file
 
 from attnkit_experiments.commands import runner
-from attnkit_experiments.commands.opening import choose
 from attnkit_experiments.engine.memory import peak_bytes
 from attnkit_experiments.engine.metrics import read_metrics
 from attnkit_experiments.engine.train import Run
-from attnkit_experiments.engine.world import World, blocks_of
+from attnkit_experiments.engine.world import blocks_of
 from attnkit_experiments.images.model import SIZES
-from attnkit_experiments.study.recipe import Source, expand
 
 from .conftest import FEW
 from .conftest import TINY as IMAGES
+from .smallest import first_run
 from .translation_cases import TINY as TRANSLATION
 
 CPU = torch.device("cpu")
@@ -49,10 +48,7 @@ def test_it_changes_no_bit(recipe, cell, settings, corpus, tmp_path):
 def deep(out: Path, *settings: str) -> Run:
     """The training of a model of eight blocks."""
     settings = (*IMAGES, "train_images=0", "batch=64", "model=deep", *settings)
-    recipe, study = choose(runner.Request("000-fig2", "cpu", "digits", out, settings))
-    data = recipe.domain.load(Source("digits", study, out))
-    cell = expand(recipe, study, data)[0]
-    return Run(lambda: recipe.domain.task(cell, data, CPU), cell.train, CPU, World())
+    return first_run("000-fig2", "digits", out, *settings)
 
 
 def test_only_the_inputs_of_blocks_are_kept(tmp_path, monkeypatch):

@@ -8,15 +8,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
-from attnkit_experiments.commands import runner
-from attnkit_experiments.commands.opening import choose
 from attnkit_experiments.engine.checkpoint import Checkpoints, seals, whole_weights
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.train import Run
 from attnkit_experiments.engine.world import ALONE, World, joined
-from attnkit_experiments.study.recipe import Source, expand
 
 from .forks import forked
+from .smallest import first_run
 from .test_activation_checkpointing import SOFT
 
 CPU = torch.device("cpu")
@@ -45,10 +43,7 @@ def process(task: str, sharding: str, folder: str, out: str) -> None:
 def training(out: Path, world: World) -> Run:
     """Of a model with batch normalisation, and with a moving average."""
     settings = (*SOFT, "methods=soft", "full_scale=false", "measured_batch=0", "ema=0.9")
-    kind, study = choose(runner.Request("002-table1", "cpu", "digits", out, settings))
-    data = kind.domain.load(Source("digits", study, out))
-    cell = expand(kind, study, data)[0]
-    return Run(lambda: kind.domain.task(cell, data, CPU), cell.train, CPU, world)
+    return first_run("002-table1", "digits", out, *settings, world=world)
 
 
 def checkpoints(run: Run, folder: Path) -> Checkpoints:

@@ -7,17 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from attnkit_experiments.commands import runner
-from attnkit_experiments.commands.opening import choose
-from attnkit_experiments.engine.train import Run
 from attnkit_experiments.engine.world import World, blocks_of, joined
 from attnkit_experiments.images import task as images
 from attnkit_experiments.language import task as language
-from attnkit_experiments.study.recipe import Source, expand
 from tests.shared import made_once
 
 from .conftest import TINY as IMAGES
 from .forks import forked
+from .smallest import first_run
 from .test_activation_checkpointing import SOFT
 from .test_table6 import TINY as SEQUENCES
 from .translation_cases import TINY as TRANSLATION
@@ -45,10 +42,7 @@ def evaluations(recipe: str, corpus: str, out: Path, world: World) -> list[tuple
     """The evaluation after a step, and how often it called a block: shared, and of this process alone."""
     place, settings = STUDIES[recipe]
     place = str(Path(corpus) / place) if place == "pairs" else place
-    kind, study = choose(runner.Request(recipe, "cpu", place, out, settings))
-    data = kind.domain.load(Source(place, study, out))
-    cell = expand(kind, study, data)[0]
-    run = Run(lambda: kind.domain.task(cell, data, CPU), cell.train, CPU, world)
+    run = first_run(recipe, place, out, *settings, world=world)
     run.step(0)
     calls: list[int] = []
     blocks_of(run.task.model)[-1].register_forward_hook(lambda *_: calls.append(1))

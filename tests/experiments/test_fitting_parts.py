@@ -6,17 +6,15 @@ import json
 import pytest
 import torch
 
-from attnkit_experiments.commands import runner
-from attnkit_experiments.commands.opening import choose
 from attnkit_experiments.engine import memory
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.memory import bytes_per_sample, parts_that_fit, peak_bytes
 from attnkit_experiments.engine.train import Run
 from attnkit_experiments.engine.world import World
-from attnkit_experiments.study.recipe import Source, expand
 
 from .conftest import TINY
 from .doubles import in_float64
+from .smallest import first_run
 from .test_activation_checkpointing import SOFT
 
 CPU = torch.device("cpu")
@@ -49,10 +47,7 @@ def test_where_not_even_a_sample_fits_an_error_says_what_it_needs():
 
 def prepared(out, *settings: str, recipe: str = "000-fig4") -> Run:
     few = ("activations=relu", "alphas=1", *TINY) if recipe == "000-fig4" else ()
-    chosen, study = choose(runner.Request(recipe, "cpu", "digits", out, (*few, *settings)))
-    data = chosen.domain.load(Source("digits", study, out))
-    cell = expand(chosen, study, data)[0]
-    return Run(lambda: chosen.domain.task(cell, data, CPU), cell.train, CPU, World())
+    return first_run(recipe, "digits", out, *few, *settings)
 
 
 def leave_room(monkeypatch, parameters: int, room: int) -> None:

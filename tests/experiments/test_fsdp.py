@@ -7,16 +7,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnkit_experiments.commands import runner
-from attnkit_experiments.commands.opening import choose
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.optim import TrainConfig
-from attnkit_experiments.engine.train import Run
 from attnkit_experiments.engine.world import World, blocks_of, joined
-from attnkit_experiments.study.recipe import Source, expand
 
 from .conftest import TINY as IMAGES
 from .forks import forked
+from .smallest import first_run
 from .test_activation_checkpointing import SOFT
 
 CPU = torch.device("cpu")
@@ -55,10 +52,7 @@ def observed(recipe: str, policy: tuple[str, str], out: Path, world: World) -> d
     parameters, gradients = policy
     chosen = f"fsdp_parameters={parameters}", f"fsdp_gradients={gradients}"
     settings = (*STUDIES[recipe], "precision=bfloat16", *chosen)
-    kind, study = choose(runner.Request(recipe, "cpu", "digits", out, settings))
-    data = kind.domain.load(Source("digits", study, out))
-    cell = expand(kind, study, data)[0]
-    run = Run(lambda: kind.domain.task(cell, data, CPU), cell.train, CPU, world)
+    run = first_run(recipe, "digits", out, *settings, world=world)
     weights: set[str] = set()
     attention = blocks_of(run.task.model)[0].attention
     attention.register_forward_hook(lambda module, *_: weights.update(str(p.dtype) for p in module.parameters()))
