@@ -13,12 +13,12 @@ import pytest
 from attnkit_conformance import __main__ as program
 from attnkit_conformance import core
 from attnkit_conformance.__main__ import main
-from attnkit_conformance.adapter import Unsupported
 from attnkit_conformance.judge import stop
 from attnkit_conformance.report import terminal_rich
+from tests.conformance.plain import OnNumpy
 
 
-class WrongAndStopped:
+class WrongAndStopped(OnNumpy):
     """Wrong by 1, and stopped by a signal in the middle of the third call."""
 
     name, dtypes, ops = "mine", ("float64",), ("softmax_attention",)
@@ -26,21 +26,12 @@ class WrongAndStopped:
     def __init__(self, number: int) -> None:
         self.number, self.calls = number, 0
 
-    def array(self, x: Any, dtype: str) -> Any:
-        return x
-
-    def numpy(self, x: Any) -> Any:
-        return x
-
     def call(self, op: str, arrays: Any, params: Any) -> dict[str, Any]:
         self.calls += 1
         if self.calls == 3:
             os.kill(os.getpid(), self.number)
             raise AssertionError("the signal came, and the call goes on")
         return {"o": np.ones((*arrays["q"].shape[:-1], arrays["v"].shape[-1]))}
-
-    def vjp(self, op: str, arrays: Any, params: Any, cotangents: Any) -> dict[str, Any]:
-        raise Unsupported("no gradients")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

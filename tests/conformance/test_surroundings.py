@@ -29,6 +29,7 @@ from attnkit_conformance.model.case import Case
 from attnkit_conformance.opdb import BY_NAME, OPDB
 from attnkit_conformance.report import files
 from attnkit_conformance.report import surroundings as page
+from tests.conformance.plain import OnNumpy
 
 PAGE = Path(__file__).parents[2] / "docs" / "judging-yours.md"
 SWIFT = (
@@ -235,13 +236,7 @@ def test_promoted_ranks_and_invalid_numbers_are_seen() -> None:
             s = jnp.einsum("...ld,...sd->...ls", q * jnp.ones(q.shape[-1], q.dtype), k) * q.shape[-1] ** -0.5
             return jnp.matmul(jax.nn.softmax(s, -1), v)
 
-    class OfNumpy(Mine):
-        def array(self, x: np.ndarray, dtype: str) -> Any:
-            return x
-
-        def numpy(self, x: Any) -> np.ndarray:
-            return np.asarray(x)
-
+    class OfNumpy(OnNumpy, Mine):
         def attend(self, q: Any, k: Any, v: Any) -> Any:
             e = np.exp(q @ k.swapaxes(-1, -2) * np.float32(q.shape[-1] ** -0.5))
             return np.where(e > 0, e, e / np.zeros_like(e)) @ v / e.sum(-1, keepdims=True)

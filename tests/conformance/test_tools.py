@@ -29,16 +29,11 @@ from attnkit_conformance.scenes import attention, rows
 
 MINE = """
 import numpy as np
+from tests.conformance.plain import OnNumpy
 
-class Mine:
+class Mine(OnNumpy):
     name, dtypes, ops = "mine", ("float32",), ("softmax_attention",)
     scale = {scale}
-
-    def array(self, x, dtype):
-        return x
-
-    def numpy(self, x):
-        return x
 
     def call(self, op, arrays, params):
         from attnkit_conformance.adapter import Unsupported
@@ -48,10 +43,6 @@ class Mine:
         s = q @ k.swapaxes(-1, -2) * (self.scale / np.sqrt(q.shape[-1]))
         w = np.exp(s - s.max(-1, keepdims=True, initial=-1e300))
         return {{"o": (w @ v / np.maximum(w.sum(-1, keepdims=True), 1e-300)).astype(np.float32)}}
-
-    def vjp(self, op, arrays, params, cotangents):
-        from attnkit_conformance.adapter import Unsupported
-        raise Unsupported("forward only")
 
 ADAPTER = Mine()
 """

@@ -21,15 +21,10 @@ def plain_case(op: str, dtype: str) -> Any:
 CRASHING = """
 import os
 from attnkit_conformance.adapter import Unsupported
+from tests.conformance.plain import OnNumpy
 
-class Crashing:
+class Crashing(OnNumpy):
     name, dtypes, errors = "crashing", ("float32", "bfloat16"), False
-
-    def array(self, x, dtype):
-        return x
-
-    def numpy(self, x):
-        return x
 
     def call(self, op, arrays, params):
         if op == "softmax_attention":
@@ -57,17 +52,12 @@ class Boasting(Crashing):
 
 HALF = """
 import os, struct, sys, time
+from tests.conformance.plain import OnNumpy
 
 PIPE = int(sys.argv[1])
 
-class Half:
+class Half(OnNumpy):
     name, dtypes = "half", ("float32",)
-
-    def array(self, x, dtype):
-        return x
-
-    def numpy(self, x):
-        return x
 
     def call(self, op, arrays, params):
         if op == "softmax_attention":  # dies in the middle of an answer
