@@ -1,5 +1,8 @@
 """Small arrays for the tests of the library, in every library of the machine."""
 
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,3 +76,15 @@ def nystrom_growth(q: Any, k: Any, **params: Any) -> float:
     """What nystrom_attention's inverse costs, by the kit's rule."""
     case = SimpleNamespace(op="nystrom_attention", arrays={"q": to_numpy(q), "k": to_numpy(k)}, params=params)
     return softmax_samples.nystrom_growth(case)
+
+
+@contextmanager
+def traced_memory() -> Iterator[SimpleNamespace]:
+    """`peak` of it, once what is inside has ended: the most bytes that were allocated there."""
+    memory = SimpleNamespace()
+    tracemalloc.start()
+    try:
+        yield memory
+        memory.peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

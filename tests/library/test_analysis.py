@@ -2,7 +2,6 @@
 
 import inspect
 import math
-import tracemalloc
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from attnkit._core.activations import ACTIVATIONS
 from attnkit.analysis import rows
 from attnkit_conformance.model import tolerance
 
-from .arrays import normal, to_numpy
+from .arrays import normal, to_numpy, traced_memory
 
 LIBRARIES = {"numpy": np.asarray, "strict": array_api_strict.asarray, "torch": torch.from_numpy, "jax": jnp.asarray}
 PERCENTS = (0.2, 5.0, 25.0, 100.0)
@@ -180,13 +179,11 @@ def test_long_rows_without_a_matrix_of_weights(op):
     length = 4096
     q, k = normal((length, 8), (length, 8), dtype="float32")
     curve = analysis.Concentration((1.0, 10.0))
-    tracemalloc.start()
-    for w, visible in analysis.weight_blocks(op, q, k, causal=True):
-        curve.update(w, visible)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    with traced_memory() as memory:
+        for w, visible in analysis.weight_blocks(op, q, k, causal=True):
+            curve.update(w, visible)
     assert curve.rows > 0.99 * length
-    assert peak < 4 * length * length / 2
+    assert memory.peak < 4 * length * length / 2
     assert 0 < curve.value[0] < curve.value[1] < 1
 
 

@@ -1,7 +1,6 @@
 """Attention in blocks: what the conformance kit does not ask of it. Every block size must give the same answer."""
 
 import inspect
-import tracemalloc
 from typing import Any
 
 import array_api_compat
@@ -14,7 +13,7 @@ from attnkit._core import blocks
 from attnkit._core.family import RECORDS
 from attnkit.backends.torch import blocked
 
-from .arrays import OPTIONS, assert_close, normal, qkv
+from .arrays import OPTIONS, assert_close, normal, qkv, traced_memory
 
 GENERATOR = np.random.default_rng(3)
 
@@ -113,12 +112,10 @@ def test_a_seed_may_be_a_tensor() -> None:
 def test_memory_is_that_of_a_block() -> None:
     q, k, v = normal((1, 1, 4096, 8), (1, 1, 4096, 8), (1, 1, 4096, 8))
     call = blocks.call(RECORDS["pointwise_attention"].family, q, k, v, {"causal": True}, 1 << 16)
-    tracemalloc.start()
-    blocks.backward(array_api_compat.array_namespace(q), call, v, ("q", "k", "v"))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < q.nbytes * 6 + 8 * (1 << 16) * 12
-    assert peak < 8 * 4096 * 4096 / 10
+    with traced_memory() as memory:
+        blocks.backward(array_api_compat.array_namespace(q), call, v, ("q", "k", "v"))
+    assert memory.peak < q.nbytes * 6 + 8 * (1 << 16) * 12
+    assert memory.peak < 8 * 4096 * 4096 / 10
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 16), (300, 700), (700, 300)])

@@ -1,7 +1,6 @@
 """Blocks of NumPy arrays: what the conformance kit does not ask of them."""
 
 import inspect
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from attnkit.backends.numpy import blocked
 from attnkit_conformance.judge import judge
 from attnkit_conformance.judge.selection import find
 
-from .arrays import normal
+from .arrays import normal, traced_memory
 
 
 def both(op: str, impl: str, do: np.ndarray, *arrays: np.ndarray, **options: Any) -> list[np.ndarray]:
@@ -51,10 +50,8 @@ def test_memory_is_that_of_a_block(op: str, monkeypatch: pytest.MonkeyPatch) -> 
     """The array of all scores would have 64 MiB."""
     monkeypatch.setattr(blocks.Call, "size", 1 << 17)
     q, k, v = normal((1, 1, 2048, 8), (1, 1, 2048, 8), (1, 1, 2048, 8), dtype="float32")
-    tracemalloc.start()
-    every = {"causal": True, "log_forget": -np.abs(k[..., 0])}
-    options = {name: x for name, x in every.items() if name in inspect.signature(getattr(attnkit, op)).parameters}
-    both(op, "blocked", v, q, k, v, **options)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 2048 * 2048 * 4 * 0.6
+    with traced_memory() as memory:
+        every = {"causal": True, "log_forget": -np.abs(k[..., 0])}
+        options = {name: x for name, x in every.items() if name in inspect.signature(getattr(attnkit, op)).parameters}
+        both(op, "blocked", v, q, k, v, **options)
+    assert memory.peak < 2048 * 2048 * 4 * 0.6

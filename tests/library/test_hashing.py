@@ -1,7 +1,5 @@
 """LSH attention where conformance does not look: errors, the same hashes everywhere, and memory."""
 
-import tracemalloc
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ import torch
 import attnkit
 import attnkit_reference
 
-from .arrays import normal, to_numpy
+from .arrays import normal, to_numpy, traced_memory
 
 QK, V = normal((2, 3, 10, 8), (2, 3, 10, 6), dtype="float32")
 ROTATIONS = attnkit.random_rotations(8, num_hashes=2, num_buckets=6, seed=0).astype("float32")
@@ -73,11 +71,7 @@ def test_memory_is_linear_in_the_number_of_tokens():
     qk, v = normal((n, 8), (n, 8), dtype="float32")
     rotations = attnkit.random_rotations(8, rounds, 16, seed=0).astype("float32")
     params = {"chunk_size": chunk_size, "mask": np.arange(n) % 5 > 0, "causal": True}
-    tracemalloc.start()
-    try:
+    with traced_memory() as memory:
         attnkit.lsh_attention(qk, v, rotations, **params)
         attnkit.lsh_attention_vjp(qk, v, rotations, v, **params)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 20 * n * rounds * chunk_size * 4
+    assert memory.peak < 20 * n * rounds * chunk_size * 4

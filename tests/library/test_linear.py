@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ import torch
 import attnkit
 import attnkit_reference
 
-from .arrays import assert_agrees, assert_close, close, normal, to_numpy
+from .arrays import assert_agrees, assert_close, close, normal, to_numpy, traced_memory
 
 PROJECTION = attnkit.orthogonal_features(5, 4, seed=1)
 OPS = {
@@ -146,14 +145,10 @@ def test_memory_is_linear_in_the_number_of_tokens(name, causal):
     n = 16384
     q, k, v = normal((n, 4), (n, 4), (n, 3), dtype="float32")
     options = {"mask": np.arange(n) % 5 > 0, "query_mask": np.arange(n) % 7 > 0, "causal": causal, **own_of(name)}
-    tracemalloc.start()
-    try:
+    with traced_memory() as memory:
         _, state = of(name)(q, k, v, key_lengths=n - 3, return_state=True, **options)
         of(name, "_vjp")(q, k, v, do=v, dstate=state, initial_state=state, **options)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < n * n
+    assert memory.peak < n * n
 
 
 def test_statistics_are_of_calls_without_a_state():

@@ -1,7 +1,5 @@
 """Low-rank ops where conformance does not look: errors, derivatives and precision of the inverse, and memory."""
 
-import tracemalloc
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,7 @@ import attnkit
 from attnkit import landmarks
 from attnkit.ops.lowrank.products import gaussian
 
-from .arrays import assert_agrees, close, normal, qkv
+from .arrays import assert_agrees, close, normal, qkv, traced_memory
 
 Q, K, V = qkv(6, 6)
 MARKS = Q[..., :3, :]
@@ -166,11 +164,7 @@ def test_memory_is_linear_in_the_number_of_tokens(op):
         "linformer_attention": (q, q, v, proj, proj),
     }
     own = {"num_landmarks": m} if op == "nystrom_attention" else {}
-    tracemalloc.start()
-    try:
+    with traced_memory() as memory:
         getattr(attnkit, op)(*arrays[op], mask=mask, **own)
         getattr(attnkit, f"{op}_vjp")(*arrays[op], v, mask=mask, **own)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 40 * n * m * 4
+    assert memory.peak < 40 * n * m * 4

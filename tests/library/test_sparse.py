@@ -1,6 +1,5 @@
 """Sparsemax, entmax, ReLA and SimA where conformance does not look: errors, long and awkward rows."""
 
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from attnkit._core import special
 from attnkit.ops import entmax, rela
 from attnkit.ops.lowrank import sima
 
-from .arrays import close, normal, qkv, to_numpy
+from .arrays import close, normal, qkv, to_numpy, traced_memory
 
 Q, K, V = qkv(5, 7)
 SELF = qkv(7, 7)
@@ -118,12 +117,10 @@ def test_sima_needs_memory_linear_in_the_number_of_tokens():
     n = 4000
     q = normal((n, 8), dtype="float32")[0]
     sima.sima_attention_vjp(q[:8], q[:8], q[:8], q[:8])
-    tracemalloc.start()
-    sima.sima_attention(q, q, q)
-    sima.sima_attention_vjp(q, q, q, q)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 4 * n * n / 16
+    with traced_memory() as memory:
+        sima.sima_attention(q, q, q)
+        sima.sima_attention_vjp(q, q, q, q)
+    assert memory.peak < 4 * n * n / 16
 
 
 def test_thresholds_under_deterministic_algorithms_are_the_same_and_bitwise_causal():

@@ -1,7 +1,6 @@
 """Scalable softmax: how many keys a query sees, counted without pairs, and what reaches the kernels of softmax."""
 
 import itertools
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,8 @@ import pytest
 import attnkit
 from attnkit._core.library import namespace
 from attnkit._core.mask import Rows, Visibility
+
+from .arrays import traced_memory
 
 QUERIES, KEYS = 7, 9
 RNG = np.random.default_rng(0)
@@ -45,11 +46,9 @@ def test_a_padded_causal_call_of_the_kernel_forms_no_pairs() -> None:
     q = np.ones((1, 1, 4096, 8), np.float32)
     options: dict[str, Any] = {"causal": True, "mask": np.arange(4096) > 5, "impl": ("native", "blocked")}
     attnkit.ssmax_attention(q, q, q, **options)
-    tracemalloc.start()
-    attnkit.ssmax_attention(q, q, q, **options)
-    most = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert most < 4096 * 4096
+    with traced_memory() as memory:
+        attnkit.ssmax_attention(q, q, q, **options)
+    assert memory.peak < 4096 * 4096
 
 
 @pytest.mark.parametrize("impl", ["generic", "blocked", "native"])

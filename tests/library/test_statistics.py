@@ -1,7 +1,5 @@
 """Row statistics in tiles, their memory, and the regulariser."""
 
-import tracemalloc
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ import torch
 import attnkit
 from attnkit.ops import statistics
 
-from .arrays import assert_close, normal, qkv
+from .arrays import assert_close, normal, qkv, traced_memory
 
 OPS = ("softmax_attention", "pointwise_attention", "reluformer_attention", "sigmoid_attention")
 GENERATOR = np.random.default_rng(5)
@@ -47,12 +45,10 @@ def test_memory_stays_below_one_matrix_of_weights(monkeypatch):
     monkeypatch.setattr(statistics, "_TILE", 2**18)
     q, k = normal((length, 8), (length, 8), dtype="float32")
     attnkit.row_statistics("pointwise_attention", q[:8], k[:8], impl="generic")
-    tracemalloc.start()
-    attnkit.row_statistics("pointwise_attention", q, k, impl="generic")
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    with traced_memory() as memory:
+        attnkit.row_statistics("pointwise_attention", q, k, impl="generic")
     one_matrix = 4 * length * length
-    assert peak < one_matrix / 4
+    assert memory.peak < one_matrix / 4
 
 
 @pytest.mark.parametrize("op", statistics.RECORDS)
