@@ -35,6 +35,25 @@ def near(found, golden):
     return all(float(jnp.abs(a - b).max()) <= BOUND for a, b in pairs)
 
 
+def assert_second_derivatives(energy_of):
+    """Those by q and k of a function of q, k and v that an implementation makes, beside those of generic."""
+
+    def second(impl):
+        slope = jax.grad(energy_of(impl), (0, 1))
+        return jax.jit(jax.grad(lambda q, k: sum((x**2).sum() for x in slope(q, k, V)), (0, 1)))(Q, K)
+
+    found, golden = second("native"), second("generic")
+    size = max(float(jnp.abs(x).max()) for x in golden)
+    assert all(float(jnp.abs(a - b).max()) <= BOUND * max(1.0, size) for a, b in zip(found, golden, strict=True))
+
+
+def assert_mapped(function, axes):
+    """vmap over three items is one call after the other."""
+    stacked = [normal(3, *x.shape) if axis == 0 else x for x, axis in zip((Q[0], K[0], V[0]), axes, strict=True)]
+    single = [function(*(x[i] if a == 0 else x for x, a in zip(stacked, axes, strict=True))) for i in range(3)]
+    assert near(jax.vmap(function, axes)(*stacked), jax.tree.map(lambda *x: jnp.stack(x), *single))
+
+
 def energy(op, impl, **options):
     """A function of q, k and v whose second derivatives are not those of its output alone."""
     return lambda q, k, v: (op(q, k, v, impl=impl, **options) ** 2).sum()
@@ -53,15 +72,9 @@ def test_value_and_gradient_under_jit(op, options):
 @pytest.mark.parametrize("seed", [5, jnp.int32(5)], ids=["number", "array"])
 @pytest.mark.parametrize("axes", [(0, None, None), (None, 0, 0), (0, 0, 0)])
 def test_vmap_is_one_call_after_the_other(axes, seed):
-    stacked = [normal(3, *x.shape) if axis == 0 else x for x, axis in zip((Q[0], K[0], V[0]), axes, strict=True)]
     options = {"dropout": (0.3, seed), "bias": normal(5, 1), **GQA}
-    for function in (
-        lambda q, k, v: attnkit.softmax_attention(q, k, v, impl="native", **options),
-        jax.grad(energy(attnkit.softmax_attention, "native", **options), (0, 1, 2)),
-    ):
-        single = [function(*(x[i] if a == 0 else x for x, a in zip(stacked, axes, strict=True))) for i in range(3)]
-        golden = jax.tree.map(lambda *x: jnp.stack(x), *single)
-        assert near(jax.vmap(function, axes)(*stacked), golden)
+    assert_mapped(lambda q, k, v: attnkit.softmax_attention(q, k, v, impl="native", **options), axes)
+    assert_mapped(jax.grad(energy(attnkit.softmax_attention, "native", **options), (0, 1, 2)), axes)
 
 
 def test_vmap_twice_and_with_a_seed_for_every_element():
@@ -75,13 +88,7 @@ def test_vmap_twice_and_with_a_seed_for_every_element():
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
 def test_second_derivatives(op):
-    def second(impl):
-        slope = jax.grad(energy(op, impl, dropout=(0.3, 5), **GQA), (0, 1))
-        return jax.jit(jax.grad(lambda q, k: sum((x**2).sum() for x in slope(q, k, V)), (0, 1)))(Q, K)
-
-    found, golden = second("native"), second("generic")
-    size = max(float(jnp.abs(x).max()) for x in golden)
-    assert all(float(jnp.abs(a - b).max()) <= BOUND * max(1.0, size) for a, b in zip(found, golden, strict=True))
+    assert_second_derivatives(lambda impl: energy(op, impl, dropout=(0.3, 5), **GQA))
 
 
 def test_checkpoint_and_scan():
@@ -204,24 +211,16 @@ def test_explicit_gradients_of_statistics(kind):
 
 @pytest.mark.parametrize("axes", [(0, None, None), (None, 0, 0), (None, None, 0), (0, 0, 0)])
 def test_statistics_mapped(axes):
-    stacked = [normal(3, *x.shape) if axis == 0 else x for x, axis in zip((Q[0], K[0], V[0]), axes, strict=True)]
     function = statistics("softmax", "native")
-    for mapped in (function, jax.grad(energy_of(function), (0, 1, 2))):
-        single = [mapped(*(x[i] if a == 0 else x for x, a in zip(stacked, axes, strict=True))) for i in range(3)]
-        assert near(jax.vmap(mapped, axes)(*stacked), jax.tree.map(lambda *x: jnp.stack(x), *single))
+    assert_mapped(function, axes)
+    assert_mapped(jax.grad(energy_of(function), (0, 1, 2)), axes)
 
 
 @pytest.mark.parametrize(
     "kind", [kind if kind == "signed" else pytest.param(kind, marks=pytest.mark.referee) for kind in STATISTICS]
 )
 def test_statistics_differentiated_twice(kind):
-    def second(impl):
-        slope = jax.grad(energy_of(statistics(kind, impl)), (0, 1))
-        return jax.jit(jax.grad(lambda q, k: sum((x**2).sum() for x in slope(q, k, V)), (0, 1)))(Q, K)
-
-    found, golden = second("native"), second("generic")
-    size = max(float(jnp.abs(x).max()) for x in golden)
-    assert all(float(jnp.abs(a - b).max()) <= BOUND * max(1.0, size) for a, b in zip(found, golden, strict=True))
+    assert_second_derivatives(lambda impl: energy_of(statistics(kind, impl)))
 
 
 def test_counts_alone_have_no_gradient():

@@ -9,6 +9,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Iterable
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,7 @@ from packaging.requirements import Requirement
 
 import attnkit
 from docs import readme
-from tests.repository.projects import FOLDERS, INSTALLED, PROJECTS, ROOT
+from tests.repository.projects import FOLDERS, INSTALLED, PROJECTS, ROOT, build
 from tests.repository.wheel_extras import IMPORTS
 
 HOLD = {
@@ -27,14 +28,7 @@ HOLD = {
     "attnkit-conformance": {"attnkit_conformance", "attnkit_reference"},
     "attnkit-experiments": {"attnkit_experiments"},
 }
-WITHOUT_KERNELS = os.environ | {"ATTNKIT_CPU_LEVEL": "none"}  # tests/native builds a wheel with them
-
-
-def build(kind: str, folder: Path, target: Path) -> Path:
-    """A distribution of the project in a folder."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(target)]
-    subprocess.run(command, cwd=folder, env=WITHOUT_KERNELS, check=True, capture_output=True)
-    return next(target.iterdir())
+built = partial(build, level="none")  # tests/native builds a wheel with kernels
 
 
 def distribution(requirement: str) -> str:
@@ -43,7 +37,7 @@ def distribution(requirement: str) -> str:
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory) -> dict[str, Path]:
-    return {name: build("wheel", folder, tmp_path_factory.mktemp("wheel")) for name, folder in FOLDERS.items()}
+    return {name: built(folder, tmp_path_factory.mktemp("wheel")) for name, folder in FOLDERS.items()}
 
 
 def assert_holds(wheel: Path, packages: set[str]) -> None:
@@ -63,10 +57,10 @@ def test_a_wheel_holds_its_packages_and_nothing_else(name, wheels):
 
 def test_the_kit_s_source_distribution_makes_its_wheel(tmp_path):
     """Where nothing lies beside it: the reference is in it."""
-    with tarfile.open(build("sdist", FOLDERS["attnkit-conformance"], tmp_path / "sdist")) as archive:
+    with tarfile.open(built(FOLDERS["attnkit-conformance"], tmp_path / "sdist", "sdist")) as archive:
         archive.extractall(tmp_path, filter="data")
     (folder,) = tmp_path.glob("attnkit_conformance-*")
-    assert_holds(build("wheel", folder, tmp_path / "wheel"), HOLD["attnkit-conformance"])
+    assert_holds(built(folder, tmp_path / "wheel"), HOLD["attnkit-conformance"])
 
 
 def metadata_of(wheel: Path) -> str:

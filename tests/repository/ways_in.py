@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.repository.projects import FOLDERS, ROOT
+from tests.repository.projects import FOLDERS, ROOT, build
 
 ATTNKIT, KIT = "attnkit", "attnkit-conformance"
 LIMIT = 60
@@ -50,13 +50,6 @@ WAYS: dict[str, tuple[list[str], Callable[[], list[list[str]]]]] = {
     "student": ([ATTNKIT, KIT], lambda: examples("tutorial.md", "2. Call an op", "4. Judge it")),
 }
 """What is installed, and what runs then, one program after the other."""
-
-
-def build(folder: Path, target: Path) -> Path:
-    """The wheel of a project without compiled kernels, whose making is not what is timed."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)]
-    subprocess.run(command, cwd=folder, env={"ATTNKIT_CPU_LEVEL": "portable"}, check=True, capture_output=True)
-    return next(target.glob("*.whl"))
 
 
 def timed(command: list[str], folder: Path) -> tuple[float, float]:
@@ -93,7 +86,8 @@ def main(asked: list[str]) -> int:
         print(f"error: expected some of {', '.join(WAYS)}; got {', '.join(unknown)}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as place:
-        wheels = {name: build(folder, Path(place) / name) for name, folder in FOLDERS.items()}
+        # without compiled kernels, whose making is not what is timed
+        wheels = {name: build(folder, Path(place) / name, level="portable") for name, folder in FOLDERS.items()}
         slow = []
         for way in asked or WAYS:
             (folder := Path(place) / way).mkdir()

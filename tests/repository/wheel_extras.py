@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.repository.projects import FOLDERS, INSTALLED, ROOT
+from tests.repository.projects import FOLDERS, INSTALLED, ROOT, build
 
 EXPERIMENTS = "experiments"  # a distribution without extras
 # What an extra makes importable that nothing else does. cupy imports without a GPU, Triton's kernels need none to load.
@@ -44,13 +44,6 @@ JUDGED_OF = {
     extra: [*RUN, *names.split(), "-k", "float32 and not property"]
     for extra, names in (("peers", LIBRARIES), ("more-peers", MORE))
 }
-
-
-def build(folder: Path, target: Path) -> Path:
-    """The wheel of a project."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    return next(target.glob("*.whl"))
 
 
 def check(extra: str, wheels: Mapping[str, Path], folder: Path) -> str | None:
