@@ -50,23 +50,6 @@ def test_vmap_is_one_call_with_one_more_axis(monkeypatch: pytest.MonkeyPatch) ->
         assert_close(found[n], expected)
 
 
-def test_gradients_under_vmap_are_those_of_every_call() -> None:
-    q, k, v = draw(0, 2, 6, 4), draw(1, 7, 4), draw(2, 7, 5)
-    bias = draw(3, 2, 6, 7)
-
-    def loss(function: Any, q: jax.Array, k: jax.Array, bias: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.sin(function(q, k, v, bias=bias, activation="softplus")))
-
-    def own(q: jax.Array, bias: jax.Array) -> Any:
-        return jax.grad(lambda *a: loss(attend, *a), (0, 1, 2))(q, k, bias)
-
-    found = jax.jit(jax.vmap(own))(q, bias)
-    for n in range(2):
-        expected = jax.grad(lambda *a: loss(attnkit.pointwise_attention, *a), (0, 1, 2))(q[n], k, bias[n])
-        for got, truth in zip(found, expected, strict=True):
-            assert_close(got[n], truth)
-
-
 @pytest.mark.parametrize("op", ["pointwise_attention", "softmax_attention"])
 def test_vmap_over_a_mask_of_keys_alone(op: str) -> None:
     q, k, mask = draw(0, 2, 6, 4), draw(1, 2, 7, 4), draw(2, 3, 7) > 0
@@ -99,8 +82,16 @@ def test_second_derivatives_are_refused_by_name() -> None:
         jax.grad(lambda q: jnp.sum(first(q) ** 2))(q)
 
 
-@pytest.mark.parametrize(("op", "options"), [("softmax_attention", {"return_lse": True}), ("entmax_attention", {})])
-def test_numbers_of_rows_are_saved_under_vmap(op: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("op", "options"),
+    [
+        ("pointwise_attention", {"activation": "softplus"}),
+        ("softmax_attention", {"return_lse": True}),
+        ("entmax_attention", {}),
+    ],
+)
+def test_gradients_under_vmap_are_those_of_every_call(op: str, options: dict[str, Any]) -> None:
+    """Numbers of rows are saved for them."""
     q, k, v, bias = draw(0, 2, 3, 2, 6, 4), draw(1, 3, 1, 7, 4), draw(2, 7, 5), draw(3, 2, 6, 7)
 
     def own(function: Any, q: jax.Array, k: jax.Array, bias: jax.Array) -> Any:
@@ -110,7 +101,8 @@ def test_numbers_of_rows_are_saved_under_vmap(op: str, options: dict[str, Any]) 
 
         return jax.grad(loss, (0, 1, 2))(q, k, bias)
 
-    found = jax.jit(jax.vmap(partial(own, partial(rows.attend, op)), (0, None, 0)))(q, k, bias)
+    kernels = partial((pointwise if op == OP else rows).attend, op)
+    found = jax.jit(jax.vmap(partial(own, kernels), (0, None, 0)))(q, k, bias)
     for n in range(2):
         expected = own(partial(getattr(attnkit, op), impl="generic"), q[n], k, bias[n])
         for got, truth in zip(found, expected, strict=True):

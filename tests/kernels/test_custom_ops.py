@@ -1,7 +1,7 @@
 """What torch promises of a custom op, kept by every implementation with explicit gradients: the same bits again and in
 deterministic mode, in one compiled graph, in a CUDA graph. Triton kernels need a CUDA device for it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -48,29 +48,18 @@ def pulled(call: Call, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     return [o.detach(), *torch.autograd.grad(o, inputs, torch.cos(o.detach()))]
 
 
-@pytest.fixture
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.mark.parametrize(("name", "device"), CASES, ids=str)
-def test_the_same_bits_again(name: str, device: str) -> None:
+def test_the_same_bits_again_and_in_deterministic_mode(name: str, device: str) -> None:
     needs(device)
     call = call_of(name, device)
-    for one, other in zip(pulled(call, tensors(device)), pulled(call, tensors(device)), strict=True):
-        assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize(("name", "device"), CASES, ids=str)
-def test_deterministic_mode_changes_nothing(name: str, device: str, deterministic: None) -> None:
-    needs(device)
-    call = call_of(name, device)
-    found = pulled(call, tensors(device))
-    torch.use_deterministic_algorithms(False)
-    for one, other in zip(found, pulled(call, tensors(device)), strict=True):
-        assert torch.equal(one, other)
+    expected = pulled(call, tensors(device))
+    for deterministic in (False, True):
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            found = pulled(call, tensors(device))
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize(("name", "device"), CASES, ids=str)
