@@ -22,6 +22,10 @@ def edited_json(path, **changes):
 
 
 def edited_arrays(path, **changes):
+    """The file is torn where nothing is named."""
+    if not changes:
+        path.write_bytes(path.read_bytes()[:50])
+        return
     with np.load(path) as stored:
         arrays = dict(stored)
     np.savez(path, **arrays | {name: change(arrays[name]) for name, change in changes.items()})
@@ -91,6 +95,7 @@ def test_decoded_images(image_folder, tmp_path):
         {"kept": lambda x: x[::-1]},
         {"kept": lambda x: x + 100},
         {"skipped": lambda x: np.array([0])},
+        {},
     ):
         edited_arrays(path, **changes)
         again = read()
@@ -132,6 +137,7 @@ def test_generated_expressions(tmp_path):
         {"starts": lambda x: x[::-1]},
         {"starts": lambda x: x[:-1]},
         {"values": lambda x: x + 10},
+        {},
     ):
         edited_arrays(path, **changes)
         again = read()
@@ -154,6 +160,7 @@ def test_tokens_and_their_tokenizer(tmp_path):
         {"ids": lambda x: x.astype(np.int64)},
         {"starts": lambda x: x[:-1]},
         {"starts": lambda x: x + 1},
+        {},
     ):
         edited_arrays(path, **changes)
         _, again, begin = read()

@@ -86,13 +86,6 @@ def test_decoding_happens_once_until_a_file_changes(image_folder, tmp_path, monk
     assert load(image_folder, tmp_path).checksum() != first.checksum()
 
 
-def test_a_torn_cache_is_decoded_again(image_folder, tmp_path):
-    first = load(image_folder, tmp_path)
-    (kept,) = (tmp_path / "cache").glob("images-*")
-    kept.write_bytes(kept.read_bytes()[:100])
-    assert load(image_folder, tmp_path).checksum() == first.checksum()
-
-
 def test_an_unreadable_image_is_named_and_skipped_only_with_the_flag(image_folder, tmp_path):
     (image_folder / "train" / "cat" / "broken.jpg").write_bytes(b"not a picture")
     expected = r"train/cat/broken.jpg cannot be read as an image \(unknown format\); --skip-unreadable"

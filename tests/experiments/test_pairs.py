@@ -178,13 +178,6 @@ def test_tokens_are_kept_until_the_text_changes(sentences, tmp_path, characters,
     assert changed.train.target_text[0] == "A dog barks."
 
 
-def test_torn_tokens_are_made_again(sentences, tmp_path, characters):
-    first = load(sentences, tmp_path)
-    for kept in (tmp_path / "cache").glob("tokens-*.npz"):
-        kept.write_bytes(kept.read_bytes()[:50])
-    assert load(sentences, tmp_path).checksum() == first.checksum()
-
-
 def test_the_checksum_is_of_the_content(sentences, tmp_path, characters):
     data = load(sentences, tmp_path)
     moved = sentences.rename(tmp_path / "elsewhere")
