@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands import runner
 from attnkit_experiments.recipes import RECIPES
 
@@ -35,6 +36,20 @@ def run_tiny(out: Path, *settings: str, recipe: str = "000-fig4", preset: str = 
 @pytest.fixture(scope="session")
 def tiny():
     return run_tiny
+
+
+@pytest.fixture
+def refusal(capsys):
+    """What a command says that ends with status 2: one line."""
+
+    def said(*words: str) -> str:
+        assert main([*words]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert error.count("\n") == 1
+        return error
+
+    return said
 
 
 @pytest.fixture

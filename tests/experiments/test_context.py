@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands import runner
 from attnkit_experiments.data.text.bytes import load_text
 from attnkit_experiments.engine.world import Context, World
@@ -186,10 +185,9 @@ def test_processes_of_a_context_have_the_same_samples():
         (0, "context must be at least 1, got 0"),
     ],
 )
-def test_a_number_of_processes_that_does_not_divide_leaves_no_study(context, said, tmp_path, capsys):
+def test_a_number_of_processes_that_does_not_divide_leaves_no_study(context, said, tmp_path, refusal):
     out = tmp_path / "out"
-    assert main(["run", "000-causal", "--set", f"context={context}", "--data", "pydoc", "--out", str(out)]) == 2
-    assert said in capsys.readouterr().err
+    assert said in refusal("run", "000-causal", "--set", f"context={context}", "--data", "pydoc", "--out", str(out))
     assert not (out / "study.json").exists()
 
 

@@ -702,6 +702,5 @@ def test_the_command_writes_what_is_rendered_and_removes_old_figures(results, fi
     assert files == rendered
 
 
-def test_the_command_needs_a_folder(tmp_path, capsys):
-    assert main(["results", str(tmp_path / "nowhere"), str(tmp_path)]) == 2
-    assert "nowhere: not a folder" in capsys.readouterr().err
+def test_the_command_needs_a_folder(tmp_path, refusal):
+    assert "nowhere: not a folder" in refusal("results", str(tmp_path / "nowhere"), str(tmp_path))

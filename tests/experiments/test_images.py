@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attnkit_experiments.__main__ import main
 from attnkit_experiments.data.images.folder import square
 from attnkit_experiments.data.images.loading import ImageRequest, load_images
 from attnkit_experiments.engine.errors import UserError
@@ -135,14 +134,12 @@ def only_train(path: Path) -> Path:
         (only_train, "holds no test images"),
     ],
 )
-def test_what_a_person_reads_when_the_data_is_wrong(make, text, tmp_path, capsys):
+def test_what_a_person_reads_when_the_data_is_wrong(make, text, tmp_path, refusal):
     source = make(tmp_path / "data")
     out = tmp_path / "out"
-    assert main(["run", "000-fig2", "--preset", "smoke", "--data", str(source), "--out", str(out)]) == 2
-    said = capsys.readouterr().err
+    said = refusal("run", "000-fig2", "--preset", "smoke", "--data", str(source), "--out", str(out))
     assert said.startswith(f"error: --data {source}: ")
     assert text in said
-    assert said.count("\n") == 1
     assert not (out / "study.json").exists()
 
 

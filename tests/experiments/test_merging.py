@@ -74,11 +74,10 @@ def test_times_of_different_machines_are_not_compared(grid, undrawn):
     assert line.core_hours() == pytest.approx(4 * line.first["steady_seconds"] / 3600)
 
 
-def test_a_cell_with_two_results_is_refused_by_name(grid, capsys):
+def test_a_cell_with_two_results_is_refused_by_name(grid, refusal):
     path = grid / "middle" / "cells" / "relu-alpha1-seed0"
     edit(path / "result.json", accuracy=0.123)
-    assert main(["report", str(grid / "ends"), str(grid / "middle")]) == 2
-    error = capsys.readouterr().err
+    error = refusal("report", str(grid / "ends"), str(grid / "middle"))
     assert error.startswith("error: relu-alpha1-seed0: different results in ")
     assert f" and {path}; " in error
 

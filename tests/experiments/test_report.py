@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import attnkit
-from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.outcomes import OUTCOMES_FILE
@@ -276,9 +275,8 @@ def test_other_figures_have_reports_too(recipe, tiny, tmp_path, undrawn):
     assert re.search(r"<small>×\d+\.\d\d</small>", page), "the step-time ratio to the baseline"
 
 
-def test_reporting_nothing_is_an_error(tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 2
-    assert "holds no study; give the --out of python -m experiments run" in capsys.readouterr().err
+def test_reporting_nothing_is_an_error(tmp_path, refusal):
+    assert "holds no study; give the --out of python -m experiments run" in refusal("report", str(tmp_path))
 
 
 def test_images_can_be_left_out(reported, out):

@@ -171,7 +171,7 @@ def test_files_that_are_not_those_of_the_manifest_are_named(source, tmp_path):
         (("{odd}", "--files", "[de].[jpz]*"), "2 of 4 files that may be data would be passed over, as their suffix"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_prepared_is_said(words, said, source, tokenizer, tmp_path, capsys):
+def test_what_cannot_be_prepared_is_said(words, said, source, tokenizer, tmp_path, refusal):
     odd = tmp_path / "odd"
     odd.mkdir()
     (odd / "d.jsonl").write_text('{"text": "fine"}\n{"content": "no text"}\n')
@@ -179,8 +179,7 @@ def test_what_cannot_be_prepared_is_said(words, said, source, tokenizer, tmp_pat
         (odd / name).write_bytes(b"")
     (odd / "e.latin1").write_bytes("<d>\nGrüße\n".encode("latin1"))
     given = [word.format(source=source, tokenizer=tokenizer, odd=odd) for word in words]
-    assert main(["prepare", "text", given[0], str(tmp_path / "out"), *given[1:]]) == 2
-    assert said in capsys.readouterr().err
+    assert said in refusal("prepare", "text", given[0], str(tmp_path / "out"), *given[1:])
     assert not [*tmp_path.glob("out/*")]
 
 

@@ -6,7 +6,6 @@ from types import ModuleType
 
 import pytest
 
-from attnkit_experiments.__main__ import main
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.metrics import read_metrics
 
@@ -100,9 +99,8 @@ def test_wandbs_refusal_is_told_in_a_sentence(board, tiny, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("track", MODULES)
-def test_a_package_that_is_not_installed_is_named_before_anything_is_read(track, tmp_path, monkeypatch, capsys):
+def test_a_package_that_is_not_installed_is_named_before_anything_is_read(track, tmp_path, monkeypatch, refusal):
     monkeypatch.setitem(sys.modules, MODULES[track], None)
     words = ["run", "000-fig4", "--data", "digits", "--out", str(tmp_path / "out"), "--track", track]
-    assert main(words) == 2
-    assert f"error: --track {track}: expected the package {track} to be installed, got: " in capsys.readouterr().err
+    assert f"error: --track {track}: expected the package {track} to be installed, got: " in refusal(*words)
     assert not (tmp_path / "out").exists()

@@ -207,7 +207,6 @@ def test_an_encrypted_review_is_left_out(tmp_path):
     assert (len(data.train), data.skipped, data.census.passed) == (5, 1, {"unreadable": 1})
 
 
-def test_limits_below_one_are_refused(tmp_path, capsys):
+def test_limits_below_one_are_refused(tmp_path, refusal):
     words = ["run", "000-fig2", "--out", str(tmp_path / "out"), "--max-pixels", "0"]
-    assert main(words) == 2
-    assert "--max-pixels must be at least 1, got 0" in capsys.readouterr().err
+    assert "--max-pixels must be at least 1, got 0" in refusal(*words)
