@@ -64,11 +64,6 @@ class Memory(nn.Module):
         return torch.relu(x @ self.keys.T) @ self.values
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 def tokens(batch: int = 3, length: int = 10, dim: int = 8, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(batch, length, dim, dtype=dtype)
 

@@ -12,11 +12,6 @@ from .arrays import LAYER, assert_close
 OPS = ("softmax_attention", "pointwise_attention", "reluformer_attention", "sigmoid_attention")
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 def module(**options) -> MultiHeadAttention:
     return MultiHeadAttention(24, 4, **options).double().eval()
 

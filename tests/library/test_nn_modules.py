@@ -11,11 +11,6 @@ from .arrays import LAYER, assert_close
 from .layers import HEADS, LAYERS, PROJECTED, UNITS, called, every_parameter_learns, growth_of, tokens_of
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize("name", LAYERS)
 def test_state_gradients_and_repr(name):
     one, two, x = LAYERS[name]().double(), LAYERS[name]().double(), tokens_of(name)

@@ -17,11 +17,6 @@ OPTIONS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 def module(op, **options) -> MultiHeadAttention:
     settings = {**OPTIONS.get(op, {}), **options.pop("options", {})}
     return MultiHeadAttention(24, 4, op=op, options=settings, **options).double()

@@ -12,11 +12,6 @@ from .arrays import LAYER, assert_close, soft_growth
 from .layers import LAYERS, growth_of, heads_of
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 def randn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 

@@ -12,11 +12,6 @@ from .arrays import LAYER, assert_close, soft_growth
 from .layers import UNITS, every_parameter_learns
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 def randn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
