@@ -23,8 +23,8 @@ tuples:
     masks = (key_mask, firsts, stops, query_mask, stateful, levels)   views; the keys that a head sees are firsts ≤ j
                                                           < stops; `stateful` is None unless there is an initial state,
                                                           which every query sees; `levels` of causal calls whose
-                                                          sums fade: a view for every state with one more pointer, to
-                                                          what the first lacks, or None
+                                                          sums fade: a view for every state, of a decay with one more
+                                                          pointer, to what the first lacks
     rows = (inverses, deltas, heads, parts)               views of 1/den and δ = do·o, None without a denominator;
                                                           the latter is the sum of `parts` arrays of `heads` heads
     states = (pointer, segments)                          per state [S, z] or [R, r] in float32, d·e + d numbers

@@ -51,15 +51,21 @@ from attnkit.kernels.triton.special import INTERPRETED
 
 
 @triton.jit
+def move(x):
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=False, pack=1)
+
+
+@triton.jit
 def load_once(levels, item, head, p, keys):
     """`level_at` for the tokens of a chunk: the compiler would load what is so short for every layout, as often as
     threads hold a column."""
-    high, low = level_at(levels, item, head, p, keys)
+    level = level_at(levels, item, head, p, keys)
     if not INTERPRETED:
-        high = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [high], dtype=tl.float32, is_pure=False, pack=1)
-        if low is not None:
-            low = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [low], dtype=tl.float32, is_pure=False, pack=1)
-    return high, low
+        if len(level) == 1:
+            level = (move(level[0]),)
+        else:
+            level = (move(level[0]), move(level[1]))
+    return level
 
 
 @triton.jit

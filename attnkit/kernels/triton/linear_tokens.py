@@ -87,43 +87,45 @@ def live_queries(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr):
 
 @triton.jit
 def level_at(levels, item, head, p, keys):
-    """The level of positions p as high + low: that of the key there, or of the last one. Before the first a decay has
-    the level 0, and features any, for no sum of theirs is there."""
+    """The level of positions p, of a decay as the sum of two numbers: that of the key there, or of the last one. Before
+    the first a decay has the level 0, and features any, for no sum of theirs is there."""
     at = tl.minimum(p, keys - 1)
     place = item * levels[1] + head * levels[2] + tl.cast(tl.maximum(at, 0), tl.int64) * levels[3]
-    if levels[4] is None:
-        high, low = tl.load(levels[0] + place), None
+    if len(levels) == 4:  # Triton 3.6 returns no None, and cannot tell from None what has one in it
+        level = (tl.load(levels[0] + place),)
     else:
-        high, low = (
+        level = (
             tl.load(levels[0] + place, mask=at >= 0, other=0.0),
             tl.load(levels[4] + place, mask=at >= 0, other=0.0),
         )
-    return high, low
+    return level
 
 
 @triton.jit
 def in_row(levels):
     """The levels of tokens as those of columns."""
-    high, low = levels[0][None, :], None
-    if levels[1] is not None:
-        low = levels[1][None, :]
-    return high, low
+    if len(levels) == 1:
+        row = (levels[0][None, :],)
+    else:
+        row = (levels[0][None, :], levels[1][None, :])
+    return row
 
 
 @triton.jit
 def in_column(levels):
     """The levels of tokens as those of rows."""
-    high, low = levels[0][:, None], None
-    if levels[1] is not None:
-        low = levels[1][:, None]
-    return high, low
+    if len(levels) == 1:
+        column = (levels[0][:, None],)
+    else:
+        column = (levels[0][:, None], levels[1][:, None])
+    return column
 
 
 @triton.jit
 def fades(earlier, later):
     """exp(earlier - later) ≤ 1, for pairs of levels (rows, columns) of which both may come first."""
     change = earlier[0] - later[0]
-    if earlier[1] is not None:
+    if len(earlier) == 2:
         change += earlier[1] - later[1]
     return exp(tl.minimum(change, 0.0, propagate_nan=tl.PropagateNan.ALL))
 

@@ -69,7 +69,7 @@ def levels_of(s: Setting) -> Group | None:
         levels = [None if x is None else linear_decay.of_query_heads(x, s.a) for x in levels]
     high, low = (launch.view_of(x, s.plan.state_leading, s.a.keys) for x in levels)
     assert high is not None
-    return *high, None if low is None else low[0]
+    return high if low is None else (*high, low[0])
 
 
 def masks_of(s: Setting) -> Group:
