@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 import attnkit
-from attnkit.backends.torch.triton import linear, linear_features
+from attnkit.backends.torch.triton import linear
 from attnkit.kernels import linear_calls
 from attnkit_conformance.adapters import triton_bfloat16
 
@@ -112,13 +112,13 @@ def test_gradients_of_an_initial_state_keep_the_digits_of_float32(monkeypatch: p
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_floor_under_the_denominator_has_no_slope(causal: bool) -> None:
-    """Of cosine attention: the first items start from a sum far below 0, the others above."""
-    record = next(record for record, _ in linear_features.SERVED if record.name == "cosine_attention")
-    q, k, v, do = (draw(n, 4, 20, 8).bfloat16() for n in (21, 22, 23, 24))
-    z = torch.tensor([-90.0, -90.0, 9.0, 9.0])[:, None] * (torch.arange(9) == 0)
-    options = {"causal": causal, "initial_state": (draw(25, 4, 9, 8), z)}
-    found = linear_features.pull(record, q, k, v, do, **options)
-    exact = attnkit.cosine_attention_vjp(*(x.double() for x in (q, k, v, do)), **options)
-    for name in "qkv":
-        error = (found[name] - exact[name]).norm(dim=(-2, -1)) / exact[name].norm(dim=(-2, -1))
-        assert (error < torch.finfo(torch.bfloat16).eps).all(), name
+    """Of signed features, whose sums are below 0 for half of the queries."""
+    q, k, v, do = (draw(n, 2, 20, 8).bfloat16() for n in (21, 22, 23, 24))
+    options = {"causal": causal, "feature_map": "identity", "normalize": True, "floor": True, "eps": 2.0, "scale": 1.0}
+    found = linear.pull(q, k, v, do, **options)
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    weights = leaves[0] @ leaves[1].mT
+    weights = weights.tril() if causal else weights
+    o = weights @ leaves[2] / (weights.sum(-1, keepdim=True).clamp(min=0) + options["eps"])
+    for name, exact in zip("qkv", torch.autograd.grad(o, leaves, do.double()), strict=True):
+        assert (found[name] - exact).norm() < torch.finfo(torch.bfloat16).eps * exact.norm(), name
