@@ -171,13 +171,14 @@ def statistics_of_rows(
     return Workload(launches, "pairs")
 
 
-def features(dtype: torch.dtype, d: int, gradients: bool = False) -> Workload:
-    """Causal linear attention of features in float32 that fade, with values of a dtype."""
+def features(dtype: torch.dtype, d: int, gradients: bool = False, floor: bool = False) -> Workload:
+    """Causal linear attention of features in float32 that fade, with values of a dtype; or, with a floor under the
+    denominator, of one feature more that do not, as cosine attention has them."""
 
     def launches(items: int) -> list[Launch]:
-        q, v = inputs(torch.float32, d, 4096, items), inputs(dtype, d, 4096, items)
+        q, v = inputs(torch.float32, d + floor, 4096, items), inputs(dtype, d, 4096, items)
         options: dict[str, Any] = {"feature_map": "identity", "normalize": True, "causal": True}
-        options["levels"] = torch.empty(items, 8, 4096)
+        options |= {"floor": True} if floor else {"levels": torch.empty(items, 8, 4096)}
         setting = linear_launch.setting(q, q, v, **options)
         if gradients:
             call = linear_launch.Call(q, q, v, setting.of_gradients(dtype_name(v)))
@@ -292,5 +293,6 @@ WORKLOADS: dict[str, Workload] = {
     "linear, decay, gradients": linear(BF16, 64, True, causal=True, log_decay=torch.zeros(8, 4096)),
     "features that fade": features(BF16, 64),
     "features that fade, gradients": features(BF16, 64, True),
+    "cosine, causal, gradients": features(BF16, 64, True, floor=True),
 }
 """bfloat16 and head size 64 where a name says nothing else."""
