@@ -196,6 +196,11 @@ def includes(source: Path) -> set[Path]:
     return reached
 
 
+def reach(source: Path) -> int:
+    """Bytes that a source includes, which say how long it takes to compile: the engine is a template."""
+    return sum(file.stat().st_size for file in includes(source))
+
+
 def compiled(source: Path, command: Sequence[str], objects: Path) -> Path:
     """The object of a source, named by its command and by what it includes: one that is there is taken."""
     content = hashlib.sha256(repr(command).encode())
@@ -239,6 +244,7 @@ def compile_into(folder: Path, objects: Path) -> dict[str, str]:
     refuse_unwanted()
     detector = SOURCES / "detect.cpp"
     sources = [path for path in source_files() if path.suffix == ".cpp" and path != detector]
+    sources.sort(key=reach, reverse=True)  # what takes long begins first, so that no core waits for one at the end
     with ThreadPoolExecutor(cores()) as pool:
         failed = link(pool, {DETECTOR: ()}, [detector], folder, objects)
         if failed:
