@@ -216,7 +216,7 @@ def sparsity(weights: Array, visible: Array | None = None) -> Sparsity:
 
 
 def weight_blocks(
-    op: FullName | AnyFunction, q: Array, k: Array, **params: object
+    op: "FullName | AnyFunction", q: Array, k: Array, **params: object
 ) -> Iterator[tuple[Array, Array | None]]:
     """Blocks of queries: (weights (..., block, S) in the compute dtype, visible pairs or None = all).
 
@@ -244,7 +244,7 @@ def _blocks(call: statistics._Call, q: Array, k: Array) -> Iterator[tuple[Array,
         yield w, a.pairs
 
 
-def served(op: FullName | AnyFunction, options: Bindings) -> tuple[tuple[str, ...], Keywords]:
+def served(op: "FullName | AnyFunction", options: Bindings) -> tuple[tuple[str, ...], Keywords]:
     """The fields that `row_statistics` supports for an op with these options, and the options to pass.
 
     No entropy if weights may be negative; no fields for an op that it does not support.
