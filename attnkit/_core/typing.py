@@ -169,7 +169,8 @@ OpName = (
         "sparsemax", "ssmax", "stick_breaking",
     ]
 )  # fmt: skip
-"""Those, and the short names that layers and integrations take; a test compares them."""
+"""Those, and the short names that layers and integrations take; a test compares them. Signatures quote both: help()
+would list all names."""
 Picks = tuple[int | slice, ...]  # of an array, for each axis
 Length = str | float | Array  # "visible" | "all" | a number > 0 | an array broadcast to (..., Hq, L)
 Seed = int | Array  # or a key of jax.random.key

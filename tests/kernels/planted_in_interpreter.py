@@ -279,7 +279,7 @@ def null_without_keys(i, bounds, limits, masks, item, head, CAUSAL: tl.constexpr
 
 @triton.jit
 def without_what_high_lacks(levels, item, head, p, keys):
-    return level_at(levels, item, head, p, keys)[0], None
+    return (level_at(levels, item, head, p, keys)[0],)
 
 
 @triton.jit

@@ -89,6 +89,26 @@ def launches(
     return found
 
 
+@pytest.mark.parametrize(
+    ("dtype", "features", "floor", "resumed", "expected"),
+    [
+        (torch.bfloat16, 64, False, False, True),
+        (torch.bfloat16, 128, False, True, True),
+        (torch.bfloat16, 65, True, False, True),
+        (torch.bfloat16, 65, True, True, False),  # the gradient of z would be beyond its bound
+        (torch.bfloat16, 129, False, False, False),
+        (torch.float16, 64, False, False, False),
+    ],
+)
+def test_which_gradients_are_sweeps(
+    dtype: torch.dtype, features: int, floor: bool, resumed: bool, expected: bool
+) -> None:
+    q, v = torch.empty(1, 2, 70, features), torch.empty(1, 2, 70, 8, dtype=dtype)
+    S = torch.empty(1, 2, features, 8) if resumed else None
+    setting = linear_launch.setting(q, q, v, causal=True, feature_map="identity", floor=floor, initial_S=S)
+    assert setting.of_gradients(dtype_name(v)).sweeps is expected
+
+
 # Bytes by head size and capability: numbers from before a loop, and more of sums that fade (of features: 336 in both
 # sweeps on 9.0, 488 when tokens were rows of the products); without causality two operands of a whole state, which no
 # loop changes, are more than registers hold with 128 features.

@@ -50,6 +50,7 @@ from attnkit.kernels.triton.linear_tokens import (
 from attnkit.kernels.triton.special import INTERPRETED
 
 
+# An instruction that the compiler does not repeat.
 @triton.jit
 def move(x):
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=False, pack=1)
