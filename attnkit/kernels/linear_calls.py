@@ -68,12 +68,12 @@ class Setting(NamedTuple):
     def of_gradients(self, values: str) -> "Setting":
         """The same for gradients, where v and do have the dtype `values`.
 
-        Products have bfloat16 operands where sweeps serve the call. In float16 features, 1/den and states leave the
-        range, and products of TF32 with two digits take as long as those of float32. With an initial state and a floor
-        the gradient of z was 1.05 bounds off where all keys point away from a query (0.38 in float32).
+        Products of half types have operands in bfloat16 or, of float16, in TF32 where sweeps serve the call. With an
+        initial state and a floor the gradient of z was 1.05 bounds off in bfloat16 where all keys point away from a
+        query (0.38 in float32).
         """
         fits = max(self.a.d, self.a.e) <= WIDEST_SWEEP
-        served = values == "bfloat16" and fits and not (self.stateful and self.floor)
+        served = values != "float32" and fits and not (self.stateful and self.floor)
         return self._replace(products=values if served else "float32")
 
     @property
@@ -176,6 +176,7 @@ def constants(name: str, s: Setting, dtype: str, by_values: bool, capability: in
     kind = "sums" if name in SUMS else name if name in (*SWEEPS, GATES) else "columns"
     if name == "query_sums" and s.sweeps and s.stateful:
         kind = "exact_sums"
+        values["PRECISION"] = PRODUCTS["float32"][1]  # of operands in bfloat16 the kernel has three
     contracted, produced = (max(D, E) if name in SWEEPS else D, E) if by_values else (E, D)
     tile = sizes.linear(kind, dtype, capability, contracted, produced)
     values |= {"CHUNK": tile.CHUNK, "BLOCK": tile.BLOCK, "FEATURES": tile.BLOCK}

@@ -288,6 +288,8 @@ WORKLOADS: dict[str, Workload] = {
     "linear, causal, gradients, d = 128": linear(BF16, 128, True, causal=True),
     "linear, causal, from a state, gradients": linear(BF16, 64, True, resumed=True, causal=True),
     "linear, causal, from a state, gradients, d = 128": linear(BF16, 128, True, resumed=True, causal=True),
+    "linear, causal, gradients, float16": linear(F16, 64, True, causal=True),
+    "linear, causal, gradients, float16, d = 128": linear(F16, 128, True, causal=True),
     "linear, causal, gradients, float32": linear(F32, 64, True, causal=True),
     "linear, decay": linear(BF16, 64, causal=True, log_decay=torch.zeros(8, 4096)),
     "linear, decay, gradients": linear(BF16, 64, True, causal=True, log_decay=torch.zeros(8, 4096)),

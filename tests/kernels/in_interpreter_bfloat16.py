@@ -1,4 +1,5 @@
-"""bfloat16 in Triton's interpreter, from the adapter. Run by test_triton_interpreted.py with TRITON_INTERPRET=1."""
+"""bfloat16 in Triton's interpreter, from the adapter, and gradients by sweeps of both half types. Run by
+test_triton_interpreted.py with TRITON_INTERPRET=1."""
 
 from typing import Any
 
@@ -87,20 +88,29 @@ def gradients(dtype: torch.dtype, offset: float, members: int, impl: Any = None)
     return pull(q, k, v, do[..., :24], **options)
 
 
+HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+@HALVES
 @pytest.mark.parametrize(("offset", "members"), [(0.0, 3), (100.0, 1)])
-def test_gradients_of_sweeps_keep_their_digits(offset: float, members: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_sweeps_keep_their_digits(
+    dtype: torch.dtype, offset: float, members: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A number that is added to all values leaves them through δ, though it is a hundred times the values."""
     monkeypatch.setattr(linear_calls, "FEWEST", 1)
     truth = gradients(torch.float64, offset, members)
-    for name, grad in gradients(torch.bfloat16, offset, members, linear.pull).items():
+    for name, grad in gradients(dtype, offset, members, linear.pull).items():
         error = (grad.double() - truth[name]).norm() / truth[name].norm()
-        assert error < torch.finfo(torch.bfloat16).eps, name
+        assert error < torch.finfo(dtype).eps, name
 
 
-def test_gradients_of_an_initial_state_keep_the_digits_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+@HALVES
+def test_gradients_of_an_initial_state_keep_the_digits_of_float32(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of sums that fade, where features have the digits of an operand: two of pairs and of S lose 15 in z."""
     monkeypatch.setattr(linear_calls, "FEWEST", 1)
-    q, k, v, do = (draw(n, 2, 130, 8).bfloat16() for n in (11, 12, 13, 14))
+    q, k, v, do = (draw(n, 2, 130, 8).to(dtype) for n in (11, 12, 13, 14))
     options = {"causal": True, "feature_map": "relu", "log_decay": -draw(15, 2, 130).abs()}
     S, z = draw(16, 2, 8, 8), draw(17, 2, 8).abs() + 0.1
     found = linear.pull(q, k, v, do, initial_state=(S, z), **options)

@@ -316,8 +316,8 @@ def without_delta(rows, item, head, i, live):
 
 
 @triton.jit
-def first_digits_alone(x, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    first, _ = linear_tokens.two_operands(x, OPERAND, PRECISION)
+def first_digits_alone(x, OPERAND: tl.constexpr):
+    first, _ = linear_tokens.two_operands(x, OPERAND)
     return first, first * 0.0
 
 

@@ -108,6 +108,10 @@ WILD = {"bound", "nonfinite"}
             "far-values", {"bound"},
         ),
         (
+            SEGMENTED, "linear_sweeps.two_operands", "first_digits_alone", "linear_attention", "float16",
+            "far-values", {"bound"},
+        ),
+        (
             WRONG, "linear.level_at", "without_what_high_lacks", "linear_attention", "float32",
             "decay-mixed", {"bound"},
         ),

@@ -79,6 +79,7 @@ def test_auto_takes_causal_calls_that_are_served(op: str, gpu: FakeTensorMode) -
     [
         (torch.bfloat16, 64, 90, "levels"),
         later(torch.bfloat16, 64, 80, "levels"),
+        later(torch.float16, 64, 90, "levels"),
         later(torch.float32, 64, 80, "levels"),
         later(torch.float32, 128, 90, "levels"),
         later(torch.bfloat16, 128, 80, "floor"),
@@ -91,4 +92,4 @@ def test_no_spills_and_enough_memory(dtype: torch.dtype, d: int, capability: int
     options |= {"levels": torch.empty(2, 8, 2048)} if own == "levels" else {"floor": True}
     with device_of(capability):
         made = launches(q, q, v, **options)
-    gate({name: one for name, one in made.items() if name != "running"}, capability, d)
+    gate({name: one for name, one in made.items() if name != "running"}, capability, dtype, d)

@@ -57,6 +57,7 @@ from attnkit.kernels.triton.linear_tokens import (
     load_features,
     load_rows,
     load_tokens,
+    multiply,
     operand,
     place,
     product,
@@ -96,8 +97,14 @@ def store_state(at, c0, S, z, d, e, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def add_keys(S, z, y, c, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+def add_operands(S, z, y, c, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     """S + yᵀ c, and z + the sum of the tokens of y."""
+    return multiply(tl.trans(y), c, S, PRECISION), add_tokens(z, y, OPERAND, PRECISION)
+
+
+@triton.jit
+def add_keys(S, z, y, c, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """The same for what products round."""
     return product(tl.trans(y), c, S, OPERAND, PRECISION), add_tokens(z, y, OPERAND, PRECISION)
 
 
@@ -124,9 +131,10 @@ def key_sums(
             last = level_at(masks[5], item, kv_head, begin + span[1] - 1, limits[1])
             y *= fades(level_at(masks[5], item, kv_head, j0 + tl.arange(0, CHUNK), limits[1]), last)[:, None]
         if TWICE:
-            high, low = two_operands(y, OPERAND, PRECISION)
-            S, z = add_keys(S, z, low, c, OPERAND, PRECISION)
-            S, z = add_keys(S, z, high, c, OPERAND, PRECISION)
+            high, low = two_operands(y, OPERAND)
+            c = c.to(OPERAND)  # as it came
+            S, z = add_operands(S, z, low, c, OPERAND, PRECISION)
+            S, z = add_operands(S, z, high, c, OPERAND, PRECISION)
         else:
             S, z = add_keys(S, z, y, c, OPERAND, PRECISION)
     at = state_at(states, segment, heads, items[2], head, d, e)
@@ -141,7 +149,7 @@ def query_sums(
 ):  # fmt: skip
     """R = Σ x_i dn_iᵀ for BLOCK columns and r = Σ x_i dd_i over the queries of a segment and all heads of a state.
 
-    1/den multiplies x: do may be exact in OPERAND. The gradients of an initial state are float32, and three terms of
+    1/den multiplies x: do is exact in OPERAND. The gradients of an initial state are float32, and three terms of
     bfloat16 have all digits of x.
     """
     TERMS: tl.constexpr = 1 if masks[4] is None or tl.float32 == OPERAND else 3
@@ -164,10 +172,10 @@ def query_sums(
                 factor *= fades(opened, levels)
             x = load_features(q, item, head, i0, live, 0, d, PHI, D, CHUNK)
             rest = x * factor[:, None]
-            cotangents = load_tokens(do, item, head, i0, live, c0, e, BLOCK, CHUNK)
+            cotangents = load_tokens(do, item, head, i0, live, c0, e, BLOCK, CHUNK).to(OPERAND)
             for _ in tl.static_range(TERMS):
                 x = operand(rest, OPERAND, PRECISION)
-                R = product(tl.trans(x), cotangents, R, OPERAND, PRECISION)
+                R = multiply(tl.trans(x), cotangents, R, PRECISION)
                 if rows[0] is not None:
                     r = add_weighted_tokens(r, x, -delta, OPERAND, PRECISION)
                 rest = left_over(rest, OPERAND, PRECISION)

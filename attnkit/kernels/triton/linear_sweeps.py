@@ -1,10 +1,11 @@
-"""Gradients of linear attention by products of a half type: one sweep over queries for dq, one over keys for dk and dv.
+"""Gradients of linear attention of half types: one sweep over queries for dq, one over keys for dk and dv.
 
 With x = φ(q), y = φ(k), f_i = scale/den_i, δ_i = do_i·o_i and sums over the pairs where query i sees key j,
 
     dφ(q)_i = f_i Σ_j (do_i·v_j - δ_i) y_j    dφ(k)_j = Σ_i (do_i·v_j - δ_i) f_i x_i    dv_j = Σ_i (f_i x_i·y_j) do_i
 
-do and v come in the half type, so that do·v is what it is in float32: 1/den multiplies features, not do. The states
+Products have operands in bfloat16, or in TF32, which has the digits of float16 and the range of float32. do and v are
+such operands as they come, so that do·v is what it is in float32: 1/den multiplies features, not do. The states
 S, z of keys and R = Σ_i f_i x_i do_iᵀ, r = -Σ_i f_i x_i δ_i of queries are those of `linear`, and so are the tuples;
 `rows` are 1/den and δ. o is not needed: with G_i = Σ_j (do_i·v_j) y_j and Z_i = Σ_j y_j, of earlier keys S do_i and z,
 
@@ -38,9 +39,9 @@ from attnkit.kernels.triton.linear_tokens import (
     load_features,
     load_rows,
     load_tokens,
+    multiply,
     operand,
     place,
-    product,
     seen_keys,
     seen_range,
     store_of,
@@ -70,23 +71,24 @@ def load_once(levels, item, head, p, keys):
 
 
 @triton.jit
-def third(x, first, second):
-    """What two operands leave of x."""
-    return x - first.to(tl.float32) - second.to(tl.float32)
+def third(x, first, second, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """What two operands leave of x, as one."""
+    return operand(x - first.to(tl.float32) - second.to(tl.float32), OPERAND, PRECISION)
 
 
 @triton.jit
 def add_pairs(total, first, rest, pairs, TERMS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     """total + (first + rest)ᵀ pairs, these as the sum of TERMS operands; of two without what both lack of the first."""
-    near = pairs
     if TERMS > 1:
-        near, far = two_operands(pairs, OPERAND, PRECISION)
+        near, far = two_operands(pairs, OPERAND)
         if TERMS > 2:
-            total = product(tl.trans(first), third(pairs, near, far), total, OPERAND, PRECISION)
-            total = product(tl.trans(rest), far, total, OPERAND, PRECISION)
-        total = product(tl.trans(first), far, total, OPERAND, PRECISION)
-    total = product(tl.trans(rest), near, total, OPERAND, PRECISION)
-    return product(tl.trans(first), near, total, OPERAND, PRECISION)
+            total = multiply(tl.trans(first), third(pairs, near, far, OPERAND, PRECISION), total, PRECISION)
+            total = multiply(tl.trans(rest), far, total, PRECISION)
+        total = multiply(tl.trans(first), far, total, PRECISION)
+    else:
+        near = operand(pairs, OPERAND, PRECISION)
+    total = multiply(tl.trans(rest), near, total, PRECISION)
+    return multiply(tl.trans(first), near, total, PRECISION)
 
 
 @triton.jit
@@ -112,11 +114,11 @@ def sweep_queries(
         i0 = p0 - limits[3]
         i = i0 + token
         inside, live = (i >= 0) & (i < limits[0]), live_queries(i, bounds, limits, masks, item, head, CAUSAL)
-        cotangents = tl.trans(operand(load_tokens(do, item, head, i0, live, 0, e, E, CHUNK), OPERAND, PRECISION))
-        high, low = two_operands(S, OPERAND, PRECISION)
-        total = product(low, cotangents, product(high, cotangents, None, OPERAND, PRECISION), OPERAND, PRECISION)
+        cotangents = tl.trans(load_tokens(do, item, head, i0, live, 0, e, E, CHUNK).to(OPERAND))
+        high, low = two_operands(S, OPERAND)
+        total = multiply(low, cotangents, multiply(high, cotangents, None, PRECISION), PRECISION)
         if TERMS > 2:
-            total = product(third(S, high, low), cotangents, total, OPERAND, PRECISION)
+            total = multiply(third(S, high, low, OPERAND, PRECISION), cotangents, total, PRECISION)
         sums = z[:, None]
         if masks[5] is not None:
             levels = load_once(masks[5], key_item, own, p0 + token, limits[1])
@@ -129,11 +131,11 @@ def sweep_queries(
         if CAUSAL:
             seen = seen_keys(p0 + token, bounds, masks, key_item, head)
             y = load_features(k, key_item, shared, p0, seen, 0, d, PHI, D, CHUNK)
-            c = operand(load_tokens(v, key_item, shared, p0, seen, 0, e, E, CHUNK), OPERAND, PRECISION)
-            first, rest = two_operands(y, OPERAND, PRECISION)
+            c = load_tokens(v, key_item, shared, p0, seen, 0, e, E, CHUNK).to(OPERAND)
+            first, rest = two_operands(y, OPERAND)
             in_order = token[:, None] <= token[None, :]
             before = tl.where(in_order, 1.0, 0.0)
-            pairs = product(c, cotangents, None, OPERAND, PRECISION)
+            pairs = multiply(c, cotangents, None, PRECISION)
             if masks[5] is not None:
                 before *= fades(in_column(levels), in_row(levels))
                 pairs *= before
@@ -144,9 +146,9 @@ def sweep_queries(
                 sums = add_pairs(sums, first, rest, before, 1 if masks[5] is None else TERMS, OPERAND, PRECISION)
                 z = tl.sum(tl.where(token[None, :] == CHUNK - 1, sums, 0.0), 1)  # the last query sees the chunk
             if masks[5] is not None:
-                first, rest = two_operands(y * fades(levels, last)[:, None], OPERAND, PRECISION)
-            S = product(tl.trans(rest), c, S, OPERAND, PRECISION)
-            S = product(tl.trans(first), c, S, OPERAND, PRECISION)
+                first, rest = two_operands(y * fades(levels, last)[:, None], OPERAND)
+            S = multiply(tl.trans(rest), c, S, PRECISION)
+            S = multiply(tl.trans(first), c, S, PRECISION)
         x = tl.trans(PHI(load_tokens(q, item, head, i0, live, 0, d, D, CHUNK)))
         factor = tl.where(live, scale, 0.0)
         if NORMALIZE:
@@ -186,14 +188,15 @@ def sweep_keys(
         seen = seen_keys(j0 + token, bounds, masks, key_item, first)
         of_keys = tl.trans(load_features(k, key_item, shared, j0, seen, 0, d, PHI, D, CHUNK))
         y = operand(of_keys, OPERAND, PRECISION)
-        c = tl.trans(operand(load_tokens(v, key_item, shared, j0, seen, 0, e, E, CHUNK), OPERAND, PRECISION))
-        high, low = two_operands(R, OPERAND, PRECISION)
-        to_k = product(low, c, product(high, c, None, OPERAND, PRECISION), OPERAND, PRECISION)
+        c = tl.trans(load_tokens(v, key_item, shared, j0, seen, 0, e, E, CHUNK).to(OPERAND))
+        high, low = two_operands(R, OPERAND)
+        to_k = multiply(low, c, multiply(high, c, None, PRECISION), PRECISION)
         to_k += alone(r, OPERAND)[:, None]
-        to_v = product(tl.trans(high), y, None, OPERAND, PRECISION)
-        to_v = product(tl.trans(low), y, to_v, OPERAND, PRECISION)
+        to_v = multiply(tl.trans(high), y, None, PRECISION)
+        to_v = multiply(tl.trans(low), y, to_v, PRECISION)
         if not CAUSAL:
-            to_v = product(tl.trans(high), left_over(of_keys, OPERAND, PRECISION), to_v, OPERAND, PRECISION)
+            rest = operand(left_over(of_keys, OPERAND, PRECISION), OPERAND, PRECISION)
+            to_v = multiply(tl.trans(high), rest, to_v, PRECISION)
         if masks[5] is not None:
             levels = load_once(masks[5], key_item, kv_head, j0 + token, limits[1])
             opened, after = (
@@ -212,25 +215,26 @@ def sweep_keys(
                 inverse, delta = load_rows(rows, item, head, i, live)
                 features = PHI(load_tokens(q, item, head, i0, live, 0, d, D, CHUNK)) * (inverse * scale)[:, None]
                 x = operand(features, OPERAND, PRECISION)
-                cotangents = operand(load_tokens(do, item, head, i0, live, 0, e, E, CHUNK), OPERAND, PRECISION)
+                cotangents = load_tokens(do, item, head, i0, live, 0, e, E, CHUNK).to(OPERAND)
                 left = x
                 if masks[5] is not None:
                     left = operand(features * fades(opened, levels)[:, None], OPERAND, PRECISION)
-                R = product(tl.trans(left), cotangents, R, OPERAND, PRECISION)
+                R = multiply(tl.trans(left), cotangents, R, PRECISION)
                 if rows[0] is not None:
                     r = add_weighted_tokens(r, left, -delta, OPERAND, PRECISION)
-                pairs = product(cotangents, c, None, OPERAND, PRECISION)
+                pairs = multiply(cotangents, c, None, PRECISION)
                 if rows[0] is not None:
                     pairs -= delta[:, None]
                 if masks[5] is not None:
                     pairs *= fades(in_row(levels), in_column(levels))
-                to_k = product(tl.trans(x), tl.where(in_order, pairs, nothing), to_k, OPERAND, PRECISION)
-                weights = product(x, y, None, OPERAND, PRECISION)
+                pairs = operand(tl.where(in_order, pairs, nothing), OPERAND, PRECISION)
+                to_k = multiply(tl.trans(x), pairs, to_k, PRECISION)
+                weights = multiply(x, y, None, PRECISION)
                 if masks[5] is not None:
                     weights *= fades(in_row(levels), in_column(levels))
-                near, rest = two_operands(tl.where(in_order, weights, nothing), OPERAND, PRECISION)
-                to_v = product(tl.trans(cotangents), near, to_v, OPERAND, PRECISION)
-                to_v = product(tl.trans(cotangents), rest, to_v, OPERAND, PRECISION)
+                near, rest = two_operands(tl.where(in_order, weights, nothing), OPERAND)
+                to_v = multiply(tl.trans(cotangents), near, to_v, PRECISION)
+                to_v = multiply(tl.trans(cotangents), rest, to_v, PRECISION)
         stored = (j0 + token >= 0) & (j0 + token < limits[1])
         store_tokens(dv, key_item, kv_head, j0, stored, tl.trans(to_v), 0, e, E, CHUNK)
         if D * E > SLICE * SLICE:  # until here they would be spilled

@@ -201,18 +201,17 @@ def operand(x, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def product(x, y, total, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    """total + x y in float32 with operands in OPERAND; without total if it is None.
+def multiply(x, y, total, PRECISION: tl.constexpr):
+    """total + x y in float32, of two operands; without total if it is None.
 
     Long sums are split among warps: otherwise a warp would need whole rows of x and columns of y for its part of the
     result, and spill registers.
     """
-    x, y = operand(x, OPERAND, PRECISION), operand(y, OPERAND, PRECISION)
     ROWS: tl.constexpr = x.shape[0]
     K: tl.constexpr = x.shape[1]
     COLUMNS: tl.constexpr = y.shape[1]
     PARTS: tl.constexpr = K // SLICE
-    LONGEST: tl.constexpr = SLICE if tl.float32 == OPERAND else 2 * SLICE
+    LONGEST: tl.constexpr = SLICE if x.dtype == tl.float32 else 2 * SLICE
     if K > LONGEST:
         left = tl.permute(tl.reshape(x, (ROWS, PARTS, SLICE)), (1, 0, 2))
         right = tl.reshape(y, (PARTS, SLICE, COLUMNS))
@@ -224,6 +223,12 @@ def product(x, y, total, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     else:
         result = tl.dot(x, y, total, input_precision=PRECISION)
     return result
+
+
+@triton.jit
+def product(x, y, total, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """`multiply` of x and y as products take them."""
+    return multiply(operand(x, OPERAND, PRECISION), operand(y, OPERAND, PRECISION), total, PRECISION)
 
 
 # Sums of rows and columns of bfloat16 matrices are products, which need no exchange between threads: what they are
@@ -251,14 +256,21 @@ def left_over(x, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def two_operands(x, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    """Two operands whose sum is x, with twice the digits of one. The first digits of a bfloat16 are cut off, not
-    rounded: it takes half the instructions."""
+def first_digits(x, MASK: tl.constexpr):
+    return (x.to(tl.int32, bitcast=True) & MASK).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def two_operands(x, OPERAND: tl.constexpr):
+    """Two operands, of bfloat16 or TF32, whose sum is x, with twice the digits of one. The first are cut off, not
+    rounded, and in TF32 the others too: it takes half the instructions."""
     if tl.bfloat16 == OPERAND:
-        first = (x.to(tl.int32, bitcast=True) & -0x10000).to(tl.float32, bitcast=True)
+        first = first_digits(x, -0x10000)
+        rest = x - first
     else:
-        first = operand(x, OPERAND, PRECISION)
-    return first.to(OPERAND), operand(x - first, OPERAND, PRECISION)
+        first = first_digits(x, -0x2000)
+        rest = first_digits(x - first, -0x2000)
+    return first.to(OPERAND), rest.to(OPERAND)
 
 
 @triton.jit
