@@ -126,7 +126,7 @@ JOBS = (
     sanitized("memcheck", "cupy-cuda", needs=("cupy",)),
     Job("profile", "what do kernels wait for?", timed(COUNTED, "--rounds", "2"), ("torch", PROFILER[0]), PROFILER),
     *(
-        Job(f"quick-{dtype}", f"is torch right in {dtype}?", quick(TRITON, f"{TRITON}_atomic", dtype=dtype))
+        Job(f"quick-{dtype}", f"is torch right in {dtype}?", quick(TRITON, f"{TRITON}_ordered", dtype=dtype))
         for dtype in ("bfloat16", "float16", "float32")
     ),
     *map(trained, EVIDENCE),

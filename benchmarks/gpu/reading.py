@@ -19,7 +19,8 @@ from benchmarks.gpu.jobs import JOBS, VERDICTS
 
 KERNELS = {
     "torch_cuda-triton": "torch triton",
-    "torch_cuda-triton_atomic": "torch triton",
+    "torch_cuda-triton_atomic": "torch triton",  # before programs took turns
+    "torch_cuda-triton_ordered": "torch triton",
     "jax-triton": "jax triton",
     "cupy-cuda": "cupy cuda",
 }

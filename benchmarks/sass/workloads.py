@@ -262,7 +262,7 @@ WORKLOADS: dict[str, Workload] = {
     "linear, causal, float32": linear(F32, 64, causal=True),
     "relu, gradients": backward(BF16, 64),
     "relu, gradients, d = 128": backward(BF16, 128),
-    "relu, gradients, atomic": backward(BF16, 64, atomic=True),
+    "relu, gradients, in turn": backward(BF16, 64, ordered=True),
     "relu, gradients, float32": backward(F32, 64),
     "sigmoid, gradients": backward(BF16, 64, activation="sigmoid"),
     "gelu, gradients": backward(BF16, 64, activation="gelu"),

@@ -107,7 +107,7 @@ def test_what_nobody_sees_may_be_nan() -> None:
     [
         (257, {}), (40, {"dropout": (0.1, 3)}), (40, {"query_mask": torch.arange(40) > 3}),
         (40, {"mask": torch.ones(40, 20, dtype=torch.bool)}), (40, {"bias": torch.zeros(40, 20).bfloat16()}),
-        (40, {"atomic": True}), (40, pointwise.GAUSSIAN),
+        (40, {"ordered": True}), (40, pointwise.GAUSSIAN),
     ],
     ids=str,
 )  # fmt: skip

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 TRITON = "attnkit_conformance.adapters.triton_interpreted"
 TARGETS = {
     "triton_interpreted": f"{TRITON}:Interpreted",
-    "triton_interpreted-atomic": f"{TRITON}:Atomic",
+    "triton_interpreted-ordered": f"{TRITON}:Ordered",
     "triton_interpreted-split": f"{TRITON}:Split",
     "jax_triton_interpreted": "attnkit_conformance.adapters.jax_triton_interpreted:Interpreted",
 }

@@ -20,7 +20,7 @@ FIELDS = {"fields": ("total", "entropy", "maximum", "nonzero")}
 BY_CUSTOM_OP = {
     "triton_pointwise": (
         Case("triton_pointwise", "pointwise_attention", {"activation": "gelu", "dropout": (0.2, 5)}, BIAS),
-        Case("triton_pointwise", "pointwise_attention", {"atomic": True, "causal": True}),
+        Case("triton_pointwise", "pointwise_attention", {"ordered": True, "causal": True}),
         Case("triton_pointwise", "gaussian_attention", {}),
     ),
     "triton_statistics": (

@@ -11,7 +11,7 @@ from attnkit_conformance.judge import judge
 from .selection import FEW, case_of, later
 
 CUDA, TRITON, JAX = "cuda_cpu", "triton_interpreted", "jax_triton_interpreted"
-ATOMIC, SPLIT = f"{TRITON}-atomic", f"{TRITON}-split"
+ORDERED, SPLIT = f"{TRITON}-ordered", f"{TRITON}-split"
 HALVES = ("bfloat16", "float16")
 SERVED_BY_TRITON = ("float32", *HALVES)
 EVERY = ("float64", *SERVED_BY_TRITON)
@@ -105,8 +105,8 @@ LATER = [
     Judged(SPLIT, "softmax_attention", "not property", ("float32", "float16"), NUMBERS),
     Judged(SPLIT, "forgetting_attention", FEW, ("float16",), NUMBERS),
     Judged(SPLIT, "sigmoid_attention", "not property", ("float16",), NUMBERS),
-    Judged(ATOMIC, "pointwise_attention", "not property", ("float16",), NUMBERS),
-    *(Judged(ATOMIC, "gaussian_attention", "not property", (dtype,), NUMBERS) for dtype in ("float32", "bfloat16")),
+    Judged(ORDERED, "pointwise_attention", "not property", ("float16",), NUMBERS),
+    *(Judged(ORDERED, "gaussian_attention", "not property", (dtype,), NUMBERS) for dtype in ("float32", "bfloat16")),
     *(
         Judged(JAX, f"{kind}_attention", FEW, ("float32", "bfloat16"), (GENERIC,))
         for kind in ("pointwise", "softmax", "entmax", "gaussian")

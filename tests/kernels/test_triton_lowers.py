@@ -114,7 +114,7 @@ CALLS: dict[str, Callable[[], list[Launch]]] = {
         activation="gelu", shift="-log_length", alpha=0.5, **BIASED, **BOOLEAN, **LENGTHS, **WINDOW
     ),
     "pointwise, own lengths": lambda: of_pointwise(alpha=0.5, length=torch.empty(2, 1, TOKENS)),
-    "pointwise, atomic": lambda: of_pointwise(atomic=True, causal=True, window=(70, 0)),
+    "pointwise, ordered": lambda: of_pointwise(ordered=True, causal=True, window=(70, 0)),
     "pointwise, packed": lambda: of_pointwise(**EDGES),
     "pointwise, packed, causal": lambda: of_pointwise(causal=True, window=(30, None), alpha=0.5, **EDGES),
     "pointwise, packed, window": lambda: of_pointwise(**WINDOW, **EDGES),

@@ -158,7 +158,6 @@ def of_triton() -> Asked:
 
     q, k, v = (torch.tensor(x) for x in CALL.values())
     yield partial(pointwise.unsupported, q, k, v)
-    yield partial(pointwise.unsupported_atomic, q, k, v)
     yield partial(packed.unsupported, q, k, v, EDGES, EDGES)
     yield partial(statistics.unsupported, q, k, op=attnkit.pointwise_attention.__name__)
     yield partial(of_jax.unsupported_options, *(jax.numpy.asarray(x) for x in CALL.values()))

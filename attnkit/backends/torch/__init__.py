@@ -37,7 +37,7 @@ KERNELS: dict[str, tuple[Kernel, ...]] = kernels_by_op(
                 refusing_unaligned,
                 (
                     pointwise.KERNELS,
-                    pointwise.ATOMIC,
+                    pointwise.ORDERED,
                     linear.KERNELS,
                     linear_step.KERNELS,
                     linear_features.KERNELS,

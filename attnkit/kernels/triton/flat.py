@@ -81,7 +81,7 @@ def run(
         )  # fmt: skip
     if KERNEL == "backward_keys":
         pointwise.backward_keys(
-            q, k, v, do, dstats, result, matrix(more, STRIDES[16]), None, pairs, rows, limits,
+            q, k, v, do, dstats, result, matrix(more, STRIDES[16]), None, None, pairs, rows, limits,
             numbers, rest, whole, STORED, HEADS[0], HEADS[1], H, DH, False, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
     if KERNEL == "backward_bias":

@@ -31,7 +31,7 @@ types only the tokens that a program owns are centred, queries or, in `backward_
 
 Gradients need no maximum, no sum and no saved values. Every program owns its results, so sums have a fixed order: dq by
 queries, dk and dv by keys, dbias by tiles. On request the programs that own keys add their parts of dq to float32
-memory, in any order: five products per tile instead of seven. Heads of few queries have one program for all of it, in
+memory, taking turns: five products per tile instead of seven. Heads of few queries have one program for all of it, in
 a fixed order (`attnkit.kernels.triton.whole_head`).
 
 Statistics of the weights w_ij = gain·keep·f_i·h(x), before dropout with keep probability `keep`, are computed beside o
@@ -57,6 +57,7 @@ from attnkit.kernels.triton.tiles import (
     add_product,
     add_rows,
     after_dropout,
+    end_turn,
     key_blocks,
     key_ends,
     keys_of_a_tile,
@@ -73,8 +74,10 @@ from attnkit.kernels.triton.tiles import (
     right_of,
     store_of_rows,
     store_rows,
+    turn_of,
     valid_keys,
     visible_pairs,
+    wait_for_turn,
     whole_sum,
 )
 
@@ -368,11 +371,14 @@ def weights_and_slopes(
 
 @triton.jit
 def collect(
-    sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, own, numbers, at, heads, j0,
+    sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, turn, dstats, pairs, rows, own, numbers, at, heads, j0,
     first, stop, H: tl.constexpr, DH: tl.constexpr, EDGE: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr,
     e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk + Σ_i ds_ij q_i and dv + Σ_i m r f_i h(x) do_i over the query blocks first .. stop, whose dq gets Σ_j."""
+    """dk + Σ_i ds_ij q_i and dv + Σ_i m r f_i h(x) do_i over the query blocks first .. stop, whose dq gets Σ_j.
+
+    turn = (own, before, count, rows of the query heads before this one): see `turn_of`; () without dq.
+    """
     dk, dv = sums
     queries, keys, left, right = own
     item, head, _, _ = at
@@ -399,23 +405,29 @@ def collect(
                 used = tl.where((tl.max(inside.to(tl.int32), 1) > 0)[:, None], used, 0.0)
             part = add_product(nothing(ROWS, D, rows[4] is not None), tl.trans(ds), used, PRECISION)
             part = whole_sum(part, q_tile, k_tile.dtype) * (numbers[0] * numbers[2])
+            done = turn[3] + i0 + ROWS
+            wait_for_turn(turn, done)
             add_rows(dq, item, head, i0, beside, i0 + beside < queries, part, d, D)
+            end_turn(turn, done)
     return dk, dv
 
 
 @triton.jit
 def backward_keys(
-    q, k, v, do, dstats, dk, dv, dq, pairs, rows, limits, numbers, rest, whole, stored, heads, groups,
+    q, k, v, do, dstats, dk, dv, dq, turns, pairs, rows, limits, numbers, rest, whole, stored, heads, groups,
     H: tl.constexpr, DH: tl.constexpr, LOG_LENGTH: tl.constexpr, d: tl.constexpr, e: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv for KEYS of the `stored` keys of one of `heads` heads, which `groups` query heads share.
 
-    With dq, in float32, their contribution is added to it.
+    With dq, in float32, their contribution is added to it, with `turns` of the programs.
     """
     pairs, rows = pairs[:], rows[:]
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
-    block, shared, item, key_item, queries, keys = placed(limits, stored, heads, KEYS, True)
+    block, shared, item, key_item, queries, keys = placed(limits, stored, heads, KEYS, True, dq is not None)
+    turn = ()
+    if dq is not None:
+        turn = turn_of(turns, block, tl.cdiv(stored, KEYS) + (0 if limits[4] is None else limits[6]))
     left, right = (
         None if limits[2] is None else left_of(limits, queries, keys),
         None if limits[3] is None else right_of(limits, queries, keys),
@@ -439,21 +451,25 @@ def backward_keys(
         valid = valid_keys(rows[0], keys, item, head)
         bounds = (queries, valid, left, right)
         first, full, end, stop = query_blocks(j0, queries, valid, left, right, ROWS, KEYS)
+        before = member * (queries + ROWS)
+        own_turn = () if dq is None else (turn[0], turn[1], turn[2], before)
         if MASKED or right is not None:
             sums = collect(
-                sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, bounds, numbers, at,
-                heads * groups, j0, first, stop if MASKED else tl.minimum(full, stop), H, DH, True, LOG_LENGTH,
-                d, e, D, E, ROWS, KEYS, PRECISION,
+                sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, own_turn, dstats, pairs, rows, bounds,
+                numbers, at, heads * groups, j0, first, stop if MASKED else tl.minimum(full, stop), H, DH, True,
+                LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
         if not MASKED:
             sums = collect(
-                sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, bounds, numbers, at,
-                heads * groups, j0, full, end, H, DH, False, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
+                sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, own_turn, dstats, pairs, rows, bounds,
+                numbers, at, heads * groups, j0, full, end, H, DH, False, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
             sums = collect(
-                sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, dstats, pairs, rows, bounds, numbers, at,
-                heads * groups, j0, end, stop, H, DH, True, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
+                sums, k_tile, rest, whole_tile, v_tile, of_keys, q, do, dq, own_turn, dstats, pairs, rows, bounds,
+                numbers, at, heads * groups, j0, end, stop, H, DH, True, LOG_LENGTH, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
+        if dq is not None:
+            end_turn(turn, before + queries + ROWS)
     in_range = j0 + columns < stored
     if dq is None:
         whole_tile = whole_tokens(k_tile, whole, key_item, shared, j0, columns, j0 + columns < keys, d, D)

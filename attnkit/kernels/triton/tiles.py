@@ -14,10 +14,15 @@ import triton.language as tl
 
 
 @triton.jit
-def place(blocks, heads):
-    """Block, head and item of this program; neighbouring programs share a head."""
+def place(blocks, heads, IN_TURN: tl.constexpr = False):
+    """Block, head and item of this program; neighbouring programs share a head, or IN_TURN a block."""
     n = tl.program_id(0)
-    return n % blocks, (n // blocks % heads).to(tl.int64), (n // blocks // heads).to(tl.int64)
+    if IN_TURN:
+        shared = tl.num_programs(0) // blocks
+        block, n = n // shared, n % shared
+    else:
+        block, n = n % blocks, n // blocks
+    return block, (n % heads).to(tl.int64), (n // heads).to(tl.int64)
 
 
 @triton.jit
@@ -48,7 +53,7 @@ def own_sequence(edges, sequences, block, size):
 
 
 @triton.jit
-def placed(limits, tokens, heads, SIZE: tl.constexpr, BY_KEYS: tl.constexpr):
+def placed(limits, tokens, heads, SIZE: tl.constexpr, BY_KEYS: tl.constexpr, IN_TURN: tl.constexpr = False):
     """Block of the `tokens`, queries or keys, head, item, item of keys, and how many queries and keys this program has.
 
     The item of a packed sequence is its first token: the item stride of its views is that of tokens.
@@ -56,10 +61,10 @@ def placed(limits, tokens, heads, SIZE: tl.constexpr, BY_KEYS: tl.constexpr):
     queries, keys = limits[0], limits[1]
     blocks = tl.cdiv(tokens, SIZE)
     if limits[4] is None:
-        block, head, item = place(blocks, heads)
+        block, head, item = place(blocks, heads, IN_TURN)
         key_item = item
     else:
-        block, head, _item = place(blocks + limits[6], heads)
+        block, head, _item = place(blocks + limits[6], heads, IN_TURN)
         sequence, first = own_sequence(limits[5] if BY_KEYS else limits[4], limits[6], block, SIZE)
         block -= first
         item, queries = own_tokens(limits[4], sequence)
@@ -108,12 +113,43 @@ def store_rows(view, item, head, first, rows, keep, x, WIDTH: tl.constexpr, PADD
     tl.store(at, x.to(view[0].dtype.element_ty), mask=keep[:, None] & (columns < WIDTH)[None, :])
 
 
+# Programs that add to the same rows take turns: those of one head in the order of their blocks, which is that in which
+# they start, so that who waits has its predecessor running or done. Each says in `turns`, which is 0 at first, how many
+# rows it is done with. Rows that a program passes over are none of those before it either, since what blocks see begins
+# and ends later and later: whoever has got to a row has waited for all before it.
+
+
+@triton.jit
+def turn_of(turns, block, blocks):
+    """Where a program placed IN_TURN says how far it is, where the one before it does, and whether there is one."""
+    own = turns + tl.program_id(0)
+    return own, own - tl.where(block > 0, tl.num_programs(0) // blocks, 0), tl.where(block > 0, 1, 0)
+
+
+@triton.jit
+def wait_for_turn(turn, done):
+    """Until the program before this one is done with so many rows."""
+    done *= turn[2]
+    reached = tl.atomic_add(turn[1], 0, sem="acquire")
+    while reached < done:
+        reached = tl.atomic_add(turn[1], 0, sem="acquire")
+
+
+@triton.jit
+def end_turn(turn, done):
+    """Say that so many rows are done with, after the stores of all threads."""
+    tl.debug_barrier()
+    tl.atomic_xchg(turn[0], done, sem="release")
+
+
 @triton.jit
 def add_rows(view, item, head, first, rows, keep, x, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Add x to rows in float32, atomically and in any order."""
+    """Add x to rows in float32, as other programs do before and after: past the cache of the multiprocessor."""
     columns = tl.arange(0, PADDED)
     at = corner(view, item, head, first, 0) + rows[:, None] * view[3] + columns[None, :] * view[4]
-    tl.atomic_add(at, x, mask=keep[:, None] & (columns < WIDTH)[None, :], sem="relaxed")
+    keep = keep[:, None] & (columns < WIDTH)[None, :]
+    x += tl.load(at, mask=keep, other=0.0, cache_modifier=".cg")
+    tl.store(at, x, mask=keep, cache_modifier=".cg")
 
 
 @triton.jit

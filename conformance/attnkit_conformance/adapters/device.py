@@ -14,7 +14,7 @@ NO_DEVICE = "no CUDA device: kernels of a GPU are judged on one"
 
 def of_torch() -> list[Adapter]:
     """Triton's from torch, with gradients by autograd."""
-    names = ("torch_cuda-triton", "torch_cuda-triton_atomic")
+    names = ("torch_cuda-triton", "torch_cuda-triton_ordered")
     return [adapter for adapter in families.family("torch_cuda") if adapter.name in names]
 
 

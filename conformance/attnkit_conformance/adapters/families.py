@@ -44,7 +44,7 @@ def family(name: str) -> list[Adapter]:
     if name == "jax_x64":
         return in_double(IN_DOUBLE)
     if name == "triton_interpreted":
-        targets = {name: "Interpreted", f"{name}-atomic": "Atomic", f"{name}-split": "Split"}
+        targets = {name: "Interpreted", f"{name}-ordered": "Ordered", f"{name}-split": "Split"}
         return workers(name, targets, {"TRITON_INTERPRET": "1"})
     if name == "jax_triton_interpreted":
         return workers(name, {name: "Interpreted"}, {"TRITON_INTERPRET": "1"})

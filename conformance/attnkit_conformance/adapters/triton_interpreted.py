@@ -177,13 +177,13 @@ class Interpreted(Autograd):
         return refuse_learned(op, arguments, rows.KERNELS) or (REFUSED[op](**arguments) if op in REFUSED else None)
 
 
-class Atomic(Interpreted):
-    """With gradients of q accumulated by the programs that own keys."""
+class Ordered(Interpreted):
+    """With gradients of q added up by the programs that own keys, taking turns."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.served = without_gradients(pointwise.ATOMIC)
-        self.name, self.ops = "triton_interpreted-atomic", tuple(self.served)
+        self.served = without_gradients(pointwise.ORDERED)
+        self.name, self.ops = "triton_interpreted-ordered", tuple(self.served)
 
 
 class Split(Interpreted):

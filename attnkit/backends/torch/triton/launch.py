@@ -41,7 +41,7 @@ class Call(NamedTuple):
     edges_q: Tensor | None  # (sequences + 1,): the first query of each packed sequence, and their number
     edges_k: Tensor | None  # (sequences + 1,)
     activation: str
-    atomic: bool  # programs that own keys also add to dq, in any order
+    ordered: bool  # programs that own keys also add to dq, taking turns
     plan: Plan
 
     @property
@@ -70,7 +70,7 @@ def call_of(
     v: Tensor | None,
     *,
     activation: str = "relu",
-    atomic: bool = False,
+    ordered: bool = False,
     **options: Option,
 ) -> Call:
     """A call with the options of pointwise_attention.
@@ -95,7 +95,7 @@ def call_of(
     if plan.numbers.drops:
         seed = word_of(q, options["dropout"][1])
     arrays = bias, mask, dropout_mask, key_lengths, query_mask, length, seed, edges_q, edges_k
-    return Call(*arrays, activation, atomic, plan)
+    return Call(*arrays, activation, ordered, plan)
 
 
 def _keys_of_sequences(q: Tensor, edges_q: Tensor, edges_k: Tensor) -> Tensor:
@@ -386,7 +386,8 @@ def backward_launches(
         constants = constants_of(sizes, q, c, statistics, "H", "DH")
         programs = a.blocks(a.keys, constants["KEYS"]) * a.kv_heads * a.items
         dk, dv = view(a, "k", grads["k"]), None if do is None else view(a, "v", grads["v"])
-        arguments = (*inputs("k"), dk, dv, dq if together else None, *shared("k"), a.keys, a.kv_heads, a.groups)
+        added = (dq, torch.zeros(programs, dtype=torch.int32, device=q.device)) if together else (None, None)
+        arguments = (*inputs("k"), dk, dv, *added, *shared("k"), a.keys, a.kv_heads, a.groups)
         launches.append(Launch(kernels.backward_keys, programs, arguments, constants))
     if "bias" in grads:
         constants = constants_of("backward_bias", q, c, statistics, "H", "DH")
@@ -420,7 +421,7 @@ def serves_whole_heads(q: Tensor, c: Call, grads: Iterable[str]) -> bool:
         and max(a.queries, a.keys) <= WHOLE
         and max(a.d, a.e) <= WHOLE_WIDTH
         and all(x is None for x in absent)
-        and not (c.atomic or c.distances)
+        and not (c.ordered or c.distances)
     )
 
 
@@ -446,7 +447,7 @@ def whole_head_launches(
 
 def adds_to_queries(c: Call, grads: Iterable[str]) -> bool:
     """Whether the kernel of dk and dv also adds to dq."""
-    return c.atomic and {"q", "k"} <= {*grads}
+    return c.ordered and {"q", "k"} <= {*grads}
 
 
 # ---------------------------------------------------------------------------------------------- results
@@ -506,21 +507,11 @@ def backward(
     summed = adds_to_queries(c, computed)
     grads = {name: room_for(c.plan, name, like[name], summed and name == "q") for name in computed}
     if summed:
-        refuse_determinism()
         grads["q"].zero_()
     run(q, backward_launches(q, k, v, do, grads, c, of_rows))
     if do is None and "v" in names:
         grads["v"].zero_()
     return {name: reduced_to(grads[name], a, like[name]) for name in names}
-
-
-def refuse_determinism() -> None:
-    """Alert like torch's own ops whose sums have no fixed order."""
-    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
-        raise RuntimeError(
-            "attnkit::triton_pointwise_vjp: impl='triton_atomic' adds in no fixed order, and torch is asked for "
-            "deterministic algorithms; impl='triton' is deterministic"
-        )
 
 
 def room_for(plan: Plan, name: str, like: Tensor, summed: bool = False) -> Tensor:

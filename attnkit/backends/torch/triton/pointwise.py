@@ -166,15 +166,8 @@ def prepared(own: Arguments, arrays: tuple[Tensor, ...], options: Keywords) -> r
 
 
 def only_by_name(*arrays: Tensor, **options: object) -> bool:
-    """False: sums in no fixed order, and predicted slower than the kernels with one."""
+    """False: programs wait for one another, and no GPU has shown for how long."""
     return False
-
-
-def unsupported_atomic(*arrays: Tensor, **options: Option) -> str | None:
-    """Why kernels that add gradients in any order do not support a call."""
-    if torch.are_deterministic_algorithms_enabled():
-        return "adds gradients of q in no fixed order, and torch is asked for deterministic algorithms"
-    return unsupported(*arrays, **options)
 
 
 def attend_to_distances(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
@@ -191,8 +184,8 @@ KERNELS = with_gradients(pointwise_attention, kernel("pointwise", attend, unsupp
 KERNELS |= with_gradients(gaussian_attention, kernel("gaussian", attend_to_distances, unsupported), pull_from_distances)
 for name, own in ((pointwise_attention.__name__, {}), (gaussian_attention.__name__, GAUSSIAN)):
     KERNELS[name] = KERNELS[name]._replace(prepared=partial(prepared, own))
-ATOMIC = {
-    op: Kernel("triton_atomic", partial(row.call, atomic=True), unsupported_atomic, only_by_name, misplaced=misplaced)
+ORDERED = {
+    op: Kernel("triton_ordered", partial(row.call, ordered=True), unsupported, only_by_name, misplaced=misplaced)
     for op, row in KERNELS.items()
 }
 KERNELS |= rela.kernels(kernel(None, attend, unsupported), pull)
