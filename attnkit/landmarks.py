@@ -22,7 +22,7 @@ from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast, compute_dtype
 from attnkit._core.special import as_index, generator, take_along, without_autocast
 from attnkit._core.tokens import chosen, cotangent, whole, zeros
-from attnkit._core.typing import Array, Namespace, OfLibrary, Outputs
+from attnkit._core.typing import Array, Namespace, Outputs
 
 
 def _checked(op: str, q: Array, query_mask: Array | None, **more: Array) -> Namespace:
@@ -272,7 +272,7 @@ def biased_vjp(q: Array, dlandmarks: Array, m: int, *, query_mask: Array | None 
     return {"q": cast(xp, chosen(xp, query_mask, xp.concat([grad, rest], axis=-2)), q.dtype)}
 
 
-def random_indices(n: int, m: int, seed: int) -> OfLibrary:
+def random_indices(n: int, m: int, seed: int) -> Array:
     """m of n positions without replacement, uniformly, in increasing order: a NumPy array, the same for any library."""
     op = "random_indices"
     for name, value, least in (("n", n, 1), ("m", m, 1), ("seed", seed, 0)):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnkit._core.library import library
 from attnkit._core.special import is_autocast
-from attnkit._core.typing import AnyFunction, Array, Keywords, OfLibrary, Option
+from attnkit._core.typing import AnyFunction, Array, Arrays, Keywords, OfLibrary, Option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,7 @@ _MARK, _ENDS = "attnkit: without autocast", "attnkit: ends"
 """What nodes keep in their metadata: that a product has its hooks, and where the graph behind a result ends."""
 
 
-def with_exact_gradients(call: AnyFunction, arrays: tuple[OfLibrary, ...], options: Keywords) -> AnyFunction | None:
+def with_exact_gradients(call: AnyFunction, arrays: Arrays, options: Keywords) -> AnyFunction | None:
     """`call` for tensors with the same signature, with `keep_autocast_out` if any of them needs gradients; None under
     autocast.
 
@@ -37,7 +37,7 @@ def with_exact_gradients(call: AnyFunction, arrays: tuple[OfLibrary, ...], optio
     hooked = torch.empty(0)
     hooked._backward_hooks = {0: partial(_enter, device)}
 
-    def recorded(*arrays: OfLibrary, **options: Option) -> OfLibrary:
+    def recorded(*arrays: "Tensor", **options: Option) -> object:
         results = call(*arrays, **options)
         ends = [x.grad_fn for x in arrays]
         if names:

@@ -17,7 +17,7 @@ from attnkit._core.activations import ACTIVATIONS
 from attnkit._core.integers import in_library, in_range
 from attnkit._core.library import PLACELESS, beside, library, peculiar
 from attnkit._core.special import is_key
-from attnkit._core.typing import LEARNED, Array, DType, Keywords, OfLibrary
+from attnkit._core.typing import LEARNED, Array, Arrays, DType, Keywords, OfLibrary
 
 # A7: these may have a different dtype
 FREE_DTYPE = frozenset(
@@ -416,7 +416,7 @@ def _log_forget(c: Context, name: str, x: OfLibrary) -> None:
         wrong_shape(c.op, name, x, f"{c.keys} on its last axis, a number for each key")
 
 
-OPTIONS: dict[str, Callable[[Context, str, OfLibrary], None]] = {
+OPTIONS: dict[str, Callable[[Context, str, object], None]] = {
     "mask": _mask,
     "bias": _pairs_float,
     "dropout_mask": _pairs_float,
@@ -478,7 +478,7 @@ NO_CHECKS: Mapping[str, OptionCheck] = {}
 def call(
     op: str,
     names: tuple[str, ...],
-    arrays: tuple[OfLibrary, ...],
+    arrays: Arrays,
     options: Keywords,
     accepted: tuple[str, ...],
     context_of: ContextOf = attention_context,

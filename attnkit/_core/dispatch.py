@@ -567,7 +567,7 @@ def _wrap(
                 return first(None, impl, arrays, options)
         return first(key, impl, arrays, options)
 
-    def first(key: Key | None, impl: Wanted, arrays: Arrays, options: Keywords) -> OfLibrary:
+    def first(key: Key | None, impl: Wanted, arrays: Arrays, options: Keywords) -> object:
         """A call for which no choice is remembered."""
         checked = check.call(op, left, arrays, options, accepted, context_of, own, optional).options
         home = library(arrays[0])
@@ -595,8 +595,8 @@ def operation_checked_by(
     def decorate(documented: Callable[P, R]) -> Callable[P, R]:
         generic = as_kernel(runs or documented)
 
-        def resolve(op: str, impl: Wanted, rows: tuple[Kernel, ...], *call: OfLibrary) -> Kernel:
-            return choose(op, impl, rows, generic, *call)
+        def resolve(op: str, impl: Wanted, rows: tuple[Kernel, ...], arrays: Arrays, options: Keywords) -> Kernel:
+            return choose(op, impl, rows, generic, arrays, options)
 
         return _wrap(documented, resolve, context_of, own)
 

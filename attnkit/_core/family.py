@@ -125,7 +125,7 @@ class Family(NamedTuple):
         options = {name: own.get(name, common.get(name)) for name in names}
         return {name: x for name, x in options.items() if check.is_learned(x)}
 
-    def scored(self, xp: Namespace, a: quadratic.Inputs, own: Bindings) -> tuple[quadratic.Inputs, OfLibrary]:
+    def scored(self, xp: Namespace, a: quadratic.Inputs, own: Bindings) -> tuple[quadratic.Inputs, Array]:
         """The inputs that `prepare` gave, with the factor of their rows, and their scores."""
         if self.row_factor is not None:
             a = a._replace(factor=self.row_factor(xp, a, **own))

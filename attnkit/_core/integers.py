@@ -6,6 +6,7 @@ integers that it can, no greater than the number of keys.
 """
 
 import numbers
+from typing import TypeGuard
 
 from attnkit._core.library import library, namespace
 from attnkit._core.typing import LEARNED, Array, Keywords, OfLibrary
@@ -56,14 +57,14 @@ def in_range(options: Keywords, queries: int, keys: int) -> Keywords:
     return {**options, **changed} if changed else options
 
 
-def _is_awkward(x: object) -> bool:
+def _is_awkward(x: object) -> TypeGuard[float]:
     """Whether x is a large integer, or a number that is not Python's: of NumPy, a fraction."""
     if isinstance(x, int):
         return not -LARGE < x < LARGE
     return isinstance(x, numbers.Real) and not isinstance(x, float)
 
 
-def _bound(x: OfLibrary, most: int) -> int | None:
+def _bound(x: float, most: int) -> int | None:
     """x as an integer; None in place of one that excludes nothing. A symbol of a traced program is not compared where
     that would bound it for good: then positions have 64 bits.
     """

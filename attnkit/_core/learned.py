@@ -18,7 +18,6 @@ from attnkit._core.typing import (
     Factor,
     Keywords,
     Namespace,
-    OfLibrary,
     Option,
     OptionalFunction,
 )
@@ -43,7 +42,7 @@ def served(op: str, kernel: Kernel) -> Kernel:
     def prepared(arrays: Arrays, options: Keywords) -> OptionalFunction:
         return None if left(options) else kernel.prepared(arrays, options)
 
-    def call(q: Array, *arrays: Array, **options: Option) -> OfLibrary:
+    def call(q: Array, *arrays: Array, **options: Option) -> object:
         names = left(options)
         if not names:
             return kernel.call(q, *arrays, **options)

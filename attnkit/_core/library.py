@@ -7,9 +7,12 @@ method before `sys.modules` is asked, which the compiler would go through as a w
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from attnkit._core.typing import Array, Keywords, Namespace, OfLibrary
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 R = TypeVar("R")
 PLACELESS = ("numpy", "jax")
@@ -78,7 +81,7 @@ def _peculiar_in_numpy(kind: type) -> str | None:
     return None
 
 
-def freed(x: OfLibrary) -> str | None:
+def freed(x: "Tensor") -> str | None:
     """What a tensor lacks whose storage was made smaller after it; None where all its elements are there, and for what
     has no storage of its own."""
     import torch

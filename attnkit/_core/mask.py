@@ -193,7 +193,7 @@ def row_length(xp: Namespace, length: Length, count: float | Array, keys: int, r
     if isinstance(length, str):
         n = keys if length == "all" else count
     elif hasattr(length, "ndim"):
-        own = stop_gradient(length)
+        own: OfLibrary = stop_gradient(length)
         if own.ndim == 0:
             return xp.astype(own, dtype)
         if own.shape[-1] == rows.total and rows.total > 1:
@@ -219,8 +219,8 @@ def power(length: float | Array, alpha: float) -> Factor:
 @overload
 def raise_to(x: float, exponent: float) -> float: ...
 @overload
-def raise_to(x: OfLibrary, exponent: Factor) -> Factor: ...
-def raise_to(x: OfLibrary, exponent: Factor) -> Factor:
+def raise_to(x: Factor, exponent: Factor) -> Factor: ...
+def raise_to(x: Factor, exponent: Factor) -> Factor:
     """x^exponent for x > 0; of numbers infinite where Python has no float for it."""
     try:
         raised: Factor = x**exponent

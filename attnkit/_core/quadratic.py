@@ -86,6 +86,12 @@ def cast(xp: OfLibrary, x: A, dtype: DType) -> A:
     return x if x.dtype == dtype else xp.astype(x, dtype)
 
 
+def in_dtype_of(q: A, xp: Namespace, x: OfLibrary) -> A:
+    """x, of the library of q, in its dtype."""
+    of_q: A = cast(xp, x, q.dtype)
+    return of_q
+
+
 def prepare(
     xp: Namespace,
     q: Array,

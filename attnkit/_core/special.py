@@ -8,10 +8,13 @@ from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from attnkit._core.library import library
-from attnkit._core.typing import AnyFunction, Array, DType, Factor, Namespace, OfLibrary
+from attnkit._core.typing import A, AnyFunction, Array, DType, Factor, Namespace, OfLibrary
 
 if TYPE_CHECKING:
+    import jax
+    from numpy import uint32
     from numpy.random import Generator
+    from torch import Tensor
 
 Function = Callable[[Namespace, Array], Array]
 P = ParamSpec("P")
@@ -59,14 +62,13 @@ def logistic(xp: OfLibrary, x: OfLibrary) -> Array:
     return value
 
 
-def sigmoid(xp: OfLibrary, x: Array) -> Array:
+def sigmoid(xp: Namespace, x: Array) -> Array:
     """σ(x); in torch as 1 - σ(-x) above 0, so that the automatic derivative is accurate in both tails. At 0 the first
     term has all of it: by `where`, for the derivative of torch's clamp at its bound is 1 until torch 2.13, and then 0.
     """
     if library(x) != "torch":
         return logistic(xp, x)
-    value: Array = xp.sigmoid(xp.where(x > 0, 0.0, x)) + (0.5 - xp.sigmoid(-xp.relu(x)))
-    return value
+    return logistic(xp, xp.where(x > 0, 0.0, x)) + (0.5 - logistic(xp, -relu(xp, x)))
 
 
 def softplus(xp: OfLibrary, x: Array) -> Array:
@@ -145,7 +147,7 @@ def _jitted(function: AnyFunction) -> AnyFunction:
     return jax.jit(function)
 
 
-def unsigned(x: int, like: Array) -> OfLibrary:
+def unsigned(x: int, like: Array) -> "int | uint32":
     """An integer below 2^32 beside an array of them: JAX would take Python's for an int32."""
     if library(like) != "jax":
         return x
@@ -154,22 +156,20 @@ def unsigned(x: int, like: Array) -> OfLibrary:
     return numpy.uint32(x)
 
 
-def stop_gradient(x: OfLibrary) -> OfLibrary:
+def stop_gradient(x: R) -> R:
     """x as a constant to automatic differentiation, for maxima that cancel from the result."""
-    if library(x) == "torch":
-        return x.detach()
     if library(x) == "jax":
         import jax
 
-        return jax.lax.stop_gradient(x)
-    return x
+        constant: R = jax.lax.stop_gradient(x)
+        return constant
+    return x.detach() if hasattr(x, "detach") else x
 
 
-def may_have_gradient(x: OfLibrary) -> bool:
+def may_have_gradient(x: object) -> bool:
     """Whether automatic differentiation may follow x; JAX does not say, and what torch.jit.trace records may be given
     other tensors."""
-    name = library(x)
-    return name == "jax" or (name == "torch" and (x.requires_grad or is_recorded()))
+    return library(x) == "jax" or (hasattr(x, "requires_grad") and (x.requires_grad or is_recorded()))
 
 
 def is_recorded() -> bool:
@@ -199,7 +199,7 @@ def is_key(seed: object) -> bool:
     return str(getattr(seed, "dtype", "")) == KEY
 
 
-def words_of_key(key: OfLibrary) -> tuple[OfLibrary, OfLibrary]:
+def words_of_key(key: OfLibrary) -> tuple["jax.Array", "jax.Array"]:
     """The low and the high word of a key of jax.random.key, those of its seed."""
     import jax
 
@@ -394,12 +394,14 @@ def cumulative_sum(xp: Namespace, x: OfLibrary, axis: int, dtype: DType = None) 
     if not (kind.is_floating_point and isinstance(n, int) and torch.are_deterministic_algorithms_enabled()):
         total: Array = x.cumsum(dim=axis, dtype=dtype)
     else:
-        total = _doubled_sum(torch, x.to(kind), axis)
+        total = _doubled_sum(x.to(kind), axis)
     return total
 
 
-def _doubled_sum(torch: OfLibrary, x: OfLibrary, axis: int) -> OfLibrary:
+def _doubled_sum(x: "Tensor", axis: int) -> "Tensor":
     """Every entry plus the one 1, 2, 4, … before it: a sum of entries up to it in an order that its place decides."""
+    import torch
+
     step = 1
     while step < x.shape[axis]:
         ahead, behind = x.narrow(axis, 0, step), x.narrow(axis, step, x.shape[axis] - step)
@@ -408,7 +410,7 @@ def _doubled_sum(torch: OfLibrary, x: OfLibrary, axis: int) -> OfLibrary:
     return x
 
 
-def sum_before(xp: Namespace, x: Array, reverse: bool = False) -> Array:
+def sum_before(xp: OfLibrary, x: A, reverse: bool = False) -> A:
     """Along the last axis, the sum of the entries before each, or after it if `reverse`; 0 where there is none.
 
     In float64 where a library adds one by one: the sum of thousands of float32 keeps no more than half of its digits.
@@ -418,7 +420,7 @@ def sum_before(xp: Namespace, x: Array, reverse: bool = False) -> Array:
     x = xp.flip(x, axis=-1) if reverse else x
     one_by_one = library(x) not in ("torch", "jax")  # torch adds in float64 on CPUs, and others in a tree
     total = xp.astype(cumulative_sum(xp, x, -1, xp.float64), x.dtype) if one_by_one else cumulative_sum(xp, x, -1)
-    before = xp.concat([xp.zeros_like(total[..., :1]), total[..., :-1]], axis=-1)
+    before: A = xp.concat([xp.zeros_like(total[..., :1]), total[..., :-1]], axis=-1)
     return xp.flip(before, axis=-1) if reverse else before
 
 
@@ -443,20 +445,19 @@ def falling(xp: Namespace, x: OfLibrary) -> Array:
     return x.sort(dim=-1, descending=True).values if own else xp.sort(x, axis=-1, descending=True, stable=False)
 
 
-def take_along(xp: Namespace, x: OfLibrary, index: Array, axis: int) -> Array:
+def take_along(xp: Namespace, x: Array, index: Array, axis: int) -> Array:
     """xp.take_along_axis for an index with the other axes of x; torch's own refuses symbolic sizes (torch.export)."""
-    return x.gather(axis, index) if library(x) == "torch" else xp.take_along_axis(x, index, axis=axis)
+    return x.gather(axis, index) if hasattr(x, "gather") else xp.take_along_axis(x, index, axis=axis)
 
 
-def as_index(x: OfLibrary) -> Array:
+def as_index(x: Array) -> Array:
     """Integers of any dtype as an index that torch accepts."""
-    index: Array = x.long() if library(x) == "torch" else x
-    return index
+    return x.long() if hasattr(x, "long") else x
 
 
-def unstack(xp: OfLibrary, x: Array, axis: int) -> tuple[Array, ...]:
+def unstack(xp: Namespace, x: Array, axis: int) -> tuple[Array, ...]:
     """xp.unstack: slices along an axis, with one stack as gradient; in torch without `moveaxis`, which vmap refuses."""
-    return tuple(xp.unbind(x, dim=axis)) if library(x) == "torch" else tuple(xp.unstack(x, axis=axis))
+    return tuple(x.unbind(axis)) if hasattr(x, "unbind") else tuple(xp.unstack(x, axis=axis))
 
 
 def varying(x: Array) -> frozenset[str]:
@@ -468,7 +469,7 @@ def varying(x: Array) -> frozenset[str]:
     return axes
 
 
-def varying_alike(arrays: OfLibrary) -> OfLibrary:
+def varying_alike(arrays: R) -> R:
     """Arrays of JAX that all vary along the axes along which any of them does: a gradient of one that does not is then
     the sum over the devices."""
     import jax
@@ -479,7 +480,8 @@ def varying_alike(arrays: OfLibrary) -> OfLibrary:
         missing = tuple(sorted(axes - varying(x)))
         return jax.lax.pcast(x, missing, to="varying") if missing else x
 
-    return jax.tree.map(cast, arrays) if axes else arrays
+    alike: R = jax.tree.map(cast, arrays) if axes else arrays
+    return alike
 
 
 def folded(

@@ -51,7 +51,7 @@ def newton_residuals(a: A, *, newton_steps: int = 20, init_scale: float = 0.9) -
         return cast(xp, gaps, compute_dtype(xp, a))
 
 
-def _iterates(xp: Namespace, a: OfLibrary, steps: int, init_scale: float) -> list[OfLibrary]:
+def _iterates(xp: Namespace, a: Array, steps: int, init_scale: float) -> list[Array]:
     """`lowrank_newton.iterates` without the search for a first maximum, which JAX cannot trace in a float64 context."""
     if a.shape[-1] == 0:
         return [a] * (steps + 1)

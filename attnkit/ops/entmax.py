@@ -84,7 +84,7 @@ def _is_one(power: float | Array) -> bool:
     return isinstance(power, float) and power == 1.0
 
 
-def _sorted_threshold(xp: Namespace, x: Array, power: float) -> Array:
+def _sorted_threshold(xp: Namespace, x: Array, power: float | Array) -> Array:
     """τ for power 1 or 2 in closed form. Entry r of the sorted row is in the support iff the mass with x_(r) as
     threshold, a sum over the entries before it, is below 1."""
     ordered = falling(xp, x)

@@ -9,7 +9,7 @@ from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family
 from attnkit._core.tokens import cotangent, one_of
-from attnkit._core.typing import A, Array, Factor, Impl, Keywords, Namespace, OfLibrary, Option
+from attnkit._core.typing import A, Array, Factor, Impl, Keywords, Namespace, Option
 from attnkit.ops import pointwise, softmax
 
 # how slots are weighed: like keys in the attention op of that name, without its scale and length
@@ -133,12 +133,11 @@ def key_value_memory(
     """
     xp = namespace(x)
     p = _parts(xp, x, keys, values, activation=activation, key_bias=key_bias, value_bias=value_bias)
-    y: OfLibrary = p.h
+    y = p.h
     if norm_weight is not None:
         y = pointwise.normalise(xp, y, eps).centred * quadratic.cast(xp, norm_weight, p.a.dtype)
         y = y if norm_bias is None else y + quadratic.cast(xp, norm_bias, p.a.dtype)
-    o: A = quadratic.cast(xp, y, x.dtype)
-    return o
+    return quadratic.in_dtype_of(x, xp, y)
 
 
 @operation_checked_by(_context, _OWN)

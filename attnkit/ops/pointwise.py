@@ -12,7 +12,7 @@ from attnkit._core.check import is_learned, layernorm_context
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, never, op, vjp_of, weights_of
 from attnkit._core.mask import log, raise_to
-from attnkit._core.typing import A, ActivationName, Array, Common, Factor, Impl, Keywords, Length, Namespace, OfLibrary
+from attnkit._core.typing import A, ActivationName, Array, Common, Factor, Impl, Keywords, Length, Namespace
 
 
 def _shifted(xp: Namespace, s: Array, a: quadratic.Inputs, length: Length, shift: Factor | str) -> Array:
@@ -300,9 +300,8 @@ def qk_layernorm(q: A, k: A, q_weight: A, k_weight: A, *, eps: float = 1e-6, imp
     dtype = quadratic.compute_dtype(xp, q)
 
     def one(x: A, weight: A) -> A:
-        wide: OfLibrary = normalise(xp, quadratic.cast(xp, x, dtype), eps).centred * quadratic.cast(xp, weight, dtype)
-        normed: A = quadratic.cast(xp, wide, x.dtype)
-        return normed
+        wide = normalise(xp, quadratic.cast(xp, x, dtype), eps).centred * quadratic.cast(xp, weight, dtype)
+        return quadratic.in_dtype_of(x, xp, wide)
 
     return one(q, q_weight), one(k, k_weight)
 

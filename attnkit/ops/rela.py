@@ -9,7 +9,7 @@ from attnkit._core.derived import vjp_like
 from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with_gradients
 from attnkit._core.family import Apart, Family, always, recorded, weights_of
 from attnkit._core.special import may_have_gradient, stop_gradient
-from attnkit._core.typing import A, AnyFunction, Array, Common, Factor, Impl, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import A, AnyFunction, Array, Common, Factor, Impl, Keywords, Namespace
 from attnkit.ops import pointwise
 
 NORM_AXES = ("hidden", "head")
@@ -211,9 +211,8 @@ def rela_attention(
     xp = namespace(q)
     a = quadratic.prepare(xp, q, k, v, **common)
     x = quadratic.output(xp, a, *pointwise.weigh(xp, quadratic.scores(xp, a), a, **RELU))
-    y: OfLibrary = normalised(xp, x, norm_weight, gate_weight=gate_weight, norm_axis=norm_axis, eps=eps)
-    o: A = quadratic.cast(xp, y, q.dtype)
-    return o
+    y = normalised(xp, x, norm_weight, gate_weight=gate_weight, norm_axis=norm_axis, eps=eps)
+    return quadratic.in_dtype_of(q, xp, y)
 
 
 @operation_checked_by(_context, OWN)

@@ -6,10 +6,10 @@ they save.
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
-from attnkit._core.typing import AnyFunction, Array, OfLibrary, Option, Options, Results
+from attnkit._core.typing import AnyFunction, Array, Option, Options, Results
 from attnkit.backends.cupy import linear, newton, packed, pointwise, rows, soft, statistics
 from attnkit.backends.cupy.pointwise import GAUSSIAN, Device
 from attnkit.kernels import predicted, verdicts
@@ -25,6 +25,9 @@ from attnkit.ops.packed import linear_attention_packed, pointwise_attention_pack
 from attnkit.ops.pointwise import pointwise_attention
 from attnkit.ops.softmax import softmax_attention
 from attnkit.ops.statistics import RowStatistics
+
+if TYPE_CHECKING:
+    import cupy
 
 OLDEST = 80  # compute capability required by the tensor core instructions
 
@@ -52,7 +55,7 @@ def _dotted(capability: int) -> str:
     return f"{capability // 10}.{capability % 10}"
 
 
-def unsupported(unsupported_options: AnyFunction, inputs: int, *arrays: OfLibrary, **options: object) -> str | None:
+def unsupported(unsupported_options: AnyFunction, inputs: int, *arrays: Array, **options: object) -> str | None:
     """Why a call is not supported; the inputs are followed by cotangents, the first of which is required."""
     if arrays[inputs:] and arrays[inputs] is None:
         return "no cotangent of the output was given"
@@ -70,12 +73,12 @@ def are_aligned(values: Iterable[object]) -> bool:
     return True
 
 
-def address(x: OfLibrary) -> int:
+def address(x: "cupy.ndarray") -> int:
     """Where the memory of an array begins."""
     return int(x.data.ptr)
 
 
-def room(x: OfLibrary) -> int:
+def room(x: "cupy.ndarray") -> int:
     """The most shared memory that a block may have on the device of an array."""
     from attnkit.backends.cupy.gpu import Gpu
 
@@ -83,29 +86,33 @@ def room(x: OfLibrary) -> int:
         return Gpu().shared_bytes
 
 
-def inverse_unsupported(a: OfLibrary, **options: Unpack[Options]) -> str | None:
+def inverse_unsupported(a: "cupy.ndarray", **options: Unpack[Options]) -> str | None:
     """Why the Newton inverse is not supported."""
     refused = newton.unsupported_options(a, **options)
     return refused or newton.too_large(room(a), a.shape[-1], a.dtype.name, **options)
 
 
-def soft_unsupported(q: OfLibrary, v: OfLibrary, landmarks: OfLibrary, **options: Unpack[Options]) -> str | None:
+def soft_unsupported(
+    q: "cupy.ndarray", v: "cupy.ndarray", landmarks: "cupy.ndarray", **options: Unpack[Options]
+) -> str | None:
     """Why SOFT is not supported."""
     refused = soft.unsupported_options(q, v, landmarks, **options)
     return refused or newton.too_large(room(q), landmarks.shape[-2], q.dtype.name, **options)
 
 
-def residuals(a: OfLibrary, iterates: list[OfLibrary]) -> OfLibrary:
+def residuals(a: Array, iterates: list[Array]) -> Array:
     """The generic residuals of iterates."""
     return lowrank_newton.residuals(namespace(a), a, iterates)
 
 
-def statistics_of_rows(device: Device, q: OfLibrary, k: OfLibrary, **options: Option) -> RowStatistics:
+def statistics_of_rows(device: Device, q: pointwise.Array, k: pointwise.Array, **options: Option) -> RowStatistics:
     """row_statistics."""
     return RowStatistics(**statistics.forward(device, q, k, **options))
 
 
-def both(device: Device, q: OfLibrary, k: OfLibrary, v: OfLibrary, **options: Option) -> tuple[Array, RowStatistics]:
+def both(
+    device: Device, q: pointwise.Array, k: pointwise.Array, v: pointwise.Array, **options: Option
+) -> tuple[Array, RowStatistics]:
     """attention_with_statistics."""
     outputs = statistics.forward(device, q, k, v, **options)
     return outputs.pop("o"), RowStatistics(**outputs)

@@ -8,7 +8,7 @@ import numpy
 from numpy.typing import DTypeLike
 
 from attnkit._core.poison import poisons
-from attnkit._core.typing import AnyFunction, OfLibrary
+from attnkit._core.typing import AnyFunction
 from attnkit.backends.cupy.launch import Launch
 from attnkit.kernels.cuda import SOURCES, program
 
@@ -47,18 +47,18 @@ class Gpu:
     def shared_bytes(self) -> int:
         return shared_bytes_of(cupy.cuda.Device().id)
 
-    def pointer(self, x: OfLibrary) -> int:
+    def pointer(self, x: cupy.ndarray) -> int:
         """Where the first element is in the memory of the device."""
         return int(x.data.ptr)
 
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> OfLibrary:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> cupy.ndarray:
         """Uninitialised memory, or NaN."""
         memory = cupy.empty(shape, dtype)
         if poisons():
             memory.data.memset_async(0xFF, memory.nbytes)
         return memory
 
-    def word(self, value: int) -> OfLibrary:
+    def word(self, value: int) -> cupy.ndarray:
         """An unsigned 64-bit word in the memory of the device."""
         return cupy.asarray(value, dtype=cupy.uint64)
 

@@ -232,7 +232,7 @@ def final_state(device: Device, k: Array, v: Array, initial: State | None, optio
 
 def backward(
     device: Device, q: Array, k: Array, v: Array, do: Array | None,
-    dstate: tuple[Array | None, Array | None] | None = None, *, initial_state: State | None = None, **options: Option,
+    dstate: tuple[Array | None, Array | None] | None = None, *, initial_state: State | None = None, **options: object,
 ) -> Keywords:  # fmt: skip
     """Gradients {"q", "k", "v"} and, if one was passed, "initial_state"; do, dstate and its parts (dS, dz) may be None:
     0.

@@ -101,9 +101,7 @@ class Call(Views):
 # ---------------------------------------------------------------------------------------------- what a library calls
 
 
-def forward(
-    device: Device, a: Array, *, newton_steps: int = 20, init_scale: OfLibrary = 0.9, **others: object
-) -> Array:
+def forward(device: Device, a: Array, *, newton_steps: int = 20, init_scale: object = 0.9, **others: object) -> Array:
     """X_T (..., m, m) in the compute dtype."""
     call = Call(device, a, newton_steps, init_scale)
     x = device.empty(call.shape, call.compute)
@@ -112,9 +110,7 @@ def forward(
     return x
 
 
-def iterates(
-    device: Device, a: Array, *, newton_steps: int = 20, init_scale: OfLibrary = 0.9, **others: object
-) -> Array:
+def iterates(device: Device, a: Array, *, newton_steps: int = 20, init_scale: object = 0.9, **others: object) -> Array:
     """X_0 .. X_T (..., T + 1, m, m) in the compute dtype."""
     call = Call(device, a, newton_steps, init_scale)
     xs = call.iterates(True)

@@ -179,7 +179,7 @@ def forward(device: Device, q: Array, k: Array, v: Array, **options: Option) -> 
     return o
 
 
-def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options: Option) -> dict[str, Array]:
+def backward(device: Device, q: Array, k: Array, v: Array, do: Array, **options: object) -> dict[str, Array]:
     """Gradients {"q", "k", "v"} and, if a bias was passed, "bias"."""
     return gradients(lambda: Call(device, q, k, v, do, **options), q, k, v, do, **options)
 

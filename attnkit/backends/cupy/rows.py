@@ -52,7 +52,7 @@ class RowsCall(pointwise.Call):
 
     def __init__(
         self, device: Device, q: Array, k: Array, v: Array, o: Array, *, alpha: float | Array, output: bool,
-        rows: dict[str, Array], **options: Option,
+        rows: dict[str, Array], **options: object,
     ) -> None:  # fmt: skip
         super().__init__(device, q, k, v, o, **options, activation="identity", alpha=0.0)
         alpha = float(alpha)
@@ -133,7 +133,7 @@ def forward(
 
 def backward(
     device: Device, q: Array, k: Array, v: Array, do: Array | None, dlse: Array | None = None, *, alpha: float | Array,
-    **options: Option,
+    **options: object,
 ) -> dict[str, Array]:  # fmt: skip
     """Gradients {"q", "k", "v"} and, if a bias was passed, "bias", for the cotangents do and dlse (None = 0)."""
     if do is None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from attnkit._core.family import RECORDS, base_op
-from attnkit._core.typing import Keywords, OfLibrary, Option, Options
+from attnkit._core.typing import Keywords, Option, Options
 from attnkit.backends.cupy import pointwise, rows
 from attnkit.backends.cupy.launch import Launch, View
 from attnkit.backends.cupy.pointwise import Array, Device, layout_of
@@ -37,8 +37,10 @@ class StatisticsOfPairs(pointwise.Call):
 
     structure = Statistics
 
-    def __init__(self, *inputs: OfLibrary, output: bool, rows: dict[str, Array], **options: Unpack[Options]) -> None:
-        super().__init__(*inputs, **options)
+    def __init__(
+        self, device: Device, *inputs: Array, output: bool, rows: dict[str, Array], **options: Unpack[Options]
+    ) -> None:
+        super().__init__(device, *inputs, **options)
         self.arguments.output = output
         for name, x in rows.items():
             self.view(name, "rows", x)

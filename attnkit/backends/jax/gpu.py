@@ -11,7 +11,7 @@ from jax import Array
 
 from attnkit._core.dispatch import Kernel
 from attnkit._core.special import varying
-from attnkit._core.typing import AnyFunction, OfLibrary
+from attnkit._core.typing import AnyFunction
 from attnkit.backends.jax import transforms
 from attnkit.kernels import predicted, verdicts
 
@@ -30,7 +30,7 @@ def major() -> int | None:
     return int(found.partition(".")[0]) if found else None
 
 
-def unsupported(*arguments: OfLibrary) -> str | None:
+def unsupported(*arguments: object) -> str | None:
     """Why kernels do not run on JAX's default device, or not under these transformations."""
     if jax.default_backend() != "gpu":
         return f"Triton kernels run on GPUs; the default device of JAX is a {jax.default_backend()}"

@@ -13,7 +13,7 @@ from jax import Array
 
 from attnkit._core.check import spelt
 from attnkit._core.special import is_key, varying_alike, words_of_key
-from attnkit._core.typing import Keywords, OfLibrary, Option
+from attnkit._core.typing import Keywords, Option
 from attnkit.backends.jax import formula
 from attnkit.backends.jax.custom_call import program
 from attnkit.backends.jax.formula import Call
@@ -148,7 +148,7 @@ def pulled(op: str, arguments: Keywords, cotangents: Mapping[str, Array | None])
     return grads
 
 
-def unsupported(op: str, *arrays: OfLibrary, **options: Option) -> str | None:
+def unsupported(op: str, *arrays: Array, **options: Option) -> str | None:
     """Why the library does not support a call or its gradients."""
     if jax.default_backend() != "cpu":  # a traced array has no device
         return "it is for the CPU"

@@ -136,7 +136,7 @@ def _entries(mesh: Mesh, x: Typed) -> Sequence[Names]:
     return ()
 
 
-def _names(at: Layout, mesh: Mesh, arrays: Sequence[Sequence[OfLibrary]]) -> dict[int | None, Names]:
+def _names(at: Layout, mesh: Mesh, arrays: Sequence[Sequence[str | Names | None]]) -> dict[int | None, Names]:
     """By leading axis, the axes of the mesh among which it is divided: by the entries of the first array that is."""
     found: dict[int | None, Names] = {}
     for places, entries in zip((*at.arguments, *at.results), arrays, strict=False):

@@ -13,14 +13,14 @@ from typing import NoReturn
 import jax
 from jax.interpreters.ad import JVPTracer
 
-from attnkit._core.typing import AnyFunction, Array, OfLibrary
+from attnkit._core.typing import AnyFunction, Array
 
 REASON = "forward mode (jax.jvp, jacfwd, hessian) is served by the generic implementation"
 SYMBOLIC = "symbolic shapes (jax.export.symbolic_shape) are served by the generic implementation"
 TWICE = "second derivatives (jax.grad of jax.grad) are served by the generic implementation"
 
 
-def levels(x: OfLibrary) -> Iterator[object]:
+def levels(x: object) -> Iterator[object]:
     """The tracers around x, those of linearisation and vmap opened."""
     while isinstance(x, jax.core.Tracer):
         yield x
@@ -32,7 +32,7 @@ def forward_mode(x: Array) -> bool:
     return any(isinstance(tracer, JVPTracer) for tracer in levels(x))
 
 
-def differentiated_twice(*arrays: OfLibrary) -> str | None:
+def differentiated_twice(*arrays: object) -> str | None:
     """Why a kernel whose gradients have none is not called where both derivatives are visible."""
     of_derivatives = ([hasattr(tracer, "primal") for tracer in levels(x)] for x in jax.tree.leaves(arrays))
     return TWICE if any(sum(found) > 1 for found in of_derivatives) else None

@@ -169,7 +169,7 @@ class Step(NamedTuple):
     options: Keywords
 
 
-def sequence(step: str, *arrays: OfLibrary, state: State | None = None, **options: object) -> Step:
+def sequence(step: str, *arrays: Array, state: State | None = None, **options: object) -> Step:
     """Of the arguments of `<op>_step` or `<op>_step_vjp`."""
     op = step.removesuffix("_vjp").removesuffix("_step")
     decay = options.pop("log_decay_t", None)
@@ -252,7 +252,7 @@ def numbers(op: str, options: Bindings) -> Keywords:
 class Linear(Served):
     """The tables of `OPS` and of their steps."""
 
-    def attend(self, op: str, *arrays: OfLibrary, **options: Option) -> OfLibrary:
+    def attend(self, op: str, *arrays: Array, **options: Option) -> OfLibrary:
         """An op of `OPS`."""
         arguments, outputs = call(op, arrays, **options)
         return answer(op, options, self.evaluate(op, arguments, outputs))
@@ -263,18 +263,18 @@ class Linear(Served):
         grads = self.pulled(op, call(op, inputs, **options).arguments, cotangents(op, options, do, dstate))
         return gradients(op, options, grads)
 
-    def step(self, op: str, *arrays: OfLibrary, **options: Option) -> Results:
+    def step(self, op: str, *arrays: Array, **options: Option) -> Results:
         """One more token."""
         s = sequence(op, *arrays, **options)
         o, state = self.attend(s.op, *s.arrays, return_state=True, **s.options)
         return o[..., 0, :], state
 
-    def pull_step(self, op: str, *arrays: OfLibrary, **options: Option) -> Keywords:
+    def pull_step(self, op: str, *arrays: Array, **options: Option) -> Keywords:
         """Its explicit gradients."""
         s = sequence(op, *arrays, **options)
         return gradients_of_token(self.pull(s.op, *s.arrays, **s.options))
 
-    def refuse_step(self, op: str, backward: bool, *arrays: OfLibrary, **options: Option) -> str | None:
+    def refuse_step(self, op: str, backward: bool, *arrays: Array, **options: Option) -> str | None:
         """Why the library does not serve a step."""
         s = sequence(op, *arrays, **options)
         return self.refuse(s.op, backward, *s.arrays, return_state=not backward, function=op, **s.options)

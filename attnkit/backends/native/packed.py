@@ -4,7 +4,7 @@ from functools import partial
 from typing import Unpack
 
 from attnkit._core.dispatch import Kernel
-from attnkit._core.typing import AnyFunction, Array, OfLibrary, Options, Results
+from attnkit._core.typing import AnyFunction, Array, Options, Results
 from attnkit.backends.native import linear
 from attnkit.backends.native.lower import EDGES
 from attnkit.backends.native.served import Arguments, Served
@@ -43,12 +43,12 @@ class Packed(Served):
     def pull_packed(
         self,
         op: str,
-        q: OfLibrary,
-        k: OfLibrary,
-        v: OfLibrary,
+        q: Array,
+        k: Array,
+        v: Array,
         cu_q: Edges,
         cu_k: Edges,
-        *cotangents: OfLibrary,
+        *cotangents: Array | None,
         **options: object,
     ) -> Arguments:
         """Its explicit gradients."""

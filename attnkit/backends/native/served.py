@@ -39,7 +39,7 @@ class Served(NamedTuple):
         return tuple(outputs) if both else outputs[0]
 
     def pull(
-        self, op: str, q: OfLibrary, k: OfLibrary, v: OfLibrary, do: OfLibrary, *rest: OfLibrary, **options: Option
+        self, op: str, q: Array, k: Array, v: Array, do: OfLibrary, *rest: OfLibrary, **options: Option
     ) -> Arguments:
         """Its explicit gradients; `rest` is the cotangent of the output beside o, if there is one."""
         name = further(op)[1]

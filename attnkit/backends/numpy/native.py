@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from attnkit._core.check import spelt
-from attnkit._core.typing import Keywords, OfLibrary, Option
+from attnkit._core.typing import Keywords, Option
 from attnkit.backends.native import linear, lower, native_status, packed, rows, served
 from attnkit.backends.native.load import warn_of_absence
 from attnkit.kernels.plan import UNALIGNED, is_array
@@ -94,7 +94,7 @@ def pulled(op: str, arguments: Keywords, cotangents: Mapping[str, Array | None])
     return dict(zip(names, grads, strict=True))
 
 
-def unsupported(op: str, *arrays: OfLibrary, **options: Option) -> str | None:
+def unsupported(op: str, *arrays: Array, **options: Option) -> str | None:
     """Why the library does not support a call."""
     status = native_status()
     if status.level is None:

@@ -33,7 +33,7 @@ Arguments = Keywords  # the arguments of a call by name
 Outputs = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shapes and dtypes by name
 Forward = Callable[[str, Arguments], Tensor | list[Tensor]]
 Runner = Callable[[Callable[..., Sequence[Tensor]], Sequence[Tensor], Hashable], Sequence[Tensor]]
-Backward = Callable[[str, Arguments, OfLibrary, tuple[str, ...]], dict[str, Tensor]]
+Backward = Callable[[str, Arguments, Tensor, tuple[str, ...]], dict[str, Tensor]]
 
 
 class Kept(Protocol):

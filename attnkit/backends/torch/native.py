@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnkit._core import quadratic
 from attnkit._core.library import freed
-from attnkit._core.typing import Bindings, Keywords, OfLibrary, Option
+from attnkit._core.typing import Bindings, Keywords, Option
 from attnkit.backends.native import abi, linear, lower, native_status, packed, rows, served
 from attnkit.backends.native.load import warn_of_absence
 from attnkit.backends.torch import openmp, watchers
@@ -329,7 +329,7 @@ def _reason(op: str, dtypes: tuple[tuple[str, str], ...], own: lower.Plain) -> s
 _reason._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def unsupported(op: str, *arrays: OfLibrary, **options: Option) -> str | None:
+def unsupported(op: str, *arrays: Tensor, **options: Option) -> str | None:
     """Why the library does not support a call or its gradients."""
     if arrays[0].device.type != "cpu":
         return "it is for the CPU"

@@ -24,7 +24,7 @@ from torch.nn import Parameter
 from torch.utils._device import DeviceContext
 
 from attnkit._core.dispatch import Kernel
-from attnkit._core.typing import OfLibrary, Option
+from attnkit._core.typing import Option
 
 DERIVATIVES = "derivatives by torch.func or in forward mode are served by the generic implementation"
 MAPS = "torch.func.vmap is served by the generic implementation"
@@ -118,7 +118,7 @@ def batched(tensors: Iterable[Tensor]) -> bool:
 # ---------------------------------------------------------------------------------------------- refusals
 
 
-def unsupported(*arrays: OfLibrary, **options: Option) -> str | None:
+def unsupported(*arrays: Tensor, **options: Option) -> str | None:
     """Why no kernel supports the current call."""
     if differentiates():
         return DERIVATIVES
@@ -136,7 +136,7 @@ def opaque(kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
 
 
 def _refused_in_traces(kernel: Kernel) -> Kernel:
-    def unsupported(*arrays: OfLibrary, **options: object) -> str | None:
+    def unsupported(*arrays: Tensor, **options: object) -> str | None:
         return TRACES if traces() else kernel.unsupported(*arrays, **options)
 
     return kernel._replace(unsupported=unsupported)

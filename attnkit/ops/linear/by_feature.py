@@ -15,7 +15,7 @@ from attnkit._core.library import namespace
 from attnkit._core.mask import positions
 from attnkit._core.special import stop_gradient, unstack
 from attnkit._core.tokens import chosen, join_heads, softmax, softmax_gradient, split_heads, zeros
-from attnkit._core.typing import Array, Factor, Keywords, Namespace, OfLibrary, Results
+from attnkit._core.typing import Array, Factor, Keywords, Namespace, Results
 from attnkit.ops.linear.record import Bodies
 from attnkit.ops.linear.scan import BY_OUTPUT, anticausal, causal, fading, finite, largest, levels_of_queries, total
 from attnkit.ops.linear.states import (
@@ -254,7 +254,9 @@ def _state_backward(xp: Namespace, op: str, m: _Call, terms: _StateTerms, dstate
     return dk, dv, joint * _column(terms.before), xp.where(old & (terms.top != -math.inf), dtop, 0.0)
 
 
-def _initial_gradients(xp: Namespace, m: _Call, initial: State, terms: list[OfLibrary], dlevel: Array | None) -> State:
+def _initial_gradients(
+    xp: Namespace, m: _Call, initial: State, terms: list[Array | None], dlevel: Array | None
+) -> State:
     """Like the parts of an initial state; m gets <[S, z], d[S, z]> of each feature besides: see `_checked_state`."""
     shared, (S, z, level) = m.parts.shared, cast_like(xp, m.x, *initial)
     grads = [g for g in terms if g is not None]

@@ -40,7 +40,7 @@ class Features(NamedTuple):
     (..., n) or None. Where there is one, `exponents` (..., n, f) are those whose largest it is."""
 
     values: OfLibrary  # (..., n, f)
-    pull: Callable[[OfLibrary], OfLibrary]
+    pull: Callable[[Array], Array]
     level: Array | None = None  # (..., n)
     exponents: Array | None = None  # (..., n, f)
 

@@ -76,7 +76,7 @@ def _parts(
     k: Array,
     v: Array | None,
     proj_k: Array,
-    proj_v: OfLibrary,
+    proj_v: Array | None,
     common: Bindings,
 ) -> _Parts[W]:
     dtype, S = compute_dtype(xp, q), k.shape[-2]

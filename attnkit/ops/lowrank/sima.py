@@ -9,7 +9,7 @@ from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.mask import positions
 from attnkit._core.special import magnitude
 from attnkit._core.tokens import Tokens, both, chosen, gradient_like, join_heads, key_mask, split_heads, valid_keys
-from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace
 
 
 class GroupedTokens(Tokens, total=False):
@@ -126,9 +126,8 @@ def sima_attention(q: A, k: A, v: A, *, eps: float = 1e-12, impl: Impl = "auto",
     """
     xp = namespace(q)
     a = _prepare(xp, q, k, v, eps=eps, **tokens)
-    joined: OfLibrary = join_heads(xp, a.q.hat @ (xp.matrix_transpose(a.k.hat) @ a.v), a.shared)
-    o: A = quadratic.cast(xp, joined, q.dtype)
-    return o
+    joined = join_heads(xp, a.q.hat @ (xp.matrix_transpose(a.k.hat) @ a.v), a.shared)
+    return quadratic.in_dtype_of(q, xp, joined)
 
 
 @operation_checked_by(_context, OWN)

@@ -133,7 +133,7 @@ class Recurrent(NamedTuple):
         *others: Array,
         state: State | None = None,
         dstate: State | None = None,
-        **options: Option,
+        **options: object,
     ) -> Keywords:
         *arrays, do_t = others
         gates = self.gates_of(tuple(arrays), options, "_t")

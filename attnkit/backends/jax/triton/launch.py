@@ -279,10 +279,10 @@ def mapped(function: AnyFunction, static: Static, own: tuple[str, ...]) -> AnyFu
     """
 
     @custom_vmap
-    def run(arrays: Arrays, *rest: OfLibrary) -> Results:
+    def run(arrays: Arrays, *rest: object) -> Results:
         return function(static, arrays, *rest)
 
-    def rule(size: int, batched: list[OfLibrary], arrays: Arrays, *rest: OfLibrary) -> tuple[OfLibrary, OfLibrary]:
+    def rule(size: int, batched: list[OfLibrary], arrays: Arrays, *rest: object) -> tuple[object, object]:
         def repeated(x: Array, batched: bool) -> Array:
             return x if batched else jnp.broadcast_to(x, (size, *x.shape))
 
@@ -309,7 +309,7 @@ class Explicit(NamedTuple):
     forward: AnyFunction
     backward: Callable[..., Arrays]
 
-    def pull(self, static: Static, arrays: Arrays, cotangents: OfLibrary, saved: OfLibrary) -> Arrays:
+    def pull(self, static: Static, arrays: Arrays, cotangents: object, saved: object) -> Arrays:
         """Gradients of the arguments that have one, with an error when they are differentiated."""
         name = f"{static.op}: impl='triton'"
         once = transforms.differentiated_once(name, mapped(self.backward, static, DIFFERENTIABLE))
@@ -324,13 +324,13 @@ def attended(op: Explicit, static: Static, arrays: Arrays) -> tuple[OfLibrary, O
     return results
 
 
-def _attended_fwd(op: Explicit, static: Static, arrays: Arrays) -> tuple[OfLibrary, OfLibrary]:
+def _attended_fwd(op: Explicit, static: Static, arrays: Arrays) -> tuple[tuple[object, object], object]:
     results = attended(op, static, arrays)
     return results, (arrays, results[1])
 
 
 def _attended_bwd(
-    op: Explicit, static: Static, residuals: tuple[Arrays, OfLibrary], cotangents: OfLibrary
+    op: Explicit, static: Static, residuals: tuple[Arrays, object], cotangents: tuple[object, object]
 ) -> tuple[dict[str, Array | None]]:
     arrays, saved = residuals
     grads = op.pull(static, arrays, cotangents[0], saved)

@@ -76,10 +76,10 @@ def gradient(sums: Sums, fade: Fading, a: Layout, gain: float, like: Tensor) -> 
     """dlog_forget in the shape and dtype of `like`."""
     xp, groups = namespace(like), sums.tiles.shape[-1]
     first = (a.keys - a.queries + sums.lacking) // sums.size  # the group of the first query
-    earlier: OfLibrary = sum_before(xp, sums.tiles)
+    earlier = sum_before(xp, sums.tiles)
     far = torch.tril(earlier, first - 1).sum(-2)  # of the queries in groups behind each
     rest = groups * sums.size - sums.lacking - a.keys
-    near: OfLibrary = sum_before(xp, pad(sums.later, (sums.lacking, rest)).unflatten(-1, (groups, sums.size)))
+    near = sum_before(xp, pad(sums.later, (sums.lacking, rest)).unflatten(-1, (groups, sums.size)))
     behind = (near + far[..., None]).flatten(-2).narrow(-1, sums.lacking, a.keys)
     found = ((behind + sums.crossing) * gain).reshape(*a.leading, a.keys)
     found = found if fade.kept is None else found.masked_fill(~fade.kept, 0.0)

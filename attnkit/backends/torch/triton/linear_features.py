@@ -19,7 +19,7 @@ from torch import Tensor
 from attnkit._core import quadratic
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
 from attnkit._core.tokens import softmax, softmax_gradient
-from attnkit._core.typing import Array, Keywords, Namespace, OfLibrary, Option, Options
+from attnkit._core.typing import Array, Keywords, Namespace, Option, Options
 from attnkit.backends.torch.triton import linear, pointwise
 from attnkit.backends.torch.triton.linear_launch import State
 from attnkit.kernels import linear_calls, predicted
@@ -109,7 +109,7 @@ def pull(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *others: OfLibrary,
+    *others: Tensor,
     dstate: State | None = None,
     **options: Unpack[Options],
 ) -> Keywords:
@@ -159,7 +159,7 @@ def _per_query_head(heads: int, options: Keywords) -> bool:
     return any(len(shape) > 0 and shape[-1] not in (1, heads) for shape in shapes)
 
 
-def unsupported(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: OfLibrary, **options: Option) -> str | None:
+def unsupported(record: Linear, q: Tensor, k: Tensor, v: Tensor, *others: Tensor, **options: Option) -> str | None:
     """Why Triton does not support a call."""
     if pointwise.unsupported_device(q):
         return pointwise.unsupported_device(q)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, namespace, with_gradients
-from attnkit._core.typing import Array, Keywords, OfLibrary, Options
+from attnkit._core.typing import Array, Keywords, Options
 from attnkit.backends.torch.custom import Arguments, Outputs
 from attnkit.backends.torch.triton import launch, pointwise, recorded
 from attnkit.backends.torch.triton.launch import Launch, View
@@ -164,7 +164,7 @@ def pull(a: Tensor, dx: Tensor, **options: object) -> dict[str, Tensor]:
     return CUSTOM.pull(OP, dx, a=a, **options)
 
 
-def inverted(a: Tensor, **options: object) -> tuple[Tensor, Callable[[OfLibrary], Keywords]]:
+def inverted(a: Tensor, **options: object) -> tuple[Tensor, Callable[[Tensor], Keywords]]:
     """X, and its gradients as a function of its cotangent, for SOFT."""
     return CUSTOM.attend(OP, a=a, **options), lambda dx: pull(a, dx, **options)
 
