@@ -57,7 +57,7 @@ class Call:
 class Former:
     """The results of a call before, which no later call may change."""
 
-    def __init__(self, adapter: Adapter, method: str, raw: Foreign, outputs: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, adapter: Adapter, method: str, raw: object, outputs: Mapping[str, np.ndarray]) -> None:
         self.adapter, self.method, self.raw = adapter, method, raw
         self.contents = {name: x.tobytes() for name, x in outputs.items()}
 

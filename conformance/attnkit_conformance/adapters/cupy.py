@@ -9,7 +9,6 @@ from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.adapters.base import AttnkitAdapter, implementations
 from attnkit_conformance.model.memory import memory_of
-from attnkit_conformance.model.types import Foreign
 
 HALF_AND_ABOVE = ("float64", "float32", "float16")  # CuPy has no bfloat16
 
@@ -19,7 +18,7 @@ class Cupy(AttnkitAdapter):
 
     copied = ("unaligned", "read_only")
 
-    def array(self, x: np.ndarray, dtype: str) -> Foreign:
+    def array(self, x: np.ndarray, dtype: str) -> cupy.ndarray:
         """On the device, with the strides of `x`."""
         memory = memory_of(x)
         return cupy.ndarray(x.shape, x.dtype, cupy.asarray(memory.content).data + memory.start, x.strides)

@@ -57,7 +57,7 @@ class Jax(Transformed, AttnkitAdapter):
         super().__init__(name, dtypes, impl, "; ".join(filter(None, ("jit, jax.vjp", described))), ops)
         self.options, self.number = options, next(Jax.numbers)
 
-    def array(self, x: np.ndarray, dtype: str) -> Foreign:
+    def array(self, x: np.ndarray, dtype: str) -> jax.Array:
         """On the default device."""
         return device_array(x)
 

@@ -20,7 +20,7 @@ from attnkit_conformance.adapters.base import VJP
 from attnkit_conformance.adapters.cases import base_arguments, handed_on, refuse_learned
 from attnkit_conformance.adapters.jax import Jax, light
 from attnkit_conformance.model.case import is_dtype
-from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
+from attnkit_conformance.model.types import Arrays, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
 
@@ -34,7 +34,7 @@ def interpret(launched: launch.Launch, compute_capability: int | None = None) ->
             return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
         return torch.from_numpy(x)
 
-    def run(*arrays: Foreign) -> tuple[np.ndarray, ...]:
+    def run(*arrays: object) -> tuple[np.ndarray, ...]:
         copies, outputs = [*map(np.array, arrays)], [np.full(x.shape, np.nan, x.dtype) for x in launched.outputs]
         for array, output in launched.aliases:
             outputs[output] = copies[array]
@@ -56,7 +56,7 @@ REFUSED: dict[str, Callable[..., str | None]] = {
 SERVED = (*KERNELS, *(op for op, base in special_cases().items() if base in KERNELS))
 
 
-def attend(op: str, q: Foreign, k: Foreign, v: Foreign, **options: object) -> Foreign:
+def attend(op: str, q: object, k: object, v: object, **options: object) -> object:
     """One of `SERVED`."""
     return KERNELS[base_op(op)](q, k, v, **base_arguments(op, options))
 

@@ -7,13 +7,12 @@ import numpy as np
 from attnkit_conformance.adapters.base import AttnkitAdapter, in_surroundings
 from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.model.layout import read_only
-from attnkit_conformance.model.types import Foreign
 
 
 class ReadOnly(AttnkitAdapter):
     """Inputs are read-only, which exposes in-place writes."""
 
-    def array(self, x: np.ndarray, dtype: str) -> Foreign:
+    def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
         """A read-only view."""
         return read_only(x)
 

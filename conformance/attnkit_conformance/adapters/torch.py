@@ -13,7 +13,7 @@ from attnkit_conformance.adapters.bases.torch import array_of, pulled_back, tens
 from attnkit_conformance.adapters.derivatives import Transformed, differentiable
 from attnkit_conformance.adapters.derivatives import torch as transformations
 from attnkit_conformance.model.case import DTYPES
-from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
+from attnkit_conformance.model.types import Arrays, Params, Results
 from attnkit_conformance.opdb import BY_NAME
 
 
@@ -25,7 +25,7 @@ class Explicit(AttnkitAdapter):
         self.device = torch.device(device)
         self.copied = ("negative", "read_only", *(() if device == "cpu" else ("unaligned",)))
 
-    def array(self, x: np.ndarray, dtype: str) -> Foreign:
+    def array(self, x: np.ndarray, dtype: str) -> torch.Tensor:
         """A tensor in the memory of `x`, or in a copy of it on the device."""
         return tensor_of(x, self.device)
 

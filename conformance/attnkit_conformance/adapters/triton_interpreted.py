@@ -44,7 +44,7 @@ from attnkit_conformance.model.types import Arrays, Foreign, Keyword, Keywords, 
 from attnkit_conformance.opdb import BY_NAME
 
 
-def without_gradients(kernels: Mapping[str, Kernel]) -> dict[str, Callable[..., Foreign]]:
+def without_gradients(kernels: Mapping[str, Kernel]) -> dict[str, Callable[..., object]]:
     """What serves the ops of a table."""
     return {op: kernel.call for op, kernel in kernels.items() if not op.endswith(VJP)}
 
@@ -55,13 +55,13 @@ def forget(q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor, **options: objec
     return o
 
 
-KERNELS: dict[str, Callable[..., Foreign]] = {}
+KERNELS: dict[str, Callable[..., object]] = {}
 for table in (pointwise, linear, linear_features, rows, softpick, newton, packed):
     KERNELS |= without_gradients(table.KERNELS)
 KERNELS |= {op: stepping(row.call) for op, row in linear_step.KERNELS.items()} | {FORGETTING.name: forget}
 
 
-def special_case(op: str, q: Tensor, k: Tensor, v: Tensor, **options: object) -> Foreign:
+def special_case(op: str, q: Tensor, k: Tensor, v: Tensor, **options: object) -> object:
     """The op that it is a case of, with its options."""
     return KERNELS[base_op(op)](q, k, v, **base_arguments(op, options))
 

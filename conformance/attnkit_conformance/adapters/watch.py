@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import BuiltinFunctionType, CodeType, FrameType
 
-from attnkit_conformance.model.types import Foreign
-
 REFERENCE = "attnkit_reference"
 
 
@@ -35,7 +33,7 @@ class Watch:
         """Watch one function or class."""
         module, _, attribute = name.partition(":")
         try:
-            value: Foreign = importlib.import_module(module)
+            value: object = importlib.import_module(module)
             for part in attribute.split("."):
                 value = getattr(value, part)
         except (ImportError, AttributeError) as error:

@@ -17,7 +17,7 @@ from attnkit_conformance.model.case import Case, ErrorSample
 from attnkit_conformance.model.op import Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.tolerance import Measured
-from attnkit_conformance.model.types import Foreign, Params
+from attnkit_conformance.model.types import Params
 from attnkit_conformance.scenes import rows
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY, scene_case, variant_label
 
@@ -177,7 +177,7 @@ def check_error(adapter: Adapter, op: Op, sample: ErrorSample) -> CaseResult:
     )
 
 
-def check_freed(adapter: Adapter, free: Callable[[Foreign], Foreign], op: Op, name: str) -> CaseResult:
+def check_freed(adapter: Adapter, free: Callable[[object], object], op: Op, name: str) -> CaseResult:
     """A call whose array of this name is let `free` raises an error that names the array and says so. To
     refuse it is not enough: the next implementation would read what is not there.
     """
@@ -223,7 +223,7 @@ def check_all(
     for sample in op.errors(op) if getattr(adapter, "errors", False) and "float32" in dtypes else ():
         if sample.fits(adapter.dtypes) and keep(error_id(op, sample)):
             yield check_error(adapter, op, sample)
-    free: Callable[[Foreign], Foreign] | None = getattr(adapter, "freed", None)
+    free: Callable[[object], object] | None = getattr(adapter, "freed", None)
     if free is not None and "float32" in dtypes:
         kept = (name for name in op.arguments if keep(freed_id(op, name)))
         yield from (check_freed(adapter, free, op, name) for name in kept)

@@ -38,10 +38,10 @@ class Binding:
     `backward` calls `<op><suffix>`: `_vjp`, or `_magnitudes`, which has the same arguments.
     """
 
-    forward: Callable[[Foreign, Signature, Arrays, Params], Results]
-    backward: Callable[[Foreign, Signature, Arrays, Params, Arrays, str], Results]
+    forward: Callable[[object, Signature, Arrays, Params], Results]
+    backward: Callable[[object, Signature, Arrays, Params, Arrays, str], Results]
 
-    def vjp(self, module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
+    def vjp(self, module: object, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         """Explicit gradients."""
         return self.backward(module, op, arrays, params, cotangents, "_vjp")
 
@@ -61,14 +61,14 @@ def name_outputs(op: Signature, params: Params, answer: object) -> Results:
     return dict(zip(names, values, strict=True))
 
 
-def plain_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
+def plain_forward(module: object, op: Signature, arrays: Arrays, params: Params) -> Results:
     """op(*arrays, **params) -> output or tuple of outputs."""
     args, keywords = arguments_by_kind(op, arrays, params)
     return name_outputs(op, params, getattr(module, op.name)(*args, **keywords))
 
 
 def plain_backward(
-    module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
+    module: object, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
 ) -> Results:
     """op_vjp(*arrays, *cotangents, **params) -> gradients."""
     args, keywords = arguments_by_kind(op, arrays, params)
@@ -88,7 +88,7 @@ def fields_of(stats: Foreign) -> Results:
     return {name: value for name, value in stats._asdict().items() if value is not None}
 
 
-def statistics_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
+def statistics_forward(module: object, op: Signature, arrays: Arrays, params: Params) -> Results:
     """row_statistics(op, q, k, ...) or attention_with_statistics(op, q, k, v, ...)."""
     args, keywords = arguments_by_kind(op, arrays, params)
     answer = getattr(module, op.name)(keywords.pop("op"), *args, **keywords)
@@ -99,7 +99,7 @@ def statistics_forward(module: Foreign, op: Signature, arrays: Arrays, params: P
 
 
 def statistics_backward(
-    module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
+    module: object, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
 ) -> Results:
     """The same with cotangents: `do` if the op has o, and a RowStatistics."""
     args, keywords = arguments_by_kind(op, arrays, params)
@@ -108,14 +108,14 @@ def statistics_backward(
     return dict(getattr(module, op.name + suffix)(keywords.pop("op"), *args, *of_outputs, dstats, **keywords))
 
 
-def regulariser_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
+def regulariser_forward(module: object, op: Signature, arrays: Arrays, params: Params) -> Results:
     """attention_regulariser(stats, ...): the arrays are the fields of the statistics."""
     rest = {name: x for name, x in arrays.items() if name not in FIELDS}
     return name_outputs(op, params, getattr(module, op.name)(row_statistics(module, arrays), **rest, **params))
 
 
 def regulariser_backward(
-    module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
+    module: object, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
 ) -> Results:
     """attention_regulariser_vjp(stats, dloss, dsum_term, dentropy_term, ...)."""
     rest = {name: x for name, x in arrays.items() if name not in FIELDS}

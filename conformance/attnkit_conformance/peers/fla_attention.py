@@ -17,7 +17,7 @@ from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.bases.arguments import refusal
 from attnkit_conformance.adapters.bases.torch import Tensors
 from attnkit_conformance.model.case import DTYPES
-from attnkit_conformance.model.types import Foreign, Params, option, window_sides
+from attnkit_conformance.model.types import Params, option, window_sides
 from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer
 
@@ -105,7 +105,7 @@ class Pairs(TorchPeer):
         lines = (*loading(self.family), f"{'o, other' if several else 'o'} = {call}")
         return Source("torch", IMPORTS, lines, "o.transpose(1, 2)", VERSION, others={"r": "other.transpose(1, 2)"})
 
-    def options(self, op: str, arrays: Tensors, params: Params) -> dict[str, tuple[Foreign, str]]:
+    def options(self, op: str, arrays: Tensors, params: Params) -> dict[str, tuple[object, str]]:
         """The keywords of a call: values, and their texts in a program."""
         q = arrays["q"]
         given = {name: params[name] for name in ("scale", "attend_current") if name in params}
@@ -113,7 +113,7 @@ class Pairs(TorchPeer):
             given["causal"] = bool(params.get("causal"))
         if (left := window_sides(params)[0]) is not None:
             given["window_size"] = min(left, q.shape[-2]) + 1
-        options: dict[str, tuple[Foreign, str]] = {name: (x, repr(x)) for name, x in given.items()}
+        options: dict[str, tuple[object, str]] = {name: (x, repr(x)) for name, x in given.items()}
         if op == FORGETTING:
             gates = arrays["log_forget"].expand(q.shape[:-1])
             options["g"] = time_first(gates), "log_forget.expand(q.shape[:-1]).transpose(1, 2)"

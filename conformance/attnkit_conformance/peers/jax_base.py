@@ -25,7 +25,7 @@ class JaxHeads:
 
     def __init__(self, function: Function) -> None:
         self.function, self.name, self.dtypes = function, function.name, function.dtypes
-        self.known: dict[tuple[object, ...], Callable[..., Foreign]] = {}
+        self.known: dict[tuple[object, ...], Callable[..., object]] = {}
         self.description = f"{function.description}, CPU, jit, jax.vjp"
 
     def array(self, x: np.ndarray, dtype: str) -> jax.Array:

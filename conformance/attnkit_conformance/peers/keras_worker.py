@@ -29,7 +29,7 @@ class Functions:
     def array(self, x: np.ndarray, dtype: str) -> np.ndarray:
         return x
 
-    def numpy(self, x: Foreign) -> np.ndarray:
+    def numpy(self, x: object) -> np.ndarray:
         return np.asarray(x)
 
     def unsupported(self, op: str, arrays: Arrays, params: Params) -> str | None:

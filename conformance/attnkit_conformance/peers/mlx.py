@@ -51,7 +51,7 @@ class Mlx(NumpyHeads):
             return mx.array(x.astype(np.float32)).astype(mx.bfloat16)
         return mx.array(x)
 
-    def numpy(self, x: Foreign) -> np.ndarray:
+    def numpy(self, x: object) -> np.ndarray:
         if not isinstance(x, mx.array):
             raise TypeError(f"{self.name}: expected an mlx.core.array, got {type(x).__name__}")
         if x.dtype == mx.bfloat16:
@@ -65,7 +65,7 @@ class Mlx(NumpyHeads):
     def vjp(self, op: str, arrays: Arrays, params: Params, cotangents: Arrays) -> Results:
         names = [name for name in BY_NAME[op].differentiable if name in arrays]
 
-        def outputs(*leaves: Foreign) -> list[Foreign]:
+        def outputs(*leaves: object) -> list[object]:
             return [self.call(op, {**arrays, **dict(zip(names, leaves, strict=True))}, params)["o"]]
 
         grads = mx.vjp(outputs, [arrays[name] for name in names], [cotangents["o"]])[1]

@@ -13,7 +13,6 @@ from functools import cache
 import numpy as np
 import onnx
 
-from attnkit_conformance.model.types import Foreign
 from attnkit_conformance.peers.heads import Call, Function, Takes
 from attnkit_conformance.peers.numpy_base import NumpyHeads
 
@@ -64,7 +63,7 @@ def build_model(kinds: tuple[tuple[str, int], ...], scale: float | None, causal:
 
 
 def runner(
-    name: str, about: str, run: Callable[[Call], Foreign], text: str, imports: tuple[str, ...], version: str
+    name: str, about: str, run: Callable[[Call], object], text: str, imports: tuple[str, ...], version: str
 ) -> NumpyHeads:
     """The adapter of what runs the model; `text` is how, with `model` and `inputs`."""
     dtypes = ("float64", "float32", "float16")

@@ -82,7 +82,7 @@ def bound(
 
 
 def packed_served(
-    op: Callable[..., Foreign],
+    op: Callable[..., object],
     forward: Callable[..., object],
     backward: Function,
     unsupported_options: Callable[..., str | None] = pointwise.unsupported_options,
@@ -98,7 +98,7 @@ def with_norm(device: Machine) -> dict[str, Kernel]:
     return rela.kernels(of, partial(pointwise.backward, device))
 
 
-def rela_forward(device: Machine, *arrays: np.ndarray, **options: object) -> Foreign:
+def rela_forward(device: Machine, *arrays: np.ndarray, **options: object) -> object:
     """Its output."""
     return with_norm(device)[rela.RELA.name].call(*arrays, **options)
 

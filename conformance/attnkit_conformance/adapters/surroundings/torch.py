@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attnkit_conformance.adapters.surroundings import Function, Surrounding
 from attnkit_conformance.adapters.surroundings.together import InTasks, InThreads
-from attnkit_conformance.model.types import Arrays, Foreign, Keywords
+from attnkit_conformance.model.types import Arrays, Keywords
 
 Tensors = Mapping[str, torch.Tensor]
 Context = Callable[[], AbstractContextManager[object]]
@@ -146,9 +146,9 @@ class Functions(TorchFunctionMode):
     """Passes on every function."""
 
     def __torch_function__(
-        self, function: Callable[..., Foreign], types: object, arguments: tuple[Foreign, ...] = (),
+        self, function: Callable[..., object], types: object, arguments: tuple[object, ...] = (),
         keywords: Keywords | None = None,
-    ) -> Foreign:  # fmt: skip
+    ) -> object:  # fmt: skip
         return function(*arguments, **(keywords or {}))
 
 
@@ -156,9 +156,9 @@ class Operators(TorchDispatchMode):
     """Passes on every operator."""
 
     def __torch_dispatch__(
-        self, function: Callable[..., Foreign], types: object, arguments: tuple[Foreign, ...] = (),
+        self, function: Callable[..., object], types: object, arguments: tuple[object, ...] = (),
         keywords: Keywords | None = None,
-    ) -> Foreign:  # fmt: skip
+    ) -> object:  # fmt: skip
         return function(*arguments, **(keywords or {}))
 
 

@@ -13,7 +13,7 @@ from attnkit_conformance.model.case import Case, ErrorSample, Sample
 from attnkit_conformance.model.errors import Wrong, calls, zeros
 from attnkit_conformance.model.grammar import Choice, Level, Row
 from attnkit_conformance.model.op import Op
-from attnkit_conformance.model.types import Arrays, Foreign, Params, Results
+from attnkit_conformance.model.types import Arrays, Params, Results
 from attnkit_conformance.scenes.layouts import apart
 
 Samples = Callable[[Op, str, str], Iterator[Sample]]
@@ -21,14 +21,14 @@ RowCase = Callable[[Op, str, Row, str, float], Case]
 NEEDS_LINALG = ("analysis.condition_number", "analysis.effective_rank")  # the standard's extension
 
 
-def analysis_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
+def analysis_forward(module: object, op: Signature, arrays: Arrays, params: Params) -> Results:
     """`analysis.<name>(...)`."""
     args, keywords = arguments_by_kind(op, arrays, params)
     return name_outputs(op, params, attrgetter(op.name)(module)(*args, **keywords))
 
 
 def analysis_magnitudes(
-    module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
+    module: object, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
 ) -> Results:
     """`analysis.<name>_magnitudes(...)`, of the outputs."""
     args, keywords = arguments_by_kind(op, arrays, params)

@@ -18,7 +18,7 @@ from attnkit_conformance.model.errors import GOOD, D, E, L, S, wrong, zeros
 from attnkit_conformance.model.grammar import Choice, Level
 from attnkit_conformance.model.op import DECAY, QKV, STATEFUL, Op
 from attnkit_conformance.model.scene import Scene
-from attnkit_conformance.model.types import Arrays, Foreign, Keyword, Keywords, Option, Params, Results
+from attnkit_conformance.model.types import Arrays, Keyword, Keywords, Option, Params, Results
 from attnkit_conformance.scenes import attention
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY
 
@@ -36,12 +36,12 @@ def parts_of(op: Signature, params: Params) -> tuple[str, ...]:
     return op.outputs({**params, "return_state": True})[1:]
 
 
-def apart(op: Signature, params: Params, state: tuple[Foreign, ...], prefix: str = "") -> Results:
+def apart(op: Signature, params: Params, state: tuple[object, ...], prefix: str = "") -> Results:
     """A state by the names of its parts."""
     return {prefix + name: x for name, x in zip(parts_of(op, params), state, strict=True)}
 
 
-def linear_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
+def linear_forward(module: object, op: Signature, arrays: Arrays, params: Params) -> Results:
     args, keywords = arguments_by_kind(op, arrays, params)
     answer = getattr(module, op.name)(*args, **with_state(keywords, "initial_state"))
     if not params.get("return_state"):
@@ -50,7 +50,7 @@ def linear_forward(module: Foreign, op: Signature, arrays: Arrays, params: Param
 
 
 def linear_backward(
-    module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
+    module: object, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
 ) -> Results:
     args, keywords = arguments_by_kind(op, arrays, params)
     if not cotangents:  # magnitudes of weights
@@ -63,7 +63,7 @@ def linear_backward(
     return grads | (apart(op, params, grads.pop("state")) if "state" in grads else {})
 
 
-def step_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
+def step_forward(module: object, op: Signature, arrays: Arrays, params: Params) -> Results:
     args, keywords = arguments_by_kind(op, arrays, params)
     keywords = with_state(keywords, "state")
     o, state = getattr(module, op.name)(keywords.pop("state", None), *args, **keywords)
@@ -71,7 +71,7 @@ def step_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params)
 
 
 def step_backward(
-    module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
+    module: object, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
 ) -> Results:
     args, keywords = arguments_by_kind(op, arrays, params)
     keywords = with_state(keywords, "state")

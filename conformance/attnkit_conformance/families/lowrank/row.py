@@ -106,7 +106,7 @@ def newton_backward(
     return {**grads, "a": grads["a"] + w @ (x @ a).mT + (a @ x).mT @ w}
 
 
-def sampler_forward(module: Foreign, op: Signature, arrays: Arrays, params: Params) -> Results:
+def sampler_forward(module: object, op: Signature, arrays: Arrays, params: Params) -> Results:
     """`landmarks.<sampler>(...)`, without its mask."""
     args, keywords = arguments_by_kind(op, arrays, {n: value for n, value in params.items() if n != "impl"})
     answer = attrgetter(op.name)(module)(*args, **keywords)
@@ -114,7 +114,7 @@ def sampler_forward(module: Foreign, op: Signature, arrays: Arrays, params: Para
 
 
 def sampler_backward(
-    module: Foreign, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
+    module: object, op: Signature, arrays: Arrays, params: Params, cotangents: Arrays, suffix: str
 ) -> Results:
     args, keywords = arguments_by_kind(op, arrays, {n: value for n, value in params.items() if n != "impl"})
     return dict(attrgetter(op.name + suffix)(module)(*args, cotangents["landmarks"], **keywords))

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection
 from operator import attrgetter
 
 from attnkit_conformance.adapter import Adapter
-from attnkit_conformance.model.types import Foreign
 
 KINDS = {
     "sdpa": "torch.nn.functional.scaled_dot_product_attention: PACKAGE.MODULE:FUNCTION",
@@ -53,18 +52,18 @@ def __getattr__(name: str) -> Adapter:
     return adapter
 
 
-def function_at(path: str) -> Callable[..., Foreign]:
+def function_at(path: str) -> Callable[..., object]:
     """The function at "package.module:function"; ValueError for another path, TypeError for what is not callable."""
     module, colon, names = path.partition(":")
     if not (module and colon and names):
         raise ValueError(f"expected package.module:function, got {path!r}")
-    function: Callable[..., Foreign] = attrgetter(names)(importlib.import_module(module))
+    function: Callable[..., object] = attrgetter(names)(importlib.import_module(module))
     if not callable(function):
         raise TypeError(f"{path} is not a function: {type(function).__name__}")
     return function
 
 
-def keywords_of(function: Callable[..., Foreign], names: Collection[str]) -> tuple[str, ...]:
+def keywords_of(function: Callable[..., object], names: Collection[str]) -> tuple[str, ...]:
     """Which of some keyword arguments a function takes: all if it does not say, as functions of C++ do not."""
     try:
         parameters = inspect.signature(function).parameters

@@ -54,6 +54,6 @@ def two(lead: tuple[int, ...]) -> tuple[int, int]:
     return math.prod(lead[:-1]), lead[-1] if lead else 1
 
 
-def is_of(x: Foreign, lead: tuple[int, int]) -> bool:
+def is_of(x: object, lead: tuple[int, int]) -> bool:
     """Whether x is an array that begins with these axes."""
     return tuple(getattr(x, "shape", ()))[:2] == lead

@@ -13,7 +13,7 @@ from attnkit_conformance.adapters.bases.arguments import visible_pairs
 from attnkit_conformance.adapters.bases.jax import JaxAdapter
 from attnkit_conformance.adapters.derivatives.jax import Arrays
 from attnkit_conformance.adapters.jax import light
-from attnkit_conformance.model.types import Foreign, Keywords, Params, window_sides
+from attnkit_conformance.model.types import Keywords, Params, window_sides
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers.jax_nn import FLOATS, JaxNn, broadcast, pairs_of
 from attnkit_conformance.peers.like import describe, function_at, keywords_of
@@ -27,7 +27,7 @@ class Called(JaxNn):
     else one mask.
     """
 
-    def __init__(self, name: str, function: Callable[..., Foreign], takes: Collection[str]) -> None:
+    def __init__(self, name: str, function: Callable[..., object], takes: Collection[str]) -> None:
         super().__init__(name, (), function)
         self.takes = takes
 
@@ -102,7 +102,7 @@ class Like(JaxAdapter):
     ops = JaxNn.ops
     without = ("return_lse",)
 
-    def __init__(self, name: str, function: Callable[..., Foreign], takes: Collection[str]) -> None:
+    def __init__(self, name: str, function: Callable[..., object], takes: Collection[str]) -> None:
         self.name, self.peer = name, Called(name, function, takes)
         on_cpu = jax.default_backend() == "cpu"  # not all of which multiply float16
         doubles = jax.dtypes.canonicalize_dtype(np.float64) == np.float64  # JAX_ENABLE_X64
@@ -160,7 +160,7 @@ def levels(takes: Collection[str]) -> tuple[tuple[str, ...], dict[str, tuple[str
     return (*every, *(factor for name, factor in own.items() if name in takes)), some
 
 
-def no_gradient(function: Callable[..., Foreign]) -> bool:
+def no_gradient(function: Callable[..., object]) -> bool:
     """Whether a plain call answers, but cannot be differentiated."""
     x = jax.numpy.ones((1, 64, 1, 64))
     try:

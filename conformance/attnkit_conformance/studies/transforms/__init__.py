@@ -178,12 +178,12 @@ def as_refusal(row: Row, refusal: NotImplementedError) -> tuple[str, str]:
     return (REFUSED if is_by_name(text, row.op, row.takes or row.impl) else "nameless", text)
 
 
-def state_first(call: Callable[..., Foreign]) -> Callable[..., Foreign]:
+def state_first(call: Callable[..., object]) -> Callable[..., object]:
     """What serves a step, with the arguments of the public function."""
     return lambda state, *arrays, **options: call(*arrays, state=state, **options)
 
 
-def with_option(call: Callable[..., Foreign], name: str, at: int) -> Callable[..., Foreign]:
+def with_option(call: Callable[..., object], name: str, at: int) -> Callable[..., object]:
     """A kernel that takes the array at this place as an option, as the public function hands it on."""
     return lambda *arrays, **options: call(*arrays[:at], *arrays[at + 1 :], **{name: arrays[at]}, **options)
 

@@ -19,7 +19,7 @@ from attnkit_conformance.adapters.derivatives import jax as derivatives
 from attnkit_conformance.adapters.derivatives.jax import product
 from attnkit_conformance.adapters.jax import light
 from attnkit_conformance.golden.derivatives import Problem
-from attnkit_conformance.model.types import Foreign, Results
+from attnkit_conformance.model.types import Results
 from attnkit_conformance.studies.transforms.problem import missed, missed_tangents
 
 Arrays = dict[str, jax.Array]
@@ -31,9 +31,9 @@ class Jax:
 
     name = "jax"
 
-    def __init__(self, problem: Problem, impl: str, function: Callable[..., Foreign] | None = None) -> None:
+    def __init__(self, problem: Problem, impl: str, function: Callable[..., object] | None = None) -> None:
         self.problem, self.op, self.case = problem, problem.op, problem.case
-        self.module: Foreign = attnkit if function is None else SimpleNamespace(**{self.op.name: function})
+        self.module: object = attnkit if function is None else SimpleNamespace(**{self.op.name: function})
         self.options = {"impl": impl} if function is None and dispatches(self.op) else {}
         self.x, self.u = arrays(problem.inputs), arrays(problem.direction)
         self.do, self.samples = arrays(problem.case.cotangents), arrays(problem.samples)
@@ -146,7 +146,7 @@ def single(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32) if x.dtype == jnp.float64 else x
 
 
-def without_running(problem: Problem, function: Callable[..., Foreign]) -> None:
+def without_running(problem: Problem, function: Callable[..., object]) -> None:
     """Trace the second derivatives of a kernel in single precision."""
     t = Jax(problem, "", function)
     t.x, t.u, t.do, t.rest = (jax.tree.map(single, tree) for tree in (t.x, t.u, t.do, t.rest))

@@ -21,11 +21,11 @@ from attnkit_conformance.adapters.base import dispatches
 from attnkit_conformance.adapters.derivatives import torch as derivatives
 from attnkit_conformance.adapters.derivatives.torch import product
 from attnkit_conformance.golden.derivatives import Problem
-from attnkit_conformance.model.types import Foreign, Keywords
+from attnkit_conformance.model.types import Keywords
 from attnkit_conformance.studies.transforms.problem import missed, missed_tangents
 
 Tensors = dict[str, torch.Tensor]
-Function = Callable[..., Foreign]
+Function = Callable[..., object]
 
 
 class Torch:
@@ -35,7 +35,7 @@ class Torch:
 
     def __init__(self, problem: Problem, impl: str, function: Function | None = None) -> None:
         self.problem, self.op, self.case = problem, problem.op, problem.case
-        self.module: Foreign = attnkit if function is None else SimpleNamespace(**{self.op.name: function})
+        self.module: object = attnkit if function is None else SimpleNamespace(**{self.op.name: function})
         self.options = {"impl": impl} if function is None and dispatches(self.op) else {}
         self.x, self.u = tensors(problem.inputs), tensors(problem.direction)
         self.do, self.samples = tensors(problem.case.cotangents), tensors(problem.samples)
@@ -205,15 +205,15 @@ def traced_by_make_fx(t: Torch) -> str | None:
 
 class Functions(TorchFunctionMode):
     def __torch_function__(
-        self, function: Function, types: object, args: tuple[Foreign, ...] = (), kwargs: Keywords | None = None
-    ) -> Foreign:
+        self, function: Function, types: object, args: tuple[object, ...] = (), kwargs: Keywords | None = None
+    ) -> object:
         return function(*args, **(kwargs or {}))
 
 
 class Operations(TorchDispatchMode):
     def __torch_dispatch__(
-        self, operation: Function, types: object, args: tuple[Foreign, ...] = (), kwargs: Keywords | None = None
-    ) -> Foreign:
+        self, operation: Function, types: object, args: tuple[object, ...] = (), kwargs: Keywords | None = None
+    ) -> object:
         return operation(*args, **(kwargs or {}))
 
 
