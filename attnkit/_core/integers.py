@@ -9,7 +9,7 @@ import numbers
 from typing import TypeGuard
 
 from attnkit._core.library import library, namespace
-from attnkit._core.typing import LEARNED, Array, Keywords, OfLibrary
+from attnkit._core.typing import LEARNED, Array, Keywords
 
 LARGE = 1 << 30
 """Sums of two smaller integers are integers of 32 bits."""
@@ -52,7 +52,9 @@ def in_range(options: Keywords, queries: int, keys: int) -> Keywords:
         changed["window"] = tuple([None if x is None else _bound(x, queries + keys) for x in window])
     if _is_awkward(lengths):
         changed["key_lengths"] = _bound(lengths, keys)
-    elif str(getattr(lengths, "dtype", "")).rpartition(".")[2] in AWKWARD.get(library(lengths) or "", ()):
+    elif lengths is not None and str(getattr(lengths, "dtype", "")).rpartition(".")[2] in AWKWARD.get(
+        library(lengths) or "", ()
+    ):
         changed["key_lengths"] = _comparable(lengths, keys)
     return {**options, **changed} if changed else options
 
@@ -76,10 +78,10 @@ def _bound(x: float, most: int) -> int | None:
     return None if own >= most else own
 
 
-def _comparable(lengths: OfLibrary, keys: int) -> Array:
+def _comparable(lengths: Array, keys: int) -> Array:
     """Integers that compare with positions as these lengths do."""
     xp = namespace(lengths)
     if library(lengths) == "torch":
-        signed = lengths.to(xp.int64)  # the upper half of 64 bits without a sign becomes negative
+        signed = xp.astype(lengths, xp.int64)  # the upper half of 64 bits without a sign becomes negative
         return xp.where(signed < 0, keys, signed)
     return xp.astype(xp.clip(lengths, 0, keys), xp.arange(0).dtype)

@@ -86,10 +86,10 @@ def cast(xp: OfLibrary, x: A, dtype: DType) -> A:
     return x if x.dtype == dtype else xp.astype(x, dtype)
 
 
-def in_dtype_of(q: A, xp: Namespace, x: OfLibrary) -> A:
-    """x, of the library of q, in its dtype."""
-    of_q: A = cast(xp, x, q.dtype)
-    return of_q
+def cast_for(q: A, xp: Namespace, x: OfLibrary, dtype: DType) -> A:
+    """`cast` of what the type of q, an array of the same library, is not known of."""
+    converted: A = cast(xp, x, dtype)
+    return converted
 
 
 def prepare(

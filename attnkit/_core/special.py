@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import cache, partial, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeGuard, TypeVar
 
 from attnkit._core.library import library
 from attnkit._core.typing import A, AnyFunction, Array, DType, Factor, Namespace, OfLibrary
@@ -36,24 +36,22 @@ def step(xp: Namespace, x: Array) -> Array:
     return xp.astype(~(x <= 0), x.dtype)
 
 
-def relu6(xp: OfLibrary, x: Array) -> Array:
+def relu6(xp: Namespace, x: Array) -> Array:
     """min(max(x, 0), 6). Torch's own has derivative 0 at both kinks (semantics A8)."""
-    name = library(x)
-    if name == "torch":
+    if hasattr(xp, "nn"):
         value: Array = xp.nn.functional.relu6(x)
-    elif name in ("numpy", "cupy"):
+    elif library(x) in ("numpy", "cupy"):
         value = xp.minimum(xp.maximum(x, 0), 6)
     else:
         value = xp.where(x <= 0, 0.0, xp.where(x >= 6, 6.0, x))
     return value
 
 
-def logistic(xp: OfLibrary, x: OfLibrary) -> Array:
+def logistic(xp: Namespace, x: OfLibrary) -> Array:
     """σ(x) = 1/(1 + exp(-x)) accurate in its tail; automatic derivatives are σ(1 - σ), inaccurate far above 0."""
-    name = library(x)
-    if name == "torch":
+    if hasattr(xp, "sigmoid"):
         value: Array = xp.sigmoid(x)
-    elif name == "jax":
+    elif library(x) == "jax":
         import jax
 
         value = jax.nn.sigmoid(x)
@@ -71,9 +69,9 @@ def sigmoid(xp: Namespace, x: Array) -> Array:
     return logistic(xp, xp.where(x > 0, 0.0, x)) + (0.5 - logistic(xp, -relu(xp, x)))
 
 
-def softplus(xp: OfLibrary, x: Array) -> Array:
+def softplus(xp: Namespace, x: Array) -> Array:
     """log(1 + exp(x)). Torch's own returns x above a threshold: at 40 that is x to rounding in float64."""
-    if library(x) == "torch":
+    if hasattr(xp, "nn"):
         value: Array = xp.nn.functional.softplus(x, threshold=40.0)
     else:
         value = relu(xp, x) + xp.log1p(xp.exp(-xp.abs(x)))
@@ -195,11 +193,11 @@ KEY = "key<fry>"
 """The dtype of the keys that jax.random.key makes, of two words."""
 
 
-def is_key(seed: object) -> bool:
+def is_key(seed: object) -> TypeGuard["jax.Array"]:
     return str(getattr(seed, "dtype", "")) == KEY
 
 
-def words_of_key(key: OfLibrary) -> tuple["jax.Array", "jax.Array"]:
+def words_of_key(key: "jax.Array") -> tuple["jax.Array", "jax.Array"]:
     """The low and the high word of a key of jax.random.key, those of its seed."""
     import jax
 
@@ -460,7 +458,7 @@ def unstack(xp: Namespace, x: Array, axis: int) -> tuple[Array, ...]:
     return tuple(x.unbind(axis)) if hasattr(x, "unbind") else tuple(xp.unstack(x, axis=axis))
 
 
-def varying(x: Array) -> frozenset[str]:
+def varying(x: object) -> frozenset[str]:
     """The axes of a mesh along which an array of JAX, or one of this type, varies within shard_map."""
     import jax
 

@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 from attnkit._core import check
 from attnkit._core.dispatch import namespace
-from attnkit._core.quadratic import cast, compute_dtype
+from attnkit._core.quadratic import cast, cast_for, compute_dtype
 from attnkit._core.special import double_precision, promoted, singular_values
 from attnkit._core.tokens import whole
-from attnkit._core.typing import A, Array, Namespace, OfLibrary
+from attnkit._core.typing import A, Array, Namespace
 from attnkit.ops.lowrank import newton
 
 
-def _checked(op: str, a: Array, square: bool) -> OfLibrary:
+def _checked(op: str, a: Array, square: bool) -> Namespace:
     check.float_array(op, "a", a)
     if square and (a.ndim < 2 or a.shape[-1] != a.shape[-2]):
         check.wrong_shape(op, "a", a, "square matrices, (..., m, m)")
@@ -47,8 +47,7 @@ def newton_residuals(a: A, *, newton_steps: int = 20, init_scale: float = 0.9) -
     with double_precision(a):
         wide = cast(xp, a, xp.float64)
         iterates = _iterates(xp, wide, newton_steps, float(init_scale))
-        gaps: OfLibrary = newton.residuals(xp, wide, iterates)
-        return cast(xp, gaps, compute_dtype(xp, a))
+        return cast_for(a, xp, newton.residuals(xp, wide, iterates), compute_dtype(xp, a))
 
 
 def _iterates(xp: Namespace, a: Array, steps: int, init_scale: float) -> list[Array]:
@@ -75,7 +74,7 @@ def condition_number(a: A) -> A:
         values = singular_values(xp, cast(xp, a, xp.float64), "condition_number")
         smallest = values[..., -1]
         ratio = values[..., 0] / xp.where(smallest > 0, smallest, 1.0)
-        return cast(xp, xp.where(smallest > 0, ratio, math.inf), compute_dtype(xp, a))
+        return cast_for(a, xp, xp.where(smallest > 0, ratio, math.inf), compute_dtype(xp, a))
 
 
 @promoted
@@ -91,7 +90,7 @@ def effective_rank(a: A) -> A:
         total = xp.sum(values, axis=-1, keepdims=True)
         p = values / xp.where(total > 0, total, 1.0)
         entropy = -xp.sum(p * xp.log(xp.where(p > 0, p, 1.0)), axis=-1)
-        return cast(xp, xp.where(total[..., 0] > 0, xp.exp(entropy), 0.0), compute_dtype(xp, a))
+        return cast_for(a, xp, xp.where(total[..., 0] > 0, xp.exp(entropy), 0.0), compute_dtype(xp, a))
 
 
 class SoftComplexity(NamedTuple):

@@ -37,9 +37,9 @@ def _check_alpha(c: check.Context, name: str, value: object) -> None:
 OWN = {"alpha": _check_alpha}
 
 
-def _of_rows(xp: Namespace, a: quadratic.Inputs, alpha: OfLibrary) -> OfLibrary:
+def _of_rows(xp: Namespace, a: quadratic.Inputs, alpha: float | Array) -> OfLibrary:
     """α for these rows: a number, or an array in the compute dtype."""
-    if isinstance(alpha, numbers.Real):
+    if not check.is_learned(alpha):
         return float(alpha)
     if alpha.ndim >= 2 and alpha.shape[-2] == a.rows.total != 1:
         alpha = alpha[..., a.rows.start : a.rows.stop, :]

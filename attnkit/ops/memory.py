@@ -137,7 +137,7 @@ def key_value_memory(
     if norm_weight is not None:
         y = pointwise.normalise(xp, y, eps).centred * quadratic.cast(xp, norm_weight, p.a.dtype)
         y = y if norm_bias is None else y + quadratic.cast(xp, norm_bias, p.a.dtype)
-    return quadratic.in_dtype_of(x, xp, y)
+    return quadratic.cast_for(x, xp, y, x.dtype)
 
 
 @operation_checked_by(_context, _OWN)

@@ -28,7 +28,7 @@ Edges = tuple[int, ...] | Array
 # ---------------------------------------------------------------------------------------------- checks
 
 
-def _edges(op: str, name: str, cu: OfLibrary, first: Array, tokens: int) -> int:
+def _edges(op: str, name: str, cu: object, first: Array, tokens: int) -> int:
     """The number of sequences, after checking the boundaries; the contents of arrays are not read."""
     if check.is_array(cu):
         check.same_home(op, "q", first, name, cu)
@@ -37,8 +37,7 @@ def _edges(op: str, name: str, cu: OfLibrary, first: Array, tokens: int) -> int:
         if cu.ndim != 1 or cu.shape[0] == 0:
             check.wrong_shape(op, name, cu, "(number of sequences + 1,)")
         return int(cu.shape[0]) - 1
-    legal = isinstance(cu, tuple) and cu and all(isinstance(x, numbers.Integral) for x in cu)
-    if not legal:
+    if not (isinstance(cu, tuple) and cu and all(isinstance(x, numbers.Integral) for x in cu)):
         raise TypeError(f"{op}: {name} must be a tuple of integers or an integer array; got {cu!r}")
     if cu[0] != 0 or cu[-1] != tokens or any(a > b for a, b in itertools.pairwise(cu)):
         raise ValueError(f"{op}: {name} must rise from 0 to the {tokens} tokens; got {check.shown(cu)}")
@@ -95,9 +94,9 @@ def _calls(q: Array, k: Array, edges: tuple[Edges, Edges], options: Keywords) ->
         yield _Call(slice(None), slice(None), options)
     both = zip(itertools.pairwise(cu_q), itertools.pairwise(cu_k), strict=True)
     for queries, keys in ((slice(*a), slice(*b)) for a, b in both):
-        length: OfLibrary = options.get("length")
+        length = options.get("length")
         per_query = check.is_array(length) and length.ndim > 0 and length.shape[-1] == q.shape[0]
-        yield _Call(queries, keys, {**options, "length": length[..., queries]} if per_query else options)
+        yield _Call(queries, keys, {**options, "length": options["length"][..., queries]} if per_query else options)
 
 
 class _Place(NamedTuple):

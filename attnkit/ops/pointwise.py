@@ -301,7 +301,7 @@ def qk_layernorm(q: A, k: A, q_weight: A, k_weight: A, *, eps: float = 1e-6, imp
 
     def one(x: A, weight: A) -> A:
         wide = normalise(xp, quadratic.cast(xp, x, dtype), eps).centred * quadratic.cast(xp, weight, dtype)
-        return quadratic.in_dtype_of(x, xp, wide)
+        return quadratic.cast_for(x, xp, wide, x.dtype)
 
     return one(q, q_weight), one(k, k_weight)
 

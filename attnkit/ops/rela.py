@@ -212,7 +212,7 @@ def rela_attention(
     a = quadratic.prepare(xp, q, k, v, **common)
     x = quadratic.output(xp, a, *pointwise.weigh(xp, quadratic.scores(xp, a), a, **RELU))
     y = normalised(xp, x, norm_weight, gate_weight=gate_weight, norm_axis=norm_axis, eps=eps)
-    return quadratic.in_dtype_of(q, xp, y)
+    return quadratic.cast_for(q, xp, y, q.dtype)
 
 
 @operation_checked_by(_context, OWN)

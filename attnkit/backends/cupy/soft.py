@@ -9,7 +9,7 @@ from typing import Unpack
 
 from attnkit._core.dispatch import namespace
 from attnkit._core.quadratic import sum_to
-from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Options
+from attnkit._core.typing import AnyFunction, Keywords, Options, Results
 from attnkit.backends.cupy import newton, pointwise
 from attnkit.backends.cupy.launch import WIDEST
 from attnkit.backends.cupy.pointwise import GAUSSIAN, Array, Device
@@ -38,7 +38,7 @@ def _parts(device: Device) -> tuple[soft.Inverted, Weigh[Attention]]:
     return partial(_inverted, device), partial(Attention, attend, pull)
 
 
-def forward(device: Device, q: Array, v: Array, landmarks: Array, **options: Unpack[Options]) -> OfLibrary:
+def forward(device: Device, q: Array, v: Array, landmarks: Array, **options: Unpack[Options]) -> Results:
     """o (..., n, e)."""
     return soft.attend(*_parts(device), q, v, landmarks, **options)
 

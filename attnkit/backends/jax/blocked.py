@@ -7,7 +7,7 @@ loop over blocks of one shape.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -20,7 +20,7 @@ from attnkit._core.dropout import keep_mask_of_counters
 from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.mask import visibility_of
 from attnkit._core.special import varying_alike
-from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option
+from attnkit._core.typing import Keywords, OfLibrary, Option
 from attnkit.backends.jax import transforms
 from attnkit.ops.entmax import ENTMAX
 
@@ -30,6 +30,7 @@ LEAST = 8  # queries per block, if there are as many
 SEGMENTS = 4  # under causality: more segments skip more keys but take longer to compile
 Number = int | jax.Array
 Carry = TypeVar("Carry")
+Output = TypeVar("Output")
 Index = tuple[Number, ...]  # a number for each leading axis
 
 
@@ -152,7 +153,9 @@ def dropped(c: blocks.Call, arguments: Keywords, index: Index, i: Array, k: Arra
     return {"dropout_mask": kept * (1.0 / (1.0 - p))}
 
 
-def over_blocks(segment: Segment, block: AnyFunction, carry: Carry) -> tuple[Carry, OfLibrary]:
+def over_blocks(
+    segment: Segment, block: Callable[[Carry, Array], tuple[Carry, Output]], carry: Carry
+) -> tuple[Carry, Output]:
     """scan of `block(carry, start)` over the blocks of a segment."""
     starts = segment.start + segment.rows * jnp.arange(segment.blocks)
     return jax.lax.scan(block, carry, starts)

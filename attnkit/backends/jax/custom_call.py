@@ -59,12 +59,12 @@ def _run(*arrays: Array, call: Call) -> list[Array]:
 operation.def_impl(_run)
 
 
-def _dtype(name: str, x: Array) -> str | np.dtype:
+def _dtype(name: str, x: partition.Typed) -> str | np.dtype:
     """A seed of 64 bits is two words of 32 in JAX without integers of 64 bits."""
     return "uint64" if name == "seed" and len(x.shape) == 1 else x.dtype
 
 
-def plan_of(call: Call, arrays: Sequence[Array]) -> lower.PlacedPlan:
+def plan_of(call: Call, arrays: Sequence[partition.Typed]) -> lower.PlacedPlan:
     """The plan of a call on such arrays."""
     shapes = [() if name == "seed" else tuple(x.shape) for name, x in zip(call.names, arrays, strict=True)]
     operands = tuple(
@@ -77,7 +77,7 @@ def plan_of(call: Call, arrays: Sequence[Array]) -> lower.PlacedPlan:
     return plan
 
 
-def _results(*arrays: OfLibrary, call: Call) -> list[jax.core.ShapedArray]:
+def _results(*arrays: jax.core.ShapedArray, call: Call) -> list[jax.core.ShapedArray]:
     """Outputs vary along the axes of a shard_map along which the arguments do, which are the same for all; on a mesh
     with explicit axes leading axes are sharded as those of the arguments, and gradients as their arguments."""
     like = next((x for x in arrays if not x.sharding.mesh.empty), arrays[0])
@@ -135,7 +135,7 @@ def _for_the_cpu(context: mlir.LoweringRuleContext, *arrays: Array, call: Call) 
 
 def _lowered(context: mlir.LoweringRuleContext, function: AnyFunction, arrays: Sequence[Array]) -> Lowered:
     """The program of a function; types on a mesh with explicit axes are those of the call, not of its parts."""
-    types: Sequence[OfLibrary] = context.avals_in
+    types = [x for x in context.avals_in if isinstance(x, jax.core.ShapedArray)]
     if any(entry for x in types for entry in x.sharding.spec):
         context = context.replace(avals_in=[jax.core.ShapedArray(x.shape, x.dtype) for x in types])
     return mlir.lower_fun(function, multiple_results=True)(context, *arrays)

@@ -8,7 +8,7 @@ from attnkit._core import check
 from attnkit._core.mask import positions
 from attnkit._core.quadratic import cast
 from attnkit._core.tokens import chosen, split_heads, zeros
-from attnkit._core.typing import Array, Namespace, OfLibrary
+from attnkit._core.typing import Array, Namespace
 from attnkit.ops.linear.chunks import (
     chunk_length,
     cut,
@@ -53,7 +53,7 @@ def _beside_tokens(x: Array, heads: bool) -> Array:
     return x[..., None, None] if x.ndim == 0 or (x.ndim == 1 and heads) else x[..., None]
 
 
-def gates(xp: Namespace, x: OfLibrary, like: Array, heads: bool, valid: Array | None, shared: int | None) -> Array:
+def gates(xp: Namespace, x: float | Array, like: Array, heads: bool, valid: Array | None, shared: int | None) -> Array:
     """g (..., S, 1) with split heads in the dtype of `like` (..., S, ·), 0 at hidden tokens."""
     shape = (like.shape[-2], 1)
     if not check.is_learned(x):

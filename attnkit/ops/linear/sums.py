@@ -105,7 +105,7 @@ def call_of(
         state, c0 = _checked_state(xp, rule, q, k, v, initial, of_k, parts)
     m = Call(rule, parts, size, of_q, of_k, x, y, c, None, None, parts.pairs, 1.0, None, state, c0)
     if rule.log_decay is not None:  # of one token, too, which has no order
-        return _decayed(xp, m, max(q.ndim, k.ndim, v.ndim) > 2)
+        return _decayed(xp, m, rule.log_decay, max(q.ndim, k.ndim, v.ndim) > 2)
     return m if of_k.level is None else _levelled(xp, m, of_k.level)
 
 
@@ -151,9 +151,9 @@ def _levelled(xp: Namespace, m: Call, level: Array) -> Call:
     return m._replace(y=m.y * fade, fade=fade, level=top if ordered else None, before=before, start=start)
 
 
-def _decayed(xp: Namespace, m: Call, heads: bool) -> Call:
+def _decayed(xp: Namespace, m: Call, log_decay: Factor, heads: bool) -> Call:
     """The call with its decay."""
-    g = decay.gates(xp, m.rule.log_decay, m.y, heads, m.parts.valid, m.parts.shared)
+    g = decay.gates(xp, log_decay, m.y, heads, m.parts.valid, m.parts.shared)
     m = m._replace(g=g, heads=heads)
     if m.pairs is None:
         return m

@@ -22,7 +22,7 @@ from attnkit._core.tokens import (
     zeros,
 )
 from attnkit._core.typing import A, Array, Bindings, Impl, Keywords, Namespace, OfLibrary
-from attnkit.ops.lowrank.products import Attention, Softmax, Weigh
+from attnkit.ops.lowrank.products import Attention, Softmax, V, Weigh
 from attnkit.ops.softmax import softmax_attention, softmax_attention_vjp
 
 
@@ -35,13 +35,13 @@ class Projected(ScaledTokens, total=False):
 W = TypeVar("W", Softmax, Attention)
 
 
-class _Parts(NamedTuple, Generic[W]):
+class _Parts(NamedTuple, Generic[W, V]):
     """Everything in the compute dtype, heads split under GQA, 0 at keys without a query and queries without a key."""
 
     k: Array  # (..., S, d)
-    v: OfLibrary  # (..., S, e), None for weights
+    v: V  # (..., S, e), None for weights
     proj_k: Array  # (..., m, S)
-    proj_v: OfLibrary  # (..., m, S), None for weights
+    proj_v: V  # (..., m, S), None for weights
     w: W  # between q (..., L, d) and the slots E k (..., m, d)
     visible: Array | None  # keys (..., S) or (..., 1) that some query sees, None = all
     live: Array | None  # queries (..., L) that see some key
@@ -74,11 +74,11 @@ def _parts(
     weigh: Weigh[W],
     q: Array,
     k: Array,
-    v: Array | None,
+    v: V,
     proj_k: Array,
-    proj_v: Array | None,
+    proj_v: V,
     common: Bindings,
-) -> _Parts[W]:
+) -> _Parts[W, V]:
     dtype, S = compute_dtype(xp, q), k.shape[-2]
     shared = k.shape[-3] if common.get("enable_gqa") else None
     visible, live = _visibility(xp, q, S, common, shared)

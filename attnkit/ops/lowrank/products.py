@@ -15,6 +15,7 @@ from attnkit._core.tokens import both, softmax, softmax_gradient
 from attnkit._core.typing import AnyFunction, Array, Keywords, Namespace
 
 W = TypeVar("W")
+V = TypeVar("V", Array, None)  # values, which there are none of for weights
 Weigh = Callable[[Array, Array, Array | None, Array | None, float], W]
 """W from q, k, the valid queries (..., L) and keys (..., S), None = all, and the scale."""
 

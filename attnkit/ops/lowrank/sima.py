@@ -127,7 +127,7 @@ def sima_attention(q: A, k: A, v: A, *, eps: float = 1e-12, impl: Impl = "auto",
     xp = namespace(q)
     a = _prepare(xp, q, k, v, eps=eps, **tokens)
     joined = join_heads(xp, a.q.hat @ (xp.matrix_transpose(a.k.hat) @ a.v), a.shared)
-    return quadratic.in_dtype_of(q, xp, joined)
+    return quadratic.cast_for(q, xp, joined, q.dtype)
 
 
 @operation_checked_by(_context, OWN)

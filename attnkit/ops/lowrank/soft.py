@@ -11,22 +11,22 @@ from attnkit._core.dispatch import Kernel, namespace, operation_checked_by, with
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import stop_gradient
 from attnkit._core.tokens import Tokens, both, checked_with_arrays, chosen, cotangent, diagonal, key_mask, valid_keys
-from attnkit._core.typing import A, Array, Impl, Keywords, Namespace, OfLibrary
+from attnkit._core.typing import A, Array, Impl, Keywords, Namespace
 from attnkit.ops.gaussian import gaussian_attention, gaussian_attention_vjp
 from attnkit.ops.lowrank.newton import INVERSE_OPTIONS, inverted
-from attnkit.ops.lowrank.products import Attention, Gaussian, W, Weigh
+from attnkit.ops.lowrank.products import Attention, Gaussian, V, W, Weigh
 
-Inverted = Callable[..., tuple[Array, Callable[[OfLibrary], Keywords]]]
+Inverted = Callable[..., tuple[Array, Callable[..., Keywords]]]
 Products = Gaussian | Attention
 
 
-class _Kernels(NamedTuple, Generic[W]):
+class _Kernels(NamedTuple, Generic[W, V]):
     """P, and A with its ridge and as a kernel without it, of tokens about a common origin."""
 
     p: W  # (..., m, n)
     a: Array  # (..., m, m)
     kernel: Gaussian
-    v: OfLibrary  # (..., n, e), None for weights
+    v: V  # (..., n, e), None for weights
     valid: Array | None  # (..., n), None = all
 
 
@@ -48,13 +48,13 @@ def _kernels(
     xp: Namespace,
     weigh: Weigh[W],
     q: Array,
-    v: Array | None,
+    v: V,
     landmarks: Array,
     *,
     landmark_mask: Array | None = None,
     ridge: float = 0.0,
     **tokens: Unpack[Tokens],
-) -> _Kernels[W]:
+) -> _Kernels[W, V]:
     """Zero everything invisible, subtract one vector per (batch, head), and form both kernels."""
     dtype = compute_dtype(xp, q)
     n = q.shape[-2]

@@ -320,7 +320,7 @@ class Explicit(NamedTuple):
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def attended(op: Explicit, static: Static, arrays: Arrays) -> tuple[OfLibrary, OfLibrary]:
     """The outputs, with explicit gradients, and what is saved for these."""
-    results: tuple[OfLibrary, OfLibrary] = mapped(op.forward, static, ())(arrays)
+    results: tuple[object, object] = mapped(op.forward, static, ())(arrays)
     return results
 
 
