@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from attnkit._core.activations import lacking
 from attnkit._core.dispatch import Kernel, with_gradients
-from attnkit._core.typing import AnyFunction, Keywords, Option
+from attnkit._core.typing import AnyFunction, Keywords, Options
 from attnkit.backends.torch import layout
 from attnkit.backends.torch.custom import Arguments
 from attnkit.backends.torch.triton import decoding, launch, recorded
@@ -118,7 +119,7 @@ def unsupported_options(*, activation: str = "relu", **options: object) -> str |
     return _refused(activation)
 
 
-def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Option) -> str | None:
+def unsupported(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: Unpack[Options]) -> str | None:
     """Why Triton does not support a call."""
     if (reason := unsupported_device(q)) is not None:
         return reason
