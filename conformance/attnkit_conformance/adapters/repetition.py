@@ -14,7 +14,6 @@ import numpy as np
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.calls import Call, Fault, Former, poison
 from attnkit_conformance.adapters.wire import Question, pack
-from attnkit_conformance.model.types import Plain
 
 ROUND = 16  # calls, after which there is one with the other values
 BUSY = 6  # of so many rounds one is beside busy threads
@@ -25,7 +24,7 @@ SIDE = 128  # of the matrices that they multiply
 Arrays = Mapping[str, np.ndarray]
 
 
-def repeat_call(adapter: Adapter, question: Question, faults: list[Fault]) -> dict[str, Plain]:
+def repeat_call(adapter: Adapter, question: Question, faults: list[Fault]) -> dict[str, object]:
     """The results of a call, of one with other values, and of the repeat that is farthest from the first; how many
     calls there were and which was the first to differ in a bit, 0 if none did.
     """

@@ -17,7 +17,7 @@ from attnkit_conformance.adapters.calls import Call, Fault, Former, convert, poi
 from attnkit_conformance.adapters.repetition import repeat_call
 from attnkit_conformance.adapters.watch import Watch
 from attnkit_conformance.adapters.wire import Question, Traits, pack, plain, unpack
-from attnkit_conformance.model.types import Foreign, Plain
+from attnkit_conformance.model.types import Foreign
 
 RARELY = 200_000  # objects between collections of garbage
 DATA = (
@@ -27,7 +27,7 @@ DATA = (
 NEEDED = ("array", "numpy", "call", "vjp")
 METHODS = (*NEEDED, "unsupported", "with_threads", "freed", *DERIVATIVES)
 METHOD = "method"
-Answer = tuple[str, Plain, list[Fault]]  # its kind, what it is, and what was noticed besides
+Answer = tuple[str, object, list[Fault]]  # its kind, what it is, and what was noticed besides
 SHOWN = 3  # functions that are named of those that were called
 
 
@@ -91,7 +91,7 @@ class Served:
         return kind, value, faults
 
 
-def answer(adapter: Foreign, question: Question, faults: list[Fault], former: list[Former]) -> tuple[str, Plain]:
+def answer(adapter: Foreign, question: Question, faults: list[Fault], former: list[Former]) -> tuple[str, object]:
     """Run one call, or the repeats of one."""
     try:
         if question.method == "package":

@@ -17,7 +17,7 @@ from attnkit_conformance.model.types import Params, Plain
 
 PLAIN = (str, int, float, bool, bytes, type(None))
 Traits = dict[str, tuple[bool, Plain]]  # of an adapter: whether an attribute is sent, and its value or else its repr
-Packed = dict[str, tuple[Plain, ...]]
+Packed = dict[str, tuple[bytes, int, int, str, tuple[int, ...], tuple[int, ...], bool]]  # the fields of `Memory`
 
 
 class Question(NamedTuple):
@@ -58,10 +58,10 @@ def pack(arrays: Mapping[str, np.ndarray]) -> Packed:
 
 def unpack(packed: Packed) -> dict[str, np.ndarray]:
     """Inverse of `pack`."""
-    return {name: Memory(np.frombuffer(x, np.uint8), *rest).array() for name, (x, *rest) in packed.items()}
+    return {name: Memory(np.frombuffer(x[0], np.uint8), *x[1:]).array() for name, x in packed.items()}
 
 
-def plain(value: object) -> Plain:
+def plain(value: object) -> object:
     """A value as plain data, each mapping a dict; TypeError for anything else."""
     if isinstance(value, Mapping):
         return {plain(key): plain(item) for key, item in value.items()}

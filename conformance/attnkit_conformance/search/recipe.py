@@ -65,7 +65,7 @@ class Recipe:
         return str(self.row["dtype"])
 
     @property
-    def record(self) -> dict[str, Plain]:
+    def record(self) -> dict[str, object]:
         """What a file says of it: of the row what is not plain, and sizes."""
         plain = {**grammar_of(self.op).plain, **BESIDE}
         row = {name: x for name, x in self.row.items() if name in (*COUNTS, "dtype") or x != plain.get(name, LEAD)}

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from attnkit_conformance.model.types import Plain
 from attnkit_conformance.studies.mutation.areas import AREAS
 from attnkit_conformance.studies.mutation.copies import Copies
 from attnkit_conformance.studies.mutation.trials import Trials, Verdict
@@ -59,8 +58,8 @@ def as_json(outcomes: Sequence[Outcome]) -> str:
     return json.dumps([_record(outcome) for outcome in outcomes], indent=1, ensure_ascii=False) + "\n"
 
 
-def _record(outcome: Outcome) -> dict[str, Plain]:
-    def verdict(v: Verdict) -> dict[str, Plain]:
+def _record(outcome: Outcome) -> dict[str, object]:
+    def verdict(v: Verdict) -> dict[str, object]:
         return {"mutant": v.mutant.identity, "line": v.mutant.line, "by": v.by, "seconds": round(v.seconds, 2)}
 
     return {**outcome._asdict(), "verdicts": [verdict(v) for v in outcome.verdicts]}
