@@ -171,7 +171,7 @@ class Explanation(dict[str, str | None]):
         return super().__repr__() + (f"  # {said}" if said else "")
 
 
-Signature = Callable[[Arrays, Keywords], Hashable]
+Signature = Callable[..., Hashable]
 _signatures: dict[type, Signature] = {}
 
 

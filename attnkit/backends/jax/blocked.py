@@ -20,7 +20,7 @@ from attnkit._core.dropout import keep_mask_of_counters
 from attnkit._core.family import RECORDS, score_ops
 from attnkit._core.mask import visibility_of
 from attnkit._core.special import varying_alike
-from attnkit._core.typing import Keywords, OfLibrary, Option
+from attnkit._core.typing import Keywords, Option
 from attnkit.backends.jax import transforms
 from attnkit.ops.entmax import ENTMAX
 
@@ -128,9 +128,8 @@ def inputs_and_scores(c: blocks.Call, p: blocks.Call, index: Index, start: Numbe
     if alone and c.family.prepare is quadratic.prepare:  # every query sees a known number of keys, at least one
         a = quadratic.prepare(jnp, q, k, v, **options)
         a = a._replace(pairs=pairs, count=quadratic.cast(jnp, i + (1 + shift), a.dtype))
-        if a.drop is not None and pairs is not None:
-            drop: OfLibrary = a.drop
-            a = a._replace(drop=jnp.where(pairs, drop, 0.0))
+        if a.drop is not None:
+            a = a._replace(drop=quadratic.masked(jnp, a, a.drop))
     else:
         if "log_forget" in arguments:
             options |= {name: x for name, x in arguments.items() if name in ("log_forget", "kept")}

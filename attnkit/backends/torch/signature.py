@@ -2,7 +2,7 @@
 
 import torch
 
-from attnkit._core.typing import Array, Keywords, OfLibrary
+from attnkit._core.typing import Keywords
 from attnkit.backends.torch.watchers import PLAIN, intercepted
 
 ALIGNED = 7
@@ -13,7 +13,7 @@ LOW = 1 << 44
 """Where a freed storage leaves the address of its tensors, which is then their offset in it; few others are there."""
 
 
-def _of(x: OfLibrary) -> tuple[object, ...] | None:
+def _of(x: torch.Tensor) -> tuple[object, ...] | None:
     """None unless x is plain and has elements in memory: it may be sparse, or its storage freed."""
     if type(x) not in PLAIN or x.is_neg() or x.is_nested or x.layout is not STRIDED:
         return None
@@ -23,7 +23,7 @@ def _of(x: OfLibrary) -> tuple[object, ...] | None:
     return x.shape, x.stride(), x.dtype, x.is_cpu or x.device, x.requires_grad, address & ALIGNED
 
 
-def signature(arrays: tuple[Array, ...], options: Keywords) -> tuple[object, ...] | None:
+def signature(arrays: tuple[torch.Tensor, ...], options: Keywords) -> tuple[object, ...] | None:
     """None if the call must be checked every time. Nothing is compiled: that was asked before."""
     if intercepted():
         return None

@@ -83,24 +83,24 @@ def attend_vjp(
     m = call_of(xp, rule, q, k, v, initial, dstate is not None, options.chunk_size, options.common)
     wide_do, wide_v = cast_like(xp, q, do, v)
     shared = m.parts.shared
-    of_o = SumsGradients() if do is None else _outputs_backward(xp, m, wide_do)
-    of_state = StateGradients()
-    if dstate is not None:
-        of_state = state_backward(xp, m, state_terms(xp, m, wide_v), dstate)
-    more_c = None if dstate is None else chosen(xp, m.parts.valid, of_state.c)
-    dq = m.q.pull(gathered(xp, [of_o.x], m.q.values, shared))
-    dk = m.k.pull(gathered(xp, [of_o.y, of_state.y], m.k.values, shared))
-    dv = gathered(xp, [None if g is None else g[..., :-1] for g in (of_o.c, more_c)], wide_v, shared)
+    of_o = [] if do is None else [_outputs_backward(xp, m, wide_do)]
+    of_state = [] if dstate is None else [state_backward(xp, m, state_terms(xp, m, wide_v), dstate)]
+    every: list[SumsGradients | StateGradients] = [*of_o, *of_state]
+    dq = m.q.pull(gathered(xp, [g.x for g in of_o], m.q.values, shared))
+    dk = m.k.pull(gathered(xp, [g.y for g in every], m.k.values, shared))
+    dv = gathered(xp, [g.c[..., :-1] for g in every], wide_v, shared)
     grads: Keywords = {
         "q": quadratic.cast(xp, quadratic.sum_to(xp, dq, tuple(q.shape)), q.dtype),
         "k": quadratic.cast(xp, quadratic.sum_to(xp, dk, tuple(k.shape)), k.dtype),
         "v": quadratic.cast(xp, dv, v.dtype),
     }
     if is_learned(rule.log_decay):
-        own = decay.gradient(xp, [of_o.g, of_state.g], rule.log_decay, m.heads, m.parts.valid, shared)
+        own = decay.gradient(xp, [g.g for g in every], rule.log_decay, m.heads, m.parts.valid, shared)
         grads["log_decay"] = quadratic.cast(xp, own, rule.log_decay.dtype)
     if initial is not None:
-        grads["initial_state"] = initial_gradients(xp, m, initial, [of_o.state, of_state.state], [of_state.level])
+        grads["initial_state"] = initial_gradients(
+            xp, m, initial, [g.state for g in every], [g.level for g in of_state]
+        )
     return grads
 
 

@@ -191,10 +191,10 @@ def sums(xp: Namespace, m: Call) -> Array:
 class SumsGradients(NamedTuple):
     """Of x, y, c, the initial [S, z] and the gates."""
 
-    x: OfLibrary = None  # (..., L, f)
-    y: OfLibrary = None  # (..., S, f)
-    c: OfLibrary = None  # (..., S, e + 1)
-    state: Array | None = None  # (..., f, e + 1)
+    x: Array  # (..., L, f)
+    y: Array  # (..., S, f)
+    c: Array  # (..., S, e + 1)
+    state: Array | None  # (..., f, e + 1)
     g: Array | None = None  # (..., S, 1)
 
 
@@ -357,9 +357,9 @@ def _state_cotangent(xp: Namespace, m: Call, terms: StateTerms, dstate: State) -
 class StateGradients(NamedTuple):
     """Of φ(k) (its values), of [v, 1], of the initial [S, z], of its level and of the gates."""
 
-    y: OfLibrary = None  # (..., S, f)
-    c: OfLibrary = None  # (..., S, e + 1)
-    state: Array | None = None  # (..., f, e + 1)
+    y: Array  # (..., S, f)
+    c: Array  # (..., S, e + 1)
+    state: Array | None  # (..., f, e + 1)
     level: Array | None = None  # (...)
     g: Array | None = None  # (..., S, 1)
 
@@ -369,15 +369,15 @@ def state_backward(xp: Namespace, m: Call, terms: StateTerms, dstate: State) -> 
     d, dc = _state_cotangent(xp, m, terms, dstate)
     dy, dvalues = terms.c @ d.mT, terms.y @ d
     dy = dy if terms.fade is None else dy * terms.fade
-    dy = chosen(xp, m.parts.valid, dy)
+    dy, dv = chosen(xp, m.parts.valid, dy), chosen(xp, m.parts.valid, dvalues)
     if dc is None:
-        return StateGradients(dy, dvalues, d * terms.before, g=_gates_backward(xp, m, terms, d, dvalues))
+        return StateGradients(dy, dv, d * terms.before, g=_gates_backward(xp, m, terms, d, dvalues))
     dtop = dc - xp.sum(state_sums(xp, m, terms) * d, axis=(-2, -1))
     first, old = _from_first(xp, m, terms)
     # φ = values·exp(level) is 1/√m where the exponent is the level: moving the value moves the level by √m
     inverse = math.sqrt(terms.y.shape[-1])
     dy = dy + first * xp.where(old, 0.0, dtop)[..., None, None] * inverse
-    return StateGradients(dy, dvalues, d * terms.before, xp.where(old & (terms.top != -math.inf), dtop, 0.0))
+    return StateGradients(dy, dv, d * terms.before, xp.where(old & (terms.top != -math.inf), dtop, 0.0))
 
 
 def _gates_backward(xp: Namespace, m: Call, terms: StateTerms, d: Array, dvalues: Array) -> Array | None:
