@@ -3,7 +3,6 @@ distribution.
 """
 
 from pathlib import Path
-from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
@@ -13,7 +12,7 @@ REFERENCE = "attnkit_reference"
 class Hook(BuildHookInterface):
     """hatchling's entry."""
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+    def initialize(self, version: str, build_data: dict[str, object]) -> None:
         """Name the reference's folder; an editable installation finds it by its path."""
         if version == "editable":
             return

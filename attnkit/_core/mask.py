@@ -61,7 +61,7 @@ class Visibility(NamedTuple):
             i = positions(xp, q, rows.start, rows.stop)[:, None]
         return visibility.between(xp, i, j, keys, keys - rows.total)
 
-    def between(self, xp: Namespace, i: Array, j: Array, keys: int, shift: int) -> OfLibrary | None:
+    def between(self, xp: Namespace, i: Array, j: Array, keys: int, shift: int) -> Array | None:
         """`pairs` of the queries at i (L, 1) and the first keys, at j (S,); always an array.
 
         shift is S - L of the whole call.

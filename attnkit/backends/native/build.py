@@ -329,7 +329,7 @@ class Hook(Interface):
         for path in folder.iterdir():
             build_data["force_include"][str(path)] = (LIBRARIES / path.name).relative_to(HERE.parents[2]).as_posix()
 
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+    def finalize(self, version: str, build_data: dict[str, object], artifact_path: str) -> None:
         if version != "editable":
             self.folder.cleanup()
 

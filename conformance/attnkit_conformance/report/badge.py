@@ -14,7 +14,7 @@ TEMPLATE = Path(__file__).parent / "badge.svg"
 NARROW, WIDE = set("iljtfrI.,:;!'|() "), set("mwMW%")
 
 
-def badge(data: Mapping[str, Any]) -> str:
+def badge(data: Mapping[str, object]) -> str:
     """The badge of a file of verdicts (`saved.read`).
 
     Green "softmax 1,234 pass" if nothing is wrong; amber if only tails or policies are; red "softmax 3 of 1,234 wrong";

@@ -87,7 +87,7 @@ def library(adapter: str) -> str:
     return adapter.partition("-")[0]
 
 
-def examples(results: Sequence[CaseResult], adapters: dict[str, Any]) -> Iterator[Example]:
+def examples(results: Sequence[CaseResult], adapters: dict[str, object]) -> Iterator[Example]:
     """One per library."""
     for name in dict.fromkeys(library(result.adapter) for result in results):
         one = example([result for result in results if library(result.adapter) == name], adapters)
@@ -153,7 +153,7 @@ def property_case(result: CaseResult) -> Case:
     return replace(invariances.with_a_nan(case, 0) if few else invariances.with_a_nan(case), id=result.id)
 
 
-def simplicity(result: CaseResult, case: Case) -> tuple[Any, ...]:
+def simplicity(result: CaseResult, case: Case) -> tuple[object, ...]:
     """The best cases have a single reason: few traits, outputs before gradients, wide dtypes, small."""
     forward = any(m.failures and not m.output.startswith("d") for m in result.measured)
     return len(traits(case)), not forward, case.dtype not in SINGLES, DTYPES.index(case.dtype), size(case)

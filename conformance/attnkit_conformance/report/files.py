@@ -109,7 +109,7 @@ def finite(x: float | None) -> float | None:
     return None if x is None or not math.isfinite(x) else float(f"{x:.4g}")
 
 
-def record(result: CaseResult) -> dict[str, Any]:
+def record(result: CaseResult) -> dict[str, object]:
     """One verdict as plain data."""
     return {
         "id": result.id,

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from attnkit_conformance.core import STATUSES
 from attnkit_conformance.model.case import DTYPES, PROFILES
@@ -19,16 +19,16 @@ from attnkit_conformance.model.grades import GRADES
 from attnkit_conformance.report.files import FORMAT, SEMANTICS
 
 Data = Mapping[str, Any]
-Kind = Callable[[Any], str]  # what was expected, or "" if a value is of the kind
+Kind = Callable[[object], str]  # what was expected, or "" if a value is of the kind
 SHOWN = 60  # characters of a value in a message
 
 
-def of(expected: str, holds: Callable[[Any], bool]) -> Kind:
+def of(expected: str, holds: Callable[[object], bool]) -> Kind:
     """A kind of values."""
     return lambda x: "" if holds(x) else expected
 
 
-def is_number(x: Any) -> bool:
+def is_number(x: object) -> TypeGuard[float]:
     return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
 
 
@@ -185,7 +185,7 @@ def of_totals(data: Data) -> Iterator[str]:
                 yield f"{name}.{one} is {excerpt(data[name].get(one))}; counted {counted[one]}"
 
 
-def excerpt(x: Any) -> str:
+def excerpt(x: object) -> str:
     """A value as JSON, cut."""
     text = json.dumps(x)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

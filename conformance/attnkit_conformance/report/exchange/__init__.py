@@ -58,7 +58,7 @@ def as_read(x: np.ndarray) -> np.ndarray:
     return (np.minimum(x, np.iinfo(np.int64).max) if x.dtype == np.uint64 else x).astype(np.int64)
 
 
-def entry(case: Case) -> dict[str, Any]:
+def entry(case: Case) -> dict[str, object]:
     """A case in the manifest."""
     dtypes = {name: limit.dtype for name, limit in limits_of(case).items()}
     return {"id": case.id, "op": case.op, "dtype": case.dtype, "params": dict(case.params), "results": dtypes}
@@ -77,7 +77,7 @@ def write(folder: Path, cases: Iterable[Case]) -> int:
     """Write the vectors of `cases`, which come op by op; returns how many. The same cases give the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     files: list[str] = []
-    entries: list[dict[str, Any]] = []
+    entries: list[dict[str, object]] = []
     places: list[str] = []
     params: list[str] = []
     for op, of_op in itertools.groupby(cases, key=lambda case: case.op):
