@@ -49,7 +49,7 @@ def _philox_word(counter: tuple[Array, ...], key: Key) -> Array:
     return counter[0]
 
 
-def _key(xp: Namespace, seed: OfLibrary, like: Array) -> Key:
+def _key(xp: Namespace, seed: Seed, like: Array) -> Key:
     """The two key words of a seed: a Python integer, an integer array of shape (), or a key of jax.random.key."""
     if not hasattr(seed, "dtype"):
         return unsigned(int(seed) & _WORD, like), unsigned(int(seed) >> 32, like)

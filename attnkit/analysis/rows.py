@@ -174,8 +174,8 @@ def concentration_curve(
     """`concentration` at each of `percents`, (len(percents),), from one sort."""
     percents = _percents("concentration_curve", percents)
     rows = _rows_of("concentration_curve", weights, visible)
-    curve: OfLibrary = rows.xp.stack([_mean(rows, share) for share in _shares(rows, percents, fractional)])
-    return curve
+    curve = rows.xp.stack([_mean(rows, share) for share in _shares(rows, percents, fractional)])
+    return quadratic.cast_for(weights, rows.xp, curve, rows.w.dtype)
 
 
 @promoted

@@ -83,8 +83,8 @@ def _parts(
     shared = k.shape[-3] if common.get("enable_gqa") else None
     visible, live = _visibility(xp, q, S, common, shared)
 
-    def wide(x: OfLibrary) -> OfLibrary:
-        return None if x is None else split_heads(xp, cast(xp, x, dtype), shared)
+    def wide(x: Array) -> Array:
+        return split_heads(xp, cast(xp, x, dtype), shared)
 
     q, k = chosen(xp, live, wide(q)), chosen(xp, visible, wide(k))
     v = None if v is None else chosen(xp, visible, wide(v))
@@ -92,10 +92,9 @@ def _parts(
     scale = common.get("scale")
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     w = weigh(q, proj_k @ k, live, None, scale)
-    drop = wide(common.get("dropout_mask"))
+    drop = common.get("dropout_mask")
     if drop is not None:
-        drop = stop_gradient(drop if drop.ndim < 2 else chosen(xp, live, drop))
-        w = w._replace(drop=drop)
+        w = w._replace(drop=stop_gradient(wide(drop) if drop.ndim < 2 else chosen(xp, live, wide(drop))))
     return _Parts(k, v, proj_k, proj_v, w, visible, live, shared)
 
 

@@ -32,6 +32,7 @@ from attnkit.ops.linear.states import INITIAL
 ALIGNED = 16
 Alignment = tuple[int, ...] | None
 """What is left of addresses beyond multiples of 16, if anything."""
+Memory = list[OfLibrary]  # the tensors of a call, None before an operation has made one
 EMPTY = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
 UNKNOWN = frozenset(
     (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
@@ -77,7 +78,7 @@ class Operation(NamedTuple):
     options: Keywords
     made: View | None
 
-    def __call__(self, memory: list[OfLibrary], addresses: list[int]) -> None:
+    def __call__(self, memory: Memory, addresses: list[int]) -> None:
         result = self.function(*[_with_views(x, memory) for x in self.arguments], **self.options)
         if self.made is not None:
             if result.stride() != self.made.strides:
@@ -224,7 +225,7 @@ class Recording:
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         device = tensors[0].device
-        memory: list[OfLibrary] = [*tensors]
+        memory: Memory = [*tensors]
         for made in self.made:
             memory.append(None if made is None else _room(*made, device))
         addresses = [0 if x is None else x.data_ptr() for x in memory]
@@ -237,7 +238,7 @@ class Recording:
                     each(memory, addresses, alignment)
         return [view.of(memory) for view in self.results]
 
-    def _compute(self, memory: list[OfLibrary], addresses: list[int]) -> None:
+    def _compute(self, memory: Memory, addresses: list[int]) -> None:
         """Launches among operations, which autocast would give other dtypes."""
         with without_autocast(memory[0]):
             for each in self.steps:
