@@ -1,61 +1,51 @@
-"""Calls of attention ops by the masks and shapes that they differ in, each as (arrays with a gradient, parameters)."""
+"""Calls of attention ops by the masks and shapes that they differ in, each as (shapes of arrays, parameters)."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 Rng = np.random.Generator
 Arrays = dict[str, Any]
-Case = Callable[[Rng], tuple[Arrays, Arrays]]
+Shape = tuple[int, ...]
+Case = tuple[dict[str, Shape], Arrays]
 MASK = np.array([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 1]], dtype=bool)
 
 
-def draw(rng: Rng, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], **more: tuple[int, ...]) -> Arrays:
-    shapes = {"q": q, "k": k, "v": v, **more}
-    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
+def case(q: Shape, k: Shape, v: Shape, params: Arrays | None = None, **more: Shape) -> Case:
+    return {"q": q, "k": k, "v": v, **more}, params or {}
 
 
-def plain(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (3, 3), (4, 3), (4, 2)), {}
+def draw(rng: Rng, case: Case) -> tuple[Arrays, Arrays]:
+    """(arrays with a gradient, parameters) of a case."""
+    shapes, params = case
+    return {name: rng.normal(size=shape) for name, shape in shapes.items()}, dict(params)
 
 
-def masked(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (3, 3), (4, 3), (4, 2), bias=(3, 4)), {"mask": MASK}
+def some(share: float, *shape: int) -> Any:
+    """A mask that shows about a share of its entries."""
+    return np.random.default_rng(0).random(shape) < share
 
 
-def causal(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (2, 3, 3), (2, 5, 3), (2, 5, 2)), {"causal": True}
+GROUPS = {"enable_gqa": True, "key_lengths": np.array([[3], [0]]), "query_mask": some(0.7, 2, 1, 3)}
 
-
-def causal_with_null_rows(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (4, 3), (2, 3), (2, 2)), {"causal": True}
-
-
-def causal_upper_left(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (3, 3), (5, 3), (5, 2)), {"causal": "upper_left"}
-
-
-def lengths(rng: Rng) -> tuple[Arrays, Arrays]:
-    keys, queries = np.array([[3], [0]]), rng.random((2, 1, 3)) < 0.6
-    return draw(rng, (2, 2, 3, 3), (2, 2, 4, 3), (2, 2, 4, 2)), {"key_lengths": keys, "query_mask": queries}
-
-
-def more_queries(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (2, 5, 3), (2, 3, 3), (2, 3, 2)), {"dropout": (0.3, 4)}
-
-
-def windows(rng: Rng) -> tuple[Arrays, Arrays]:
-    """Axes that broadcast, and a learned scale."""
-    return draw(rng, (2, 1, 3, 3), (3, 5, 3), (1, 5, 2), bias=(2, 1, 1, 5), scale=()), {"window": (2, 1)}
-
-
-def groups(rng: Rng) -> tuple[Arrays, Arrays]:
-    """Query heads that share keys, lengths, and a learned scale of each head."""
-    queries, kept = rng.random((2, 1, 3)) < 0.7, (rng.random((2, 4, 3, 4)) < 0.7) / 0.7
-    params = {"enable_gqa": True, "key_lengths": np.array([[3], [0]]), "query_mask": queries, "dropout_mask": kept}
-    return draw(rng, (2, 4, 3, 3), (1, 2, 4, 3), (2, 2, 4, 2), bias=(4, 1, 1), scale=(4,)), params
-
-
-OF_ROWS: dict[str, Case] = {f.__name__: f for f in (masked, more_queries, windows, groups)}
+OF_ROWS: dict[str, Case] = {
+    "masked": case((3, 3), (4, 3), (4, 2), {"mask": MASK}, bias=(3, 4)),
+    "more_queries": case((2, 5, 3), (2, 3, 3), (2, 3, 2), {"dropout": (0.3, 4)}),
+    # axes that broadcast, and a learned scale
+    "windows": case((2, 1, 3, 3), (3, 5, 3), (1, 5, 2), {"window": (2, 1)}, bias=(2, 1, 1, 5), scale=()),
+    # query heads that share keys, lengths, and a learned scale of each head
+    "groups": case((2, 4, 3, 3), (1, 2, 4, 3), (2, 2, 4, 2), {**GROUPS, "dropout_mask": some(0.7, 2, 4, 3, 4) / 0.7},
+                   bias=(4, 1, 1), scale=(4,)),
+}  # fmt: skip
 """Cases without causality, which ops that have an order of their own take too."""
+
+LENGTHS = {"key_lengths": np.array([[3], [0]]), "query_mask": some(0.6, 2, 1, 3)}
+
+CASES: dict[str, Case] = {
+    "plain": case((3, 3), (4, 3), (4, 2)),
+    "causal": case((2, 3, 3), (2, 5, 3), (2, 5, 2), {"causal": True}),
+    "causal_with_null_rows": case((4, 3), (2, 3), (2, 2), {"causal": True}),
+    "causal_upper_left": case((3, 3), (5, 3), (5, 2), {"causal": "upper_left"}),
+    "lengths": case((2, 2, 3, 3), (2, 2, 4, 3), (2, 2, 4, 2), LENGTHS),
+}
+"""Cases that linear attention takes too."""

@@ -8,12 +8,12 @@ import pytest
 
 from attnkit_reference import gaussian
 
-from .cases import OF_ROWS
+from .cases import OF_ROWS, draw
 
 
 @pytest.mark.parametrize("case", OF_ROWS)
 def test_gradients(check_vjp: Any, case: str) -> None:
-    arrays, params = OF_ROWS[case](np.random.default_rng(0))
+    arrays, params = draw(np.random.default_rng(0), OF_ROWS[case])
     params |= {"causal": True} if case == "more_queries" else {}
     arrays |= {"scale": np.array(-0.3)} if case == "windows" else {}
     check_vjp("gaussian_attention", arrays, params, beyond=1.2 if case == "windows" else 0.0)

@@ -9,7 +9,8 @@ import pytest
 
 from attnkit_reference.linear import attention, cosine, efficient, performer
 
-from .cases import Arrays, Rng, causal, causal_upper_left, causal_with_null_rows, draw, lengths, plain
+from .cases import CASES as COMMON
+from .cases import MASK, Arrays, Case, Rng, case, draw, some
 
 PROJECTION = performer.orthogonal_features(5, 3, seed=1)
 
@@ -55,37 +56,15 @@ OPS = {
 }
 
 
-def key_mask(rng: Rng) -> tuple[Arrays, Arrays]:
-    mask = np.array([[[[1, 0, 1, 1]]], [[[0, 0, 0, 0]]]], dtype=bool)
-    return draw(rng, (2, 2, 3, 3), (2, 2, 4, 3), (2, 2, 4, 2)), {"mask": mask}
-
-
-def broadcast(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (2, 1, 2, 3), (3, 4, 3), (1, 4, 2)), {"mask": np.arange(4) > 0}
-
-
-def grouped(rng: Rng) -> tuple[Arrays, Arrays]:
-    mask = rng.random((2, 1, 1, 3)) < 0.7
-    return draw(rng, (2, 4, 2, 3), (1, 2, 3, 3), (2, 2, 3, 2)), {"enable_gqa": True, "mask": mask}
-
-
-def shared(rng: Rng) -> tuple[Arrays, Arrays]:
-    return draw(rng, (2, 2, 2, 3), (2, 1, 2, 3), (2, 1, 2, 2)), {"enable_gqa": True, "causal": True}
-
-
-def causal_square(rng: Rng) -> tuple[Arrays, Arrays]:
-    queries = np.array([[True, False, True, True], [True, True, True, False]])
-    keys = np.array([[[0, 1, 1, 0]], [[1, 1, 0, 1]]], dtype=bool)
-    return draw(rng, (2, 4, 3), (2, 4, 3), (2, 4, 2)), {"causal": True, "query_mask": queries, "mask": keys}
-
-
-def pairs(rng: Rng) -> tuple[Arrays, Arrays]:
-    mask = np.array([[1, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0]], dtype=bool)
-    return draw(rng, (3, 3), (4, 3), (4, 2)), {"mask": mask}
-
-
-CASES = {f.__name__: f for f in (plain, key_mask, lengths, broadcast, grouped, shared, causal, causal_with_null_rows,
-                                 causal_upper_left, causal_square, pairs)}  # fmt: skip
+SQUARE = {"query_mask": np.array([[1, 0, 1, 1], [1, 1, 1, 0]], dtype=bool), "mask": MASK[::2, None], "causal": True}
+CASES: dict[str, Case] = COMMON | {
+    "key_mask": case((2, 2, 3, 3), (2, 2, 4, 3), (2, 2, 4, 2), {"mask": MASK[:2, None, None]}),
+    "broadcast": case((2, 1, 2, 3), (3, 4, 3), (1, 4, 2), {"mask": np.arange(4) > 0}),
+    "grouped": case((2, 4, 2, 3), (1, 2, 3, 3), (2, 2, 3, 2), {"enable_gqa": True, "mask": some(0.7, 2, 1, 1, 3)}),
+    "shared": case((2, 2, 2, 3), (2, 1, 2, 3), (2, 1, 2, 2), {"enable_gqa": True, "causal": True}),
+    "causal_square": case((2, 4, 3), (2, 4, 3), (2, 4, 2), SQUARE),
+    "pairs": case((3, 3), (4, 3), (4, 2), {"mask": MASK}),
+}
 STATEFUL = ("plain", "key_mask", "lengths", "broadcast", "grouped", "shared", "causal_square", "pairs")
 
 
@@ -106,7 +85,7 @@ def initial_state(rng: Rng, op: Op, arrays: Arrays) -> Arrays:
 
 def sample(op: Op, case: str, state: bool) -> tuple[Arrays, Arrays]:
     rng = np.random.default_rng([len(case), state])
-    arrays, params = CASES[case](rng)
+    arrays, params = draw(rng, CASES[case])
     if state:
         arrays |= initial_state(rng, op, arrays)
     return arrays, {**op.own, **params}
@@ -167,17 +146,12 @@ def test_gradients_with_a_state(check_gradients: Any, near: Any, name: str, case
     check(check_gradients, near, OPS[name], case, state=True)
 
 
-def one_head_mask(rng: Rng) -> tuple[Arrays, Arrays]:
-    """Query heads of a group that see different keys: legal without a state."""
-    arrays = draw(rng, (2, 4, 2, 3), (1, 2, 3, 3), (2, 2, 3, 2))
-    return arrays, {"enable_gqa": True, "mask": rng.random((4, 1, 3)) < 0.6}
-
-
 @pytest.mark.parametrize("name", OPS)
 def test_gradients_where_heads_of_a_group_see_different_keys(check_gradients: Any, name: str) -> None:
-    op = OPS[name]
-    arrays, params = one_head_mask(np.random.default_rng(3))
-    params |= op.own
+    """Without a state, which has one head for the group."""
+    op, own = OPS[name], {"enable_gqa": True, "mask": some(0.6, 4, 1, 3)}
+    given = case((2, 4, 2, 3), (1, 2, 3, 3), (2, 2, 3, 2), {**op.own, **own})
+    arrays, params = draw(np.random.default_rng(3), given)
 
     def call(q: Any, k: Any, v: Any) -> Arrays:
         return {"o": op.function()(q, k, v, **op.arrays, **params)}

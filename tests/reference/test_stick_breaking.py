@@ -7,9 +7,8 @@ import pytest
 
 import attnkit_reference as reference
 
-from .cases import MASK, OF_ROWS, draw, masked
+from .cases import MASK, OF_ROWS, Arrays, draw
 
-Arrays = dict[str, Any]
 NAME = "stick_breaking_attention"
 
 
@@ -34,12 +33,12 @@ def test_a_stick_broken_key_by_key(same: Any, current: bool) -> None:
 
 @pytest.mark.parametrize("case", OF_ROWS)
 def test_gradients(check_vjp: Any, case: str) -> None:
-    arrays, params = OF_ROWS[case](np.random.default_rng(0))
+    arrays, params = draw(np.random.default_rng(0), OF_ROWS[case])
     check_vjp(NAME, arrays, {"attend_current": case in ("masked", "more_queries"), **params}, call)
 
 
 def test_statistics(check_statistics: Any) -> None:
-    arrays, params = masked(np.random.default_rng(3))
+    arrays, params = draw(np.random.default_rng(3), OF_ROWS["masked"])
     del arrays["v"]
     check_statistics(NAME, arrays, params)
 
@@ -56,7 +55,8 @@ def test_long_rows_of_large_scores_keep_their_sum(same: Any) -> None:
 
 
 def test_hidden_tokens_change_nothing() -> None:
-    q, k, v, do, dr = draw(np.random.default_rng(1), (4, 3), (4, 3), (4, 2), o=(4, 2), r=(4,)).values()
+    rng = np.random.default_rng(1)
+    q, k, v, do, dr = (rng.normal(size=shape) for shape in ((4, 3), (4, 3), (4, 2), (4, 2), (4,)))
     hidden = {"mask": np.array([True, False, True, True])}
     results = []
     for hole in (0.0, np.nan, np.inf):
