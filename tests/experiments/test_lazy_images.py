@@ -480,70 +480,48 @@ def shard(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-def only_train(root: Path) -> str:
-    return str(shard(root / "train-0.tar", {"a/x.png": b"-"}).parent)
+CLASSES = {f"{split}-0.tar": {"x.png": b"-", "x.cls": b"1"} for split in ("train", "val")} | {"classes.txt": b"ant\n"}
+ONE_CLASS = {f"{split}-0.tar": {"a/x.png": b"-"} for split in ("train", "val")}
+WRONG = {
+    "nothing": ({}, "holds no images; expected train/CLASS/image and test/CLASS/image"),
+    "only train": ({"train-0.tar": {"a/x.png": b"-"}}, "holds no test images"),
+    "text for a class": (
+        {"train-0.tar": {"x.png": b"-", "x.cls": b"bee"}},
+        "x.cls holds 'bee', expected a class as a number",
+    ),
+    "some without class": (
+        {"train-0.tar": {"a/x.png": b"-", "a/x.cls": b"0", "a/y.png": b"-"}},
+        "train-0.tar: the sample a/y has no label, and others have",
+    ),
+    "no tar": ({"train.tar": b"x" * 2000}, "train.tar: cannot be read ("),
+    "one class": (ONE_CLASS, "all files are of one class, a, and every answer would be right; --allow-one-class"),
+    "without class": (
+        {"train-0.tar": {"x.png": b"-"}},
+        "train-0.tar: x.png has neither a label nor a folder that is its class",
+    ),
+    "more classes than names": (CLASSES, "classes.txt names classes 0 to 0, a label says 1"),
+    "a text": (b"text", "neither a directory nor a zip archive or tar; expected train/CLASS/image"),
+    "shards that are not there": (None, "no such file or directory"),
+}
 
 
-def text_for_a_class(root: Path) -> str:
-    return str(shard(root / "train-0.tar", {"x.png": b"-", "x.cls": b"bee"}).parent)
+def put(path: Path, content: bytes | dict | None) -> None:
+    """A file, or a shard or a folder with what it holds."""
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif path.suffix == ".tar":
+        shard(path, content)
+    elif content is not None:
+        path.mkdir()
+        for name, inner in content.items():
+            put(path / name, inner)
 
 
-def some_without_class(root: Path) -> str:
-    return str(shard(root / "train-0.tar", {"a/x.png": b"-", "a/x.cls": b"0", "a/y.png": b"-"}).parent)
-
-
-def no_tar(root: Path) -> str:
-    (root / "train.tar").parent.mkdir()
-    (root / "train.tar").write_bytes(b"x" * 2000)
-    return str(root)
-
-
-def empty(root: Path) -> str:
-    root.mkdir()
-    return str(root)
-
-
-def without_class(root: Path) -> str:
-    return str(shard(root / "train-0.tar", {"x.png": b"-"}).parent)
-
-
-def more_classes_than_names(root: Path) -> str:
-    for split in ("train", "val"):
-        shard(root / f"{split}-0.tar", {"x.png": b"-", "x.cls": b"1"})
-    (root / "classes.txt").write_text("ant\n")
-    return str(root)
-
-
-def a_text(root: Path) -> str:
-    root.write_text("text")
-    return str(root)
-
-
-def one_class(root: Path) -> str:
-    shard(root / "train-0.tar", {"a/x.png": b"-"})
-    return str(shard(root / "val-0.tar", {"a/x.png": b"-"}).parent)
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (
-            empty,
-            "holds no images; expected train/CLASS/image and test/CLASS/image",
-        ),
-        (only_train, "holds no test images"),
-        (text_for_a_class, "x.cls holds 'bee', expected a class as a number"),
-        (some_without_class, "train-0.tar: the sample a/y has no label, and others have"),
-        (no_tar, "train.tar: cannot be read ("),
-        (one_class, "all files are of one class, a, and every answer would be right; --allow-one-class"),
-        (without_class, "train-0.tar: x.png has neither a label nor a folder that is its class"),
-        (more_classes_than_names, "classes.txt names classes 0 to 0, a label says 1"),
-        (a_text, "neither a directory nor a zip archive or tar; expected train/CLASS/image"),
-        (lambda root: str(root / "a-{00..02}.tar"), "no such file or directory"),
-    ],
-)
-def test_what_a_person_reads_when_the_data_is_wrong(make, text, tmp_path, refusal):
-    words = ["--preset", "smoke", "--data", make(tmp_path / "data"), "--out", str(tmp_path / "out")]
+@pytest.mark.parametrize(("content", "text"), WRONG.values(), ids=WRONG)
+def test_what_a_person_reads_when_the_data_is_wrong(content, text, tmp_path, refusal):
+    put(tmp_path / "data", content)
+    data = tmp_path / "data" / "a-{00..02}.tar" if content is None else tmp_path / "data"
+    words = ["--preset", "smoke", "--data", str(data), "--out", str(tmp_path / "out")]
     assert text in refusal("run", "000-fig2", *words, "--set", "lazy=true", "--set", "image_size=8")
 
 

@@ -25,9 +25,13 @@ def characters(monkeypatch):
     return replace_tokenizers(monkeypatch)
 
 
+def packed(*lines: str) -> bytes:
+    return gzip.compress("".join(f"{line}\n" for line in lines).encode())
+
+
 def write(path: Path, lines: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode()))
+    path.write_bytes(packed(*lines))
 
 
 GERMAN = ["Ein Hund läuft.", "Zwei  Männer\tsitzen. ", "Eine Frau.", "Ja."]
@@ -241,61 +245,32 @@ def test_document_marks_become_numbers():
     assert pair(["a"], ["A"], lowercase=False).documents is None
 
 
-def shorter(folder: Path) -> None:
-    write(folder / "val.en.gz", ENGLISH[:1])
+DE, EN = "val.de.gz", "val.en.gz"
+WRONG = {
+    "shorter": ({EN: packed(ENGLISH[0])}, r"val.de.gz has 2 lines and .*val.en.gz has 1: they are not translations"),
+    "lone mark": ({EN: packed("A", "<d>")}, r"val.de.gz and .*val.en.gz: line 2 opens a document in only one of them"),
+    "no text": ({EN: gzip.compress(b"good\n\xff\n")}, r"val.en.gz: line 2 is not UTF-8 \(invalid start byte\)"),
+    "no gzip": ({EN: b"A dog runs.\n"}, r"val.en.gz: cannot be read \(Not a gzipped file"),
+    "torn": ({EN: packed(*ENGLISH[:2])[:-12]}, r"val.en.gz: cannot be read \("),
+    "one side": ({EN: None}, r"val.en: no such file"),
+    "no valid": (
+        {DE: None, EN: None},
+        r"no valid files for de-en; expected SPLIT.LANGUAGE.gz in a folder.*holds test2016.de.gz, test2016",
+    ),
+    "no train": (
+        {"train.de.gz": None, "train.en.gz": None},
+        r"there is no train split, and dev marks no documents",
+    ),
+    "all empty": ({EN: packed("", " ")}, r"hold no sentence pair \(2 have an empty side\)"),
+}
 
 
-def lone_mark(folder: Path) -> None:
-    write(folder / "val.en.gz", ["A dog runs.", "<d>"])
-
-
-def no_text(folder: Path) -> None:
-    (folder / "val.en.gz").write_bytes(gzip.compress(b"good\n\xff\xfe\n"))
-
-
-def no_gzip(folder: Path) -> None:
-    (folder / "val.en.gz").write_bytes(b"A dog runs.\n")
-
-
-def torn(folder: Path) -> None:
-    file = folder / "val.en.gz"
-    file.write_bytes(file.read_bytes()[:-12])
-
-
-def one_side(folder: Path) -> None:
-    (folder / "val.en.gz").unlink()
-
-
-def no_valid(folder: Path) -> None:
-    for language in ("de", "en"):
-        (folder / f"val.{language}.gz").unlink()
-
-
-def no_train(folder: Path) -> None:
-    for language in ("de", "en"):
-        (folder / f"train.{language}.gz").unlink()
-
-
-def all_empty(folder: Path) -> None:
-    write(folder / "val.en.gz", ["", " "])
-
-
-@pytest.mark.parametrize(
-    ("spoil", "text"),
-    [
-        (shorter, r"val.de.gz has 2 lines and .*val.en.gz has 1: they are not translations"),
-        (lone_mark, r"val.de.gz and .*val.en.gz: line 2 opens a document in only one of them"),
-        (no_text, r"val.en.gz: line 2 is not UTF-8 \(invalid start byte\)"),
-        (no_gzip, r"val.en.gz: cannot be read \(Not a gzipped file"),
-        (torn, r"val.en.gz: cannot be read \("),
-        (one_side, r"val.en: no such file"),
-        (no_valid, r"no valid files for de-en; expected SPLIT.LANGUAGE.gz in a folder.*holds test2016.de.gz, test2016"),
-        (no_train, r"there is no train split, and dev marks no documents"),
-        (all_empty, r"hold no sentence pair \(2 have an empty side\)"),
-    ],
-)
-def test_what_a_person_reads_when_the_files_are_wrong(spoil, text, sentences, tmp_path, characters):
-    spoil(sentences)
+@pytest.mark.parametrize(("changed", "text"), WRONG.values(), ids=WRONG)
+def test_what_a_person_reads_when_the_files_are_wrong(changed, text, sentences, tmp_path, characters):
+    for file, content in changed.items():
+        (sentences / file).unlink()
+        if content is not None:
+            (sentences / file).write_bytes(content)
     with pytest.raises(UserError, match=text) as caught:
         load(sentences, tmp_path)
     assert "\n" not in str(caught.value)
