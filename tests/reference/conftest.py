@@ -104,11 +104,20 @@ def check_vjp(covers: Callable[..., None], check_gradients: Callable[..., None])
     """Assert the gradients of an op and its magnitudes, for all cotangents and for each alone.
 
     `call` gives outputs by name where there is another than o. `beyond`: each magnitude is more than that many times
-    its result somewhere, so that it is none itself.
+    its result somewhere, so that it is none itself. `state`: the parts of one, as `by_name` has them.
     """
 
-    def check(op: str, arrays: Any, params: Any, call: Callable[..., Any] | None = None, beyond: float = 0.0) -> None:
+    def check(
+        op: str,
+        arrays: Any,
+        params: Any,
+        call: Callable[..., Any] | None = None,
+        beyond: float = 0.0,
+        state: tuple[str, ...] = (),
+    ) -> None:
         function, vjp, magnitudes = (getattr(reference, f"{op}{suffix}") for suffix in ("", "_vjp", "_magnitudes"))
+        if state:
+            function, vjp, magnitudes = call, _, _ = [by_name(f, state) for f in (function, vjp, magnitudes)]
         call = call or (lambda **x: {"o": function(**x)})
         outputs = {name: _finite(x) for name, x in call(**arrays, **params).items()}
         rng = np.random.default_rng(7)
@@ -143,6 +152,27 @@ def check_statistics(check_gradients: Callable[..., None]) -> Callable[..., None
         check_gradients(call, arrays, cotangents, gradients)
 
     return check
+
+
+def by_name(function: Callable[..., Any], state: tuple[str, ...]) -> Callable[..., dict[str, Any]]:
+    """An op with a state, or its gradients, by arrays: of a part S of the state initial_S is before, S and dS after."""
+    of_step, of_gradients = "_step" in function.__name__, function.__name__.endswith(("_vjp", "_magnitudes"))
+    before, behind, output = ("state", "next_state", "o_t") if of_step else ("initial_state", "state", "o")
+
+    def call(**given: Any) -> dict[str, Any]:
+        initial, cotangents = (
+            tuple(given.pop(f"{prefix}{part}") for part in state if f"{prefix}{part}" in given)
+            for prefix in ("initial_", "d")
+        )
+        more = {"dstate": cotangents} if of_gradients else {} if of_step else {"return_state": True}
+        found = function(**given, **{before: initial or None}, **more)
+        found = found if of_gradients else dict(zip((output, behind), found, strict=True))
+        for prefix, name in (("initial_", before), ("", behind)):
+            parts = found.pop(name, ())
+            found |= {f"{prefix}{part}": x for part, x in zip(state[: len(parts)], parts, strict=True)}
+        return found
+
+    return call
 
 
 def _finite(x: Any) -> Any:

@@ -80,7 +80,7 @@ def initial_state(rng: Rng, op: Op, arrays: Arrays) -> Arrays:
     found["z"][..., 0] += 4
     if op.levels:
         found[op.levels] = rng.normal(size=(*leading, *((op.features,) if op.levels == "m" else ())))
-    return {f"initial {name}": x for name, x in found.items()}
+    return {f"initial_{name}": x for name, x in found.items()}
 
 
 def sample(op: Op, case: str, state: bool) -> tuple[Arrays, Arrays]:
@@ -88,47 +88,12 @@ def sample(op: Op, case: str, state: bool) -> tuple[Arrays, Arrays]:
     arrays, params = draw(rng, CASES[case])
     if state:
         arrays |= initial_state(rng, op, arrays)
-    return arrays, {**op.own, **params}
-
-
-def forward(op: Op, params: Arrays) -> Callable[..., Arrays]:
-    """Outputs by name, the parts of the state among them; what a state holds of nothing (-inf) does not change."""
-
-    def call(q: Any, k: Any, v: Any, **parts: Any) -> Arrays:
-        initial = tuple(parts.values()) or None
-        o, state = op.function()(q, k, v, **op.arrays, initial_state=initial, return_state=True, **params)
-        return {"o": o, **dict(zip(state_names(op), state, strict=True))}
-
-    return call
+    return arrays, {**op.own, **op.arrays, **params}
 
 
 def cotangents_of(outputs: Arrays) -> Arrays:
     rng = np.random.default_rng(7)
     return {name: rng.normal(size=x.shape) for name, x in outputs.items()}
-
-
-def gradients(op: Op, arrays: Arrays, params: Arrays, do: Any, dstate: Any) -> Arrays:
-    q, k, v, *parts = arrays.values()
-    initial = tuple(parts) or None
-    found = op.function("_vjp")(q, k, v, *op.arrays.values(), do, dstate=dstate, initial_state=initial, **params)
-    assert set(found) == {"q", "k", "v"} | ({"initial_state"} if parts else set())
-    if parts:
-        names = list(arrays)[3:]
-        found |= dict(zip(names, found.pop("initial_state"), strict=True))
-    return found
-
-
-def check(check_gradients: Any, near: Any, op: Op, case: str, state: bool) -> None:
-    """By finite differences for the cotangents of o and of the state alone; those of both are their sum."""
-    arrays, params = sample(op, case, state)
-    call = forward(op, params)
-    cotangents = cotangents_of(call(**arrays))
-    dstate = tuple(cotangents[name] for name in state_names(op))
-    of_o, of_state = (gradients(op, arrays, params, do, ds) for do, ds in ((cotangents["o"], None), (None, dstate)))
-    check_gradients(call, arrays, {"o": cotangents["o"]}, of_o)
-    check_gradients(call, arrays, {name: cotangents[name] for name in state_names(op)}, of_state)
-    for name, gradient in gradients(op, arrays, params, cotangents["o"], dstate).items():
-        near(gradient, of_o[name] + of_state[name], magnitude=of_o[name])
 
 
 def combinations(cases: Any) -> list[tuple[str, str]]:
@@ -137,27 +102,21 @@ def combinations(cases: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "case"), combinations(CASES))
-def test_gradients(check_gradients: Any, near: Any, name: str, case: str) -> None:
-    check(check_gradients, near, OPS[name], case, state=False)
+def test_gradients(check_vjp: Any, name: str, case: str) -> None:
+    check_vjp(OPS[name].name, *sample(OPS[name], case, state=False), state=state_names(OPS[name]))
 
 
 @pytest.mark.parametrize(("name", "case"), combinations(STATEFUL))
-def test_gradients_with_a_state(check_gradients: Any, near: Any, name: str, case: str) -> None:
-    check(check_gradients, near, OPS[name], case, state=True)
+def test_gradients_with_a_state(check_vjp: Any, name: str, case: str) -> None:
+    check_vjp(OPS[name].name, *sample(OPS[name], case, state=True), state=state_names(OPS[name]))
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_gradients_where_heads_of_a_group_see_different_keys(check_gradients: Any, name: str) -> None:
+def test_gradients_where_heads_of_a_group_see_different_keys(check_vjp: Any, name: str) -> None:
     """Without a state, which has one head for the group."""
     op, own = OPS[name], {"enable_gqa": True, "mask": some(0.6, 4, 1, 3)}
-    given = case((2, 4, 2, 3), (1, 2, 3, 3), (2, 2, 3, 2), {**op.own, **own})
-    arrays, params = draw(np.random.default_rng(3), given)
-
-    def call(q: Any, k: Any, v: Any) -> Arrays:
-        return {"o": op.function()(q, k, v, **op.arrays, **params)}
-
-    cotangents = cotangents_of(call(**arrays))
-    check_gradients(call, arrays, cotangents, gradients(op, arrays, params, cotangents["o"], None))
+    given = case((2, 4, 2, 3), (1, 2, 3, 3), (2, 2, 3, 2), {**op.own, **op.arrays, **own})
+    check_vjp(op.name, *draw(np.random.default_rng(3), given))
 
 
 @pytest.mark.parametrize(
@@ -169,11 +128,11 @@ def test_gradients_of_weights(covers: Any, check_gradients: Any, name: str, case
     del arrays["v"]
 
     def call(q: Any, k: Any) -> Arrays:
-        return {"w": op.function("_weights")(q, k, **op.arrays, **params)}
+        return {"w": op.function("_weights")(q, k, **params)}
 
     cotangents = cotangents_of(call(**arrays))
     rows_of = getattr(op.module, op.name.removesuffix("_attention") + "_rows")
-    rows = rows_of("rows", *arrays.values(), **op.arrays, **params)
+    rows = rows_of("rows", *arrays.values(), **params)
     ds, size = rows.pull(cotangents["w"], np.abs(cotangents["w"]))
     check_gradients(call, arrays, cotangents, rows.to_inputs(ds, None))
     for gradient, bound in zip(
@@ -184,23 +143,11 @@ def test_gradients_of_weights(covers: Any, check_gradients: Any, name: str, case
 
 @pytest.mark.parametrize("state", [False, True])
 @pytest.mark.parametrize("name", OPS)
-def test_gradients_of_a_step(check_gradients: Any, name: str, state: bool) -> None:
+def test_gradients_of_a_step(check_vjp: Any, name: str, state: bool) -> None:
     op, rng = OPS[name], np.random.default_rng(5)
     arrays = {"q_t": rng.normal(size=(2, 4, 3)), "k_t": rng.normal(size=(2, 2, 3)), "v_t": rng.normal(size=(2, 2, 2))}
-    parts = initial_state(rng, op, {"k": np.ones((2, 2, 1, 3)), "v": np.ones((2, 2, 1, 2))}) if state else {}
-    own = {**op.own, "enable_gqa": True}
-
-    def call(q_t: Any, k_t: Any, v_t: Any, **parts: Any) -> Arrays:
-        o, after = op.function("_step")(tuple(parts.values()) or None, q_t, k_t, v_t, **op.arrays, **own)
-        return {"o": o, **dict(zip(state_names(op), after, strict=True))}
-
-    cotangents = cotangents_of(call(**arrays, **parts))
-    do, *dstate = cotangents.values()
-    before = tuple(parts.values()) or None
-    found = op.function("_step_vjp")(before, *arrays.values(), *op.arrays.values(), do, dstate=tuple(dstate), **own)
-    found |= dict(zip(parts, found.pop("state", ()), strict=True))
-    assert set(found) == set(arrays) | set(parts)
-    check_gradients(call, {**arrays, **parts}, cotangents, found)
+    arrays |= initial_state(rng, op, {"k": np.ones((2, 2, 1, 3)), "v": np.ones((2, 2, 1, 2))}) if state else {}
+    check_vjp(f"{op.name}_step", arrays, {**op.own, **op.arrays, "enable_gqa": True}, state=state_names(op))
 
 
 def test_no_gradient_at_the_kink_of_relu_and_at_the_origin_of_cosine(same: Any) -> None:

@@ -44,50 +44,26 @@ def sample(case: str, level: str, state: bool = False) -> tuple[Arrays, Arrays]:
     arrays |= {} if level == "number" else {"log_decay": g}
     if state:
         leading = np.broadcast_shapes(shapes[1][:-2], shapes[2][:-2])
-        arrays |= {"S": rng.normal(size=(*leading, 3, 2)), "z": 4 + rng.random((*leading, 3))}
+        arrays |= {"initial_S": rng.normal(size=(*leading, 3, 2)), "initial_z": 4 + rng.random((*leading, 3))}
     return arrays, params
 
 
-def split(arrays: Arrays) -> tuple[Arrays, tuple[Any, ...] | None]:
-    state = (arrays["S"], arrays["z"]) if "S" in arrays else None
-    return {name: x for name, x in arrays.items() if name not in ("S", "z")}, state
-
-
-def forward(params: Arrays, returns: bool) -> Callable[..., Arrays]:
-    def call(**arrays: Any) -> Arrays:
-        own, state = split(arrays)
-        answer = reference.linear_attention(**own, initial_state=state, return_state=returns, **params)
-        return {"o": answer[0], "end S": answer[1][0], "end z": answer[1][1]} if returns else {"o": answer}
-
-    return call
-
-
-def check(check_gradients: Any, covers: Any, arrays: Arrays, params: Arrays, returns: bool) -> None:
-    call, rng = forward(params, returns), np.random.default_rng(7)
-    cotangents = {name: rng.normal(size=x.shape) for name, x in call(**arrays).items()}
-    own, state = split(arrays)
-    dstate = (cotangents["end S"], cotangents["end z"]) if returns else None
-    answers = []
-    for function in (reference.linear_attention_vjp, reference.linear_attention_magnitudes):
-        grads = function(**own, do=cotangents["o"], dstate=dstate, initial_state=state, **params)
-        grads |= dict(zip(("S", "z"), grads.pop("initial_state", ()), strict=False))
-        answers.append({name: grads[name] for name in arrays})
-    check_gradients(call, arrays, cotangents, answers[0])
-    for name in arrays:
-        covers(answers[1][name], answers[0][name])
+def split(arrays: Arrays) -> tuple[Arrays, tuple[Any, ...]]:
+    own = {name: x for name, x in arrays.items() if not name.startswith("initial_")}
+    return own, (arrays["initial_S"], arrays["initial_z"])
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("case", CASES)
-def test_gradients(check_gradients: Any, covers: Any, case: str, level: str, options: str) -> None:
+def test_gradients(check_vjp: Any, case: str, level: str, options: str) -> None:
     if level == "shared tokens" and case not in ("square", "hidden"):
         return
     arrays, params = sample(case, level)
-    check(check_gradients, covers, arrays, {**params, **OPTIONS[options]}, returns=False)
+    check_vjp("linear_attention", arrays, {**params, **OPTIONS[options]})
     if case not in ("fewer queries", "more queries"):
         arrays, params = sample(case, level, state=True)
-        check(check_gradients, covers, arrays, {**params, **OPTIONS[options]}, returns=True)
+        check_vjp("linear_attention", arrays, {**params, **OPTIONS[options]}, state=("S", "z"))
 
 
 @pytest.mark.parametrize("case", ["grouped", "hidden", "pairs", "fewer queries", "more queries"])
@@ -124,32 +100,20 @@ def test_the_recurrence_token_by_token(near: Any, level: str) -> None:
     for part, end in zip(state, (S, z), strict=True):
         near(part, end)
     phi = [np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))) for x in (own["q"], own["k"])]
-    first = np.exp(g[..., 0])[..., None] * arrays["z"] + phi[1][..., 0, :]
-    near(reference.linear_attention_step((arrays["S"], arrays["z"]), *(own[n][..., 0, :] for n in "qkv"),
+    first = np.exp(g[..., 0])[..., None] * arrays["initial_z"] + phi[1][..., 0, :]
+    near(reference.linear_attention_step(split(arrays)[1], *(own[n][..., 0, :] for n in "qkv"),
                                          log_decay_t=g[..., 0])[1][1], first)  # fmt: skip
 
 
 @pytest.mark.parametrize("g", [-0.3, np.asarray(-0.3), np.array([-0.2, -1.0]), -np.ones((2, 2)) / 3])
 @pytest.mark.parametrize("state", [False, True])
-def test_gradients_of_a_step(check_gradients: Any, state: bool, g: Any) -> None:
+def test_gradients_of_a_step(check_vjp: Any, state: bool, g: Any) -> None:
     rng = np.random.default_rng(5)
     arrays = {"q_t": rng.normal(size=(2, 4, 3)), "k_t": rng.normal(size=(2, 2, 3)), "v_t": rng.normal(size=(2, 2, 2))}
+    arrays |= {"initial_S": rng.normal(size=(2, 2, 3, 2)), "initial_z": 4 + rng.random((2, 2, 3))} if state else {}
+    params = {"enable_gqa": True} | ({} if isinstance(g, np.ndarray) else {"log_decay_t": g})
     arrays |= {"log_decay_t": g} if isinstance(g, np.ndarray) else {}
-    own = {"enable_gqa": True} | ({} if isinstance(g, np.ndarray) else {"log_decay_t": g})
-    parts = {"S": rng.normal(size=(2, 2, 3, 2)), "z": 4 + rng.random((2, 2, 3))} if state else {}
-
-    def call(S: Any = None, z: Any = None, **arrays: Any) -> Arrays:
-        o, after = reference.linear_attention_step(None if S is None else (S, z), **arrays, **own)
-        return {"o": o, "S'": after[0], "z'": after[1]}
-
-    cotangents = {name: rng.normal(size=x.shape) for name, x in call(**arrays, **parts).items()}
-    do, *dstate = cotangents.values()
-    found = reference.linear_attention_step_vjp(
-        tuple(parts.values()) or None, **arrays, do_t=do, dstate=tuple(dstate), **own
-    )
-    found |= dict(zip(parts, found.pop("state", ()), strict=True))
-    assert set(found) == {*arrays, *parts}
-    check_gradients(call, {**arrays, **parts}, cotangents, found)
+    check_vjp("linear_attention_step", arrays, params, state=("S", "z"))
 
 
 def test_hidden_tokens_do_not_decay(near: Any) -> None:

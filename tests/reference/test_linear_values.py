@@ -320,26 +320,3 @@ def test_keys_that_no_query_sees_stay_in_the_state(name: str) -> None:
             np.testing.assert_array_equal(a, b)
     hidden = [filled(x, np.arange(6) >= 3, np.nan) for x in (k, v)]
     assert np.all(np.isfinite(call(name, q, *hidden, enable_gqa=True, causal="upper_left")))
-
-
-# ------------------------------------------------------------------------------------------------ magnitudes
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_magnitudes_bound_the_results_and_have_their_shapes(covers: Any, name: str) -> None:
-    q, k, v = arrays()
-    common: Arrays = {"enable_gqa": True, "causal": True, "mask": np.array([1, 1, 0, 1, 1, 1], dtype=bool)}
-    _, state = call(name, q, k, v, enable_gqa=True, return_state=True)
-    o, after = call(name, q, k, v, initial_state=state, return_state=True, **common)
-    rng = np.random.default_rng(4)
-    do, dstate = rng.normal(size=o.shape), tuple(rng.normal(size=x.shape) for x in after)
-    golden = {
-        "o": o,
-        "state": after,
-        **call(name, q, k, v, do=do, dstate=dstate, suffix="_vjp", initial_state=state, **common),
-    }
-    found = call(name, q, k, v, do=do, dstate=dstate, suffix="_magnitudes", initial_state=state, **common)
-    assert set(found) == set(golden)
-    for key, value in golden.items():
-        for x, size in zip(*(y if isinstance(y, tuple) else (y,) for y in (value, found[key])), strict=True):
-            covers(size, x, key)
