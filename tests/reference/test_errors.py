@@ -94,36 +94,141 @@ def test_dtypes(op: str, index: int) -> None:
         getattr(reference, op)(**{"q": Q, "k": K, "v": V, **changed})
 
 
-@pytest.mark.parametrize(
-    ("op", "own", "text"),
-    [
-        ("pointwise_attention", {"activation": "tanh"}, "activation; expected one of relu, relu_squared, relu6, "),
-        ("pointwise_attention", {"gain": np.inf}, "gain; expected a finite number, got inf"),
-        ("pointwise_attention", {"shift": "log"}, "shift; expected a number or '-log_length', got 'log'"),
-        (
-            "pointwise_attention",
-            {"length": "keys"},
-            "length; expected 'visible', 'all', a number or an array, got 'keys'",
-        ),
-        (
-            "sigmoid_attention",
-            {"length": np.zeros(3)},
-            "length; expected values > 0 and finite, got array([0., 0., 0.])",
-        ),
-        ("reluformer_attention", {"gamma": 0.0}, "gamma; expected a finite number > 0, got 0.0"),
-        ("reluformer_attention", {"gamma": np.zeros(4)}, "gamma; expected finite numbers > 0, got array([0., "),
-        ("pointwise_attention", {"bias": np.full(6, -np.inf)}, "bias; expected finite values on visible pairs"),
-        ("reluformer_attention", {"bias": np.full(6, -np.inf)}, "bias; expected finite values on visible pairs"),
+ONE, TOKENS, SHORT = np.ones((2, 5, 3)), np.ones((2, 4, 6, 5)), np.ones((3, 4, 6, 3))
+FEW = {"q": np.ones((3, 4)), "k": np.ones((5, 4)), "v": np.ones((5, 2))}
+LAYER = {"w_z": (3, 2), "w_u": (3, 4), "w_v": (3, 4), "w_o": (4, 3), "gamma_q": (2,), "beta_q": (2,), "gamma_k": (2,)}
+MEMORY = {
+    "keys": (4, 3),
+    "values": (4, 6),
+    "key_bias": (4,),
+    "value_bias": (6,),
+    "norm_weight": (6,),
+    "norm_bias": (6,),
+}
+GOOD: dict[str, dict[str, Any]] = {
+    "soft_attention": {"q": TOKENS, "v": V, "landmarks": np.ones((2, 4, 3, 5))},
+    "nystrom_attention": {"q": TOKENS, "k": K, "v": V, "num_landmarks": 3},
+    "linformer_attention": {"q": TOKENS, "k": K, "v": V, "proj_k": np.ones((3, 6)), "proj_v": np.ones((3, 8))},
+    "newton_inverse": {"a": np.eye(3)},
+    "gated_attention_unit": {"x": ONE, "beta_k": np.ones(2)} | {name: np.ones(shape) for name, shape in LAYER.items()},
+    "key_value_memory": {"x": ONE} | {name: np.ones(shape) for name, shape in MEMORY.items()},
+    "lsh_attention": {"qk": ONE, "v": np.ones((2, 5, 4)), "rotations": np.ones((3, 2, 2)), "chunk_size": 2},
+    "forgetting_attention": {**FEW, "log_forget": -np.ones(5)},
+    "sima_attention": {**FEW, "q": FEW["k"]},
+    "rela_attention": {"q": Q, "k": K, "v": V, "norm_weight": np.ones(28)},
+    "linear_attention": {"q": SHORT, "k": SHORT, "v": SHORT, "causal": True, "log_decay": np.zeros((4, 6))},
+    "stick_breaking_attention": FEW,
+}
+OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
+    "pointwise_attention": [
+        ({"activation": "tanh"}, ValueError, "activation; expected one of relu, relu_squared, relu6, "),
+        ({"gain": np.inf}, ValueError, "gain; expected a finite number, got inf"),
+        ({"shift": "log"}, ValueError, "shift; expected a number or '-log_length', got 'log'"),
+        ({"length": "keys"}, ValueError, "length; expected 'visible', 'all', a number or an array, got 'keys'"),
+        ({"bias": np.full(6, -np.inf)}, ValueError, "bias; expected finite values on visible pairs"),
     ],
-)
-def test_own_parameters(op: str, own: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=f"^{op}: {re.escape(text)}"):
-        getattr(reference, op)(Q, K, V, **own)
+    "sigmoid_attention": [
+        ({"length": np.zeros(3)}, ValueError, "length; expected values > 0 and finite, got array([0., 0., 0.])"),
+        ({"length": np.ones(3, dtype=int)}, TypeError, "length; expected a NumPy array of float16"),
+    ],
+    "reluformer_attention": [
+        ({"gamma": 0.0}, ValueError, "gamma; expected a finite number > 0, got 0.0"),
+        ({"gamma": np.zeros(4)}, ValueError, "gamma; expected finite numbers > 0, got array([0., "),
+        ({"bias": np.full(6, -np.inf)}, ValueError, "bias; expected finite values on visible pairs"),
+    ],
+    "rela_attention": [
+        ({"norm_axis": "token"}, ValueError, "norm_axis; expected 'hidden' or 'head', got 'token'"),
+        ({"bias": np.full(6, -np.inf)}, ValueError, "bias; expected finite values on visible pairs"),
+    ],
+    "entmax_attention": [
+        ({"alpha": "softmax"}, TypeError, "alpha; expected a number, got str 'softmax'"),
+        ({"alpha": np.array([[0.5]])}, ValueError, "alpha; expected 1 or 1.01 <= alpha <= 2, got array([[0.5]])"),
+    ],
+    "sparsemax_attention": [({"alpha": 2.0}, ValueError, "unexpected argument 'alpha'")],
+    "sima_attention": [
+        ({"mask": np.ones(5, dtype=bool)}, ValueError, "query_mask; expected one beside a key mask"),
+        ({"key_lengths": 3}, ValueError, "query_mask; expected one beside a key mask"),
+    ],
+    "forgetting_attention": [
+        ({"log_forget": np.ones(5)}, ValueError, "log_forget; expected finite numbers <= 0"),
+        ({"log_forget": np.full(5, -np.inf)}, ValueError, "log_forget; expected finite numbers <= 0"),
+        ({"log_forget": None}, TypeError, "log_forget; expected a NumPy array, got None"),
+        ({"log_forget": -np.ones(3)}, ValueError, "log_forget has another number of tokens"),
+    ],
+    "stick_breaking_attention": [
+        ({"attend_current": 1}, TypeError, "attend_current; expected True or False, got 1"),
+        ({"bias": np.full((3, 5), -np.inf)}, ValueError, "bias; expected finite values"),
+    ],
+    "linear_attention": [
+        ({"causal": "upper_left"}, ValueError, "log_decay needs causal; expected True, got 'upper_left'"),
+        ({"log_decay": np.full((4, 6), 0.1)}, ValueError, "log_decay; expected logarithms, at most 0, got 0.1"),
+        ({"log_decay": 0.5}, ValueError, "log_decay; expected a logarithm, at most 0, got 0.5"),
+        ({"log_decay": -np.inf}, ValueError, "log_decay; expected a finite number"),
+        ({"log_decay": np.zeros(3)}, ValueError, "log_decay does not fit; expected () or (4,)"),
+        ({"log_decay": np.zeros((4, 5))}, ValueError, "log_decay does not fit; expected a shape that broadcasts"),
+    ],
+    "gated_attention_unit": [
+        ({"w_o": np.ones((5, 3))}, ValueError, "w_o has the wrong shape; expected (4, 3), got (5, 3)"),
+        ({"w_v": np.ones(3)}, ValueError, "w_v; expected a matrix, got (3,)"),
+        ({"beta_k": np.ones((1, 2))}, ValueError, "beta_k has the wrong shape; expected (2,), got (1, 2)"),
+        ({"gamma_q": np.ones(2, int)}, TypeError, "gamma_q; expected a NumPy array of float16"),
+        ({"x": np.ones(3)}, ValueError, "x needs tokens and features"),
+    ],
+    "key_value_memory": [
+        ({"activation": "gelu"}, ValueError, "activation; expected one of relu, softmax, got 'gelu'"),
+        ({"norm_weight": None}, ValueError, "norm_bias; expected a norm_weight beside it, got None"),
+        ({"keys": np.ones((4, 2))}, ValueError, "keys must have the features of x; expected (..., m, 3), got (4, 2)"),
+        (
+            {"values": np.ones((5, 6))},
+            ValueError,
+            "values must have the slots of keys; expected (..., 4, e), got (5, 6)",
+        ),
+        ({"keys": np.ones((4, 3), "f4")}, TypeError, "keys must share the dtype of x; expected float64, got float32"),
+        ({"x": np.ones(3)}, ValueError, "x needs two axes"),
+        ({"keys": np.ones((3, 4, 3))}, ValueError, "leading axes of x, keys, values do not broadcast"),
+    ],
+    "lsh_attention": [
+        ({"rotations": np.ones((3, 2))}, ValueError, "rotations; expected (..., 3, num_hashes, num_buckets/2)"),
+        ({"v": ONE[:, :4]}, ValueError, "v must have the tokens of qk; expected (..., 5, e), got (2, 4, 3)"),
+        ({"v": ONE.astype("f4")}, TypeError, "v must share the dtype of qk; expected float64, got float32"),
+        ({"qk": np.ones(3)}, ValueError, "qk needs two axes"),
+    ],
+    "soft_attention": [
+        ({"newton_steps": 2.0}, TypeError, "newton_steps; expected an integer >= 0, got float 2.0"),
+        ({"init_scale": np.ones(3)}, ValueError, "init_scale does not fit; expected a shape that"),
+        ({"init_scale": np.zeros(4)}, ValueError, "init_scale; expected values > 0 and finite"),
+        ({"ridge": -0.1}, ValueError, "ridge; expected a finite number >= 0, got -0.1"),
+        ({"inverse_grad": "exact"}, ValueError, "inverse_grad; expected 'implicit' or 'unrolled', got"),
+        ({"landmarks": np.ones((3, 4))}, ValueError, "landmarks must have the features of q"),
+        ({"landmarks": np.ones((3, 3, 5))}, ValueError, "leading axes of q, v, landmarks do not"),
+        ({"v": V[..., :5, :]}, ValueError, "v must have the tokens of q; expected (..., 6, e)"),
+        ({"q": Q[0, 0, 0]}, ValueError, "q needs two axes"),
+        ({"q": Q.astype(int)}, TypeError, f"q; {FLOATS}"),
+    ],
+    "nystrom_attention": [
+        ({"num_landmarks": True}, TypeError, "num_landmarks; expected an integer >= 1, got bool"),
+        ({"init": "original"}, ValueError, "init; expected 'exact' or 'batch_max', got 'original'"),
+        ({"k": K[..., :5, :], "v": V[..., :5, :]}, ValueError, "k must have the tokens of q"),
+        ({"k": K[:, :2], "v": V[:, :2]}, ValueError, "leading axes of q, k, v do not broadcast"),
+    ],
+    "linformer_attention": [
+        ({"proj_k": np.ones((3, 5))}, ValueError, "proj_k; expected (..., m, S_max) with S_max >= 6"),
+        ({"proj_v": np.ones((4, 6))}, ValueError, "proj_v must have the slots of proj_k; expected 3"),
+        ({"proj_k": np.ones((3, 3, 6))}, ValueError, "proj_k does not fit"),
+        ({"proj_k": np.ones((3, 6), int)}, TypeError, f"proj_k; {FLOATS}"),
+    ],
+    "newton_inverse": [
+        ({"a": np.ones((3, 2))}, ValueError, "a; expected square matrices (..., m, m), got (3, 2)"),
+        ({"ridge": 0.1}, ValueError, "unexpected argument 'ridge'"),
+    ],
+}
 
 
-def test_integer_lengths_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"^sigmoid_attention: length; expected a NumPy array of float16"):
-        reference.sigmoid_attention(Q, K, V, length=np.ones(3, dtype=int))
+@pytest.mark.parametrize(("op", "index"), [(op, index) for op, rows in OWN.items() for index in range(len(rows))])
+def test_what_an_op_says_of_its_own(op: str, index: int) -> None:
+    changed, error, text = OWN[op][index]
+    with pytest.raises(error, match=f"^{op}: {re.escape(text)}"):
+        getattr(reference, op)(**{**GOOD.get(op, {"q": Q, "k": K, "v": V}), **changed})
 
 
 @pytest.mark.parametrize("name", [name for name in reference.__all__ if name.islower()])

@@ -77,15 +77,3 @@ def test_hidden_tokens_change_nothing() -> None:
                 np.testing.assert_array_equal(other[name], x)
         assert not np.any(results[0]["dlog_forget"][where])
         gates[:] = -0.5
-
-
-def test_errors() -> None:
-    q, k, v, gates = np.ones((3, 4)), np.ones((5, 4)), np.ones((5, 2)), -np.ones(5)
-    for wrong, error, text in (
-        ({"log_forget": np.ones(5)}, ValueError, "log_forget; expected finite numbers <= 0"),
-        ({"log_forget": np.full(5, -np.inf)}, ValueError, "log_forget; expected finite numbers <= 0"),
-        ({"log_forget": None}, TypeError, "log_forget; expected a NumPy array, got None"),
-        ({"log_forget": -np.ones(3)}, ValueError, "log_forget has another number of tokens"),
-    ):
-        with pytest.raises(error, match=f"^{NAME}: {text}"):
-            reference.forgetting_attention(**{"q": q, "k": k, "v": v, "log_forget": gates, **wrong})

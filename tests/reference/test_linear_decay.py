@@ -151,24 +151,6 @@ def test_gates_of_all_sizes_at_once() -> None:
     np.testing.assert_allclose(o[2050:], expected[:10], rtol=1e-13)
 
 
-ERRORS: dict[str, tuple[Arrays, type[Exception], str]] = {
-    "upper left": ({"causal": "upper_left"}, ValueError, "log_decay needs causal; expected True, got 'upper_left'"),
-    "above 0": ({"log_decay": np.full((4, 6), 0.1)}, ValueError, "log_decay; expected logarithms, at most 0, got 0.1"),
-    "number above 0": ({"log_decay": 0.5}, ValueError, "log_decay; expected a logarithm, at most 0, got 0.5"),
-    "not finite": ({"log_decay": -np.inf}, ValueError, "log_decay; expected a finite number"),
-    "heads": ({"log_decay": np.zeros(3)}, ValueError, r"log_decay does not fit; expected \(\) or \(4,\)"),
-    "tokens": ({"log_decay": np.zeros((4, 5))}, ValueError, "log_decay does not fit; expected a shape that broadcasts"),
-}
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_errors(name: str) -> None:
-    params, error, text = ERRORS[name]
-    x = np.ones((4, 6, 3))
-    with pytest.raises(error, match=text):
-        reference.linear_attention(x, x, x, **{"causal": True, "log_decay": np.zeros((4, 6)), **params})
-
-
 @pytest.mark.parametrize("op", ["cosine_attention", "efficient_attention", "linear_attention_packed"])
 def test_others_do_not_take_it(op: str) -> None:
     x = np.ones((4, 6, 3))

@@ -145,55 +145,6 @@ def test_magnitudes_of_samplers(same: Any, name: str) -> None:
 
 # ----------------------------------------------------------------------------------------------------- errors
 
-Q, K, V = np.ones((2, 4, 6, 5)), np.ones((2, 4, 6, 5)), np.ones((2, 4, 6, 7))
-GOOD: dict[str, dict[str, Any]] = {
-    "soft_attention": {"q": Q, "v": V, "landmarks": np.ones((2, 4, 3, 5))},
-    "nystrom_attention": {"q": Q, "k": K, "v": V, "num_landmarks": 3},
-    "linformer_attention": {"q": Q, "k": K, "v": V, "proj_k": np.ones((3, 6)), "proj_v": np.ones((3, 8))},
-    "newton_inverse": {"a": np.eye(3)},
-}
-FLOATS = "expected a NumPy array of float16, bfloat16, float32, float64"
-ERRORS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
-    ("soft_attention", {"newton_steps": 2.0}, TypeError, "newton_steps; expected an integer >= 0, got float 2.0"),
-    ("soft_attention", {"init_scale": np.ones(3)}, ValueError, "init_scale does not fit; expected a shape that"),
-    ("soft_attention", {"init_scale": np.zeros(4)}, ValueError, "init_scale; expected values > 0 and finite"),
-    ("soft_attention", {"ridge": -0.1}, ValueError, "ridge; expected a finite number >= 0, got -0.1"),
-    ("soft_attention", {"inverse_grad": "exact"}, ValueError, "inverse_grad; expected 'implicit' or 'unrolled', got"),
-    ("soft_attention", {"landmarks": np.ones((3, 4))}, ValueError, "landmarks must have the features of q"),
-    ("soft_attention", {"landmarks": np.ones((3, 3, 5))}, ValueError, "leading axes of q, v, landmarks do not"),
-    ("soft_attention", {"v": V[..., :5, :]}, ValueError, "v must have the tokens of q; expected (..., 6, e)"),
-    ("soft_attention", {"q": Q[0, 0, 0]}, ValueError, "q needs two axes"),
-    ("soft_attention", {"q": Q.astype(int)}, TypeError, f"q; {FLOATS}"),
-    ("nystrom_attention", {"num_landmarks": True}, TypeError, "num_landmarks; expected an integer >= 1, got bool"),
-    ("nystrom_attention", {"init": "original"}, ValueError, "init; expected 'exact' or 'batch_max', got 'original'"),
-    ("nystrom_attention", {"k": K[..., :5, :], "v": V[..., :5, :]}, ValueError, "k must have the tokens of q"),
-    ("nystrom_attention", {"k": K[:, :2], "v": V[:, :2]}, ValueError, "leading axes of q, k, v do not broadcast"),
-    (
-        "linformer_attention",
-        {"proj_k": np.ones((3, 5))},
-        ValueError,
-        "proj_k; expected (..., m, S_max) with S_max >= 6",
-    ),
-    (
-        "linformer_attention",
-        {"proj_v": np.ones((4, 6))},
-        ValueError,
-        "proj_v must have the slots of proj_k; expected 3",
-    ),
-    ("linformer_attention", {"proj_k": np.ones((3, 3, 6))}, ValueError, "proj_k does not fit"),
-    ("linformer_attention", {"proj_k": np.ones((3, 6), int)}, TypeError, f"proj_k; {FLOATS}"),
-    ("newton_inverse", {"a": np.ones((3, 2))}, ValueError, "a; expected square matrices (..., m, m), got (3, 2)"),
-    ("newton_inverse", {"ridge": 0.1}, ValueError, "unexpected argument 'ridge'"),
-]
-
-
-@pytest.mark.parametrize("index", range(len(ERRORS)))
-def test_errors(index: int) -> None:
-    op, changed, error, text = ERRORS[index]
-    with pytest.raises(error, match=f"^{op}: {re.escape(text)}"):
-        getattr(reference, op)(**{**GOOD[op], **changed})
-
-
 GRID = {"q": np.ones((15, 2)), "height": 3, "width": 5, "r": 2}
 SAMPLER_ERRORS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("average_pool", {**GRID, "height": 4}, ValueError, "height and width; expected height * width = 15 tokens, got 4"),

@@ -84,18 +84,3 @@ def test_rows_without_weights_give_zero_and_pass_nothing() -> None:
     do = np.array([[0.0, 0.0], [1.0, 2.0], [np.nan, np.inf]])
     for gradient in rela.rela_attention_vjp(q, k, v, np.ones(2), do, **common).values():
         assert not gradient.any()
-
-
-Q, K, V, W = np.ones((2, 3, 4, 5)), np.ones((2, 3, 6, 5)), np.ones((2, 3, 6, 7)), np.ones(21)
-
-
-@pytest.mark.parametrize(
-    ("changed", "text"),
-    [
-        ({"norm_axis": "token"}, "norm_axis; expected 'hidden' or 'head', got 'token'"),
-        ({"bias": np.full((4, 6), -np.inf)}, "bias; expected finite values on visible pairs"),
-    ],
-)
-def test_errors(changed: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=f"^rela_attention: {text}"):
-        rela.rela_attention(**{"q": Q, "k": K, "v": V, "norm_weight": W, **changed})

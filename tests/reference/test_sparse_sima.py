@@ -85,10 +85,3 @@ def test_padding_reaches_nothing(case: str, hole: float) -> None:
     for clean, poisoned in zip(*found, strict=True):
         np.testing.assert_array_equal(poisoned, clean)
         assert np.isfinite(clean).all()
-
-
-def test_a_key_mask_needs_a_query_mask_beside_it() -> None:
-    k, v = np.ones((2, 5, 4)), np.ones((2, 5, 6))
-    for hidden in ({"mask": np.ones(5, dtype=bool)}, {"key_lengths": 3}):
-        with pytest.raises(ValueError, match=r"^sima_attention: query_mask; expected one beside a key mask"):
-            sima.sima_attention(k, k, v, **hidden)
