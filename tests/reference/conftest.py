@@ -136,20 +136,28 @@ def check_vjp(covers: Callable[..., None], check_gradients: Callable[..., None])
 
 
 @pytest.fixture(scope="session")
-def check_statistics(check_gradients: Callable[..., None]) -> Callable[..., None]:
-    """Assert the gradients of the statistics of rows; arrays without v."""
+def check_statistics(covers: Callable[..., None], check_gradients: Callable[..., None]) -> Callable[..., None]:
+    """Assert the gradients of the statistics of rows, and of the output beside them if there is v, and magnitudes."""
 
     def check(op: str, arrays: Any, params: Any, fields: tuple[str, ...] = FIELDS) -> None:
-        def call(**x: Any) -> dict[str, Any]:
-            found = reference.row_statistics(op, **x, fields=fields, **params)
-            return {name: getattr(found, name) for name in fields}
+        form = "attention_with_statistics" if "v" in arrays else "row_statistics"
+        function, vjp, magnitudes = (getattr(reference, f"{form}{suffix}") for suffix in ("", "_vjp", "_magnitudes"))
 
-        rng = np.random.default_rng(7)
-        cotangents = {name: rng.normal(size=x.shape) for name, x in call(**arrays).items()}
-        dstats = reference.RowStatistics(**cotangents)
-        gradients = reference.row_statistics_vjp(op, **arrays, dstats=dstats, fields=fields, **params)
+        def call(**x: Any) -> dict[str, Any]:
+            found = function(op, **x, fields=fields, **params)
+            o, rows = found if "v" in arrays else (None, found)
+            return {name: getattr(rows, name) for name in fields} | ({} if o is None else {"o": o})
+
+        rng, outputs = np.random.default_rng(7), call(**arrays)
+        cotangents = {name: rng.normal(size=x.shape) for name, x in outputs.items()}
+        given = {"dstats": reference.RowStatistics(**{name: cotangents[name] for name in fields}), "fields": fields}
+        given |= {"do": cotangents["o"]} if "v" in arrays else {}
+        gradients, sizes = (f(op, **arrays, **given, **params) for f in (vjp, magnitudes))
         assert set(gradients) == set(arrays)
+        assert set(sizes) == {*arrays, *outputs}
         check_gradients(call, arrays, cotangents, gradients)
+        for name, value in {**gradients, **outputs}.items():
+            covers(sizes[name], value, name)
 
     return check
 
