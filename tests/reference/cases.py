@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from attnkit_reference import orthogonal_features
+
 Rng = np.random.Generator
 Arrays = dict[str, Any]
 Shape = tuple[int, ...]
@@ -49,3 +51,30 @@ CASES: dict[str, Case] = {
     "lengths": case((2, 2, 3, 3), (2, 2, 4, 3), (2, 2, 4, 2), LENGTHS),
 }
 """Cases that linear attention takes too."""
+
+
+class Squares:
+    """A feature map with more features than its argument has, and its gradient: [x², x₀ + 2]."""
+
+    def __call__(self, x: Any) -> Any:
+        return np.concatenate([x * x, x[..., :1] + 2.0], axis=-1)
+
+    def vjp(self, x: Any, d: Any) -> Any:
+        dx = 2.0 * x * d[..., :-1]
+        dx[..., :1] += d[..., -1:]
+        return dx
+
+
+PROJECTION = {"projection": orthogonal_features(5, 3, seed=1)}
+LINEAR: dict[str, tuple[str, Arrays]] = {
+    "elu_plus_one": ("linear_attention", {"scale": 0.7, "eps": 0.1}),
+    "relu": ("linear_attention", {"feature_map": "relu", "eps": 0.5}),
+    "identity": ("linear_attention", {"feature_map": "identity", "scale": -1.3}),
+    "unnormalised": ("linear_attention", {"normalize": False}),
+    "callable": ("linear_attention", {"feature_map": Squares()}),
+    "cosine": ("cosine_attention", {}),
+    "performer": ("performer_attention", PROJECTION),
+    "performer_relu": ("performer_attention", {**PROJECTION, "kernel": "relu"}),
+    "efficient": ("efficient_attention", {}),
+}
+"""Ops with a state of sums, for 3 features, with what they take beside q, k and v."""

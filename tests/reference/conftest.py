@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import attnkit_reference as reference
+from attnkit_reference.statistics import ROWS
 
 # The bound of float64 in the conformance table, in units of eps.
 ROUNDING = 64
@@ -101,7 +102,7 @@ def check_gradients() -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def check_vjp(covers: Callable[..., None], check_gradients: Callable[..., None]) -> Callable[..., None]:
-    """Assert the gradients of an op and its magnitudes, for all cotangents and for each alone.
+    """Assert the gradients of an op and its magnitudes, for all cotangents and for each, or those of a state, alone.
 
     `call` gives outputs by name where there is another than o. `beyond`: each magnitude is more than that many times
     its result somewhere, so that it is none itself. `state`: the parts of one, as `by_name` has them.
@@ -122,7 +123,9 @@ def check_vjp(covers: Callable[..., None], check_gradients: Callable[..., None])
         outputs = {name: _finite(x) for name, x in call(**arrays, **params).items()}
         rng = np.random.default_rng(7)
         cotangents = {name: rng.normal(size=x.shape) for name, x in outputs.items()}
-        for some in (tuple(outputs), *((name,) for name in outputs))[: len(outputs) + (len(outputs) > 1)]:
+        names = tuple(outputs)
+        alone = {names[:1], names[1:]} if state else {(name,) for name in names}
+        for some in sorted(alone | {names}):
             given = {f"d{name}": x if name in some else None for name, x in cotangents.items()}
             gradients, sizes = (f(**arrays, **given, **params) for f in (vjp, magnitudes))
             assert set(gradients) == set(arrays)
@@ -158,6 +161,25 @@ def check_statistics(covers: Callable[..., None], check_gradients: Callable[...,
         check_gradients(call, arrays, cotangents, gradients)
         for name, value in {**gradients, **outputs}.items():
             covers(sizes[name], value, name)
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def check_weights(covers: Callable[..., None], check_gradients: Callable[..., None]) -> Callable[..., None]:
+    """Assert the gradients of weights, of which those of all statistics are made, and magnitudes; arrays without v."""
+
+    def check(op: str, arrays: Any, params: Any) -> None:
+        def call(**x: Any) -> dict[str, Any]:
+            return {"w": getattr(reference, f"{op}_weights")(**x, **params)}
+
+        dw = np.random.default_rng(7).normal(size=call(**arrays)["w"].shape)
+        rows = ROWS[op]("rows", **arrays, **params)
+        ds, size = rows.pull(dw, np.abs(dw))
+        gradients, sizes = rows.to_inputs(ds, None), rows.to_inputs(size, None, True)
+        check_gradients(call, arrays, {"w": dw}, gradients)
+        for name, gradient in gradients.items():
+            covers(sizes[name], gradient, name)
 
     return check
 

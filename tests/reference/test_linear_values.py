@@ -9,41 +9,17 @@ import pytest
 import attnkit_reference as reference
 from attnkit_reference.linear import attention, cosine, efficient, performer
 
-Arrays = dict[str, Any]
-
-PROJECTION = performer.orthogonal_features(8, 4, seed=0)
-
-
-class Square:
-    """x² + ½ and its gradient: features that are not 0 where x is."""
-
-    def __call__(self, x: Any) -> Any:
-        return x * x + 0.5
-
-    def vjp(self, x: Any, d: Any) -> Any:
-        return 2.0 * x * d
-
-
-OPS: dict[str, tuple[Any, str, Arrays]] = {
-    "elu_plus_one": (attention, "linear_attention", {"scale": 0.6}),
-    "relu": (attention, "linear_attention", {"feature_map": "relu"}),
-    "identity": (attention, "linear_attention", {"feature_map": "identity"}),
-    "callable": (attention, "linear_attention", {"feature_map": Square()}),
-    "cosine": (cosine, "cosine_attention", {}),
-    "performer": (performer, "performer_attention", {"projection": PROJECTION}),
-    "performer_relu": (performer, "performer_attention", {"projection": PROJECTION, "kernel": "relu"}),
-    "efficient": (efficient, "efficient_attention", {}),
-}
+from .cases import LINEAR, Arrays
 
 
 def call(name: str, *args: Any, suffix: str = "", **params: Any) -> Any:
-    module, op, own = OPS[name]
-    return getattr(module, op + suffix)(*args, **{**own, **params})
+    op, own = LINEAR[name]
+    return getattr(reference, op + suffix)(*args, **{**own, **params})
 
 
 def arrays(*, queries: int = 6, keys: int = 6, seed: int = 0) -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(seed)
-    shapes = ((2, 4, queries, 4), (2, 2, keys, 4), (2, 2, keys, 3))
+    shapes = ((2, 4, queries, 3), (2, 2, keys, 3), (2, 2, keys, 3))
     q, k, v = (rng.normal(size=shape) for shape in shapes)
     return q, k, v
 
@@ -138,7 +114,7 @@ def test_orthogonal_features(near: Any) -> None:
 # ------------------------------------------------------------------------------------------- forms that agree
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", LINEAR)
 def test_weights_are_those_of_the_output(near: Any, same: Any, name: str) -> None:
     q, k, v = arrays(keys=7)
     mask = np.random.default_rng(1).random((2, 1, 1, 7)) < 0.7
@@ -151,7 +127,7 @@ def test_weights_are_those_of_the_output(near: Any, same: Any, name: str) -> Non
             same(w.sum(-1)[seen], np.ones(int(seen.sum())))
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", LINEAR)
 def test_the_last_causal_row_is_that_of_the_full_form(near: Any, name: str) -> None:
     q, k, v = arrays()
     full, causal = (call(name, q, k, v, enable_gqa=True, causal=c, return_state=True) for c in (False, True))
@@ -160,7 +136,7 @@ def test_the_last_causal_row_is_that_of_the_full_form(near: Any, name: str) -> N
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", LINEAR)
 def test_steps_are_the_causal_form(near: Any, name: str) -> None:
     q, k, v = arrays()
     whole, after = call(name, q, k, v, enable_gqa=True, causal=True, return_state=True)
@@ -179,7 +155,7 @@ def test_steps_are_the_causal_form(near: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", LINEAR)
 def test_a_sequence_may_be_split(near: Any, name: str, causal: bool) -> None:
     q, k, v = arrays()
     mask, queries = np.array([0, 1, 1, 1, 0, 1], dtype=bool), np.array([1, 0, 1, 1, 1, 0], dtype=bool)
@@ -196,7 +172,7 @@ def test_a_sequence_may_be_split(near: Any, name: str, causal: bool) -> None:
         near(a, b)
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", LINEAR)
 def test_a_state_of_nothing_changes_nothing(name: str) -> None:
     q, k, v = arrays(keys=5)
     _, empty = call(name, q, k, v, enable_gqa=True, key_lengths=0, return_state=True)
@@ -212,7 +188,7 @@ def test_a_state_of_nothing_changes_nothing(name: str) -> None:
     assert not np.any(gradients["initial_state"][2:]), "a level of -inf that no key raises does not move"
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", LINEAR)
 def test_a_row_with_a_state_is_not_null(near: Any, name: str) -> None:
     q, k, v = arrays()
     o, state = call(name, q, k, v, enable_gqa=True, return_state=True)
@@ -251,9 +227,9 @@ def test_heads_of_k_may_be_broadcast() -> None:
     q, k, v = arrays()
     q, k = q[:, :2], k[:1, :1]
     o, (S, z) = attention.linear_attention(q, k, v[:1, :1], return_state=True)
-    assert (o.shape, S.shape, z.shape) == ((2, 2, 6, 3), (1, 1, 4, 3), (1, 1, 4))
+    assert (o.shape, S.shape, z.shape) == ((2, 2, 6, 3), (1, 1, 3, 3), (1, 1, 3))
     mask = np.random.default_rng(0).random((2, 1, 1, 6)) < 0.5
-    assert attention.linear_attention(q, k, v[:1, :1], mask=mask, return_state=True)[1][0].shape == (2, 1, 4, 3)
+    assert attention.linear_attention(q, k, v[:1, :1], mask=mask, return_state=True)[1][0].shape == (2, 1, 3, 3)
 
 
 # ------------------------------------------------------------------------------------------------ padding
@@ -274,7 +250,7 @@ def results(name: str, q: Any, k: Any, v: Any, do: Any, **params: Any) -> Iterat
         yield from (found["q"], found["k"], found["v"])
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", LINEAR)
 @pytest.mark.parametrize("causal", [False, True, "upper_left"])
 def test_padding_may_hold_anything(name: str, causal: Any) -> None:
     q, k, v = arrays(keys=7)
@@ -309,7 +285,7 @@ def test_padding_of_pairs_may_hold_anything(name: str) -> None:
     assert np.all(np.isfinite(found[0]))
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", LINEAR)
 def test_keys_that_no_query_sees_stay_in_the_state(name: str) -> None:
     """causal and query_mask hide keys from these queries; those that come later may see them."""
     q, k, v = arrays(queries=3)
