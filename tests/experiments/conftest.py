@@ -2,7 +2,6 @@
 
 import gzip
 import logging
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from PIL import Image
 from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands import runner
 from attnkit_experiments.recipes import RECIPES
+from tests.attacks.data import samples
 
 from .doubles import SHALLOW
 
@@ -79,11 +79,7 @@ def image_folder(tmp_path):
 @pytest.fixture
 def image_zip(image_folder, tmp_path):
     """The same images in a zip, inside one more folder."""
-    path = tmp_path / "images.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        for file in sorted(image_folder.rglob("*.png")):
-            archive.write(file, Path("top") / file.relative_to(image_folder))
-    return path
+    return samples.write(tmp_path / "images.zip", samples.zipped(samples.files_of(image_folder, "top/")))
 
 
 WORDS = {

@@ -11,6 +11,7 @@ from attnkit_experiments.data.images import ilsvrc
 from attnkit_experiments.data.images.index import build_index
 from attnkit_experiments.data.prepare import imagenet
 from attnkit_experiments.engine.errors import UserError
+from tests.attacks.data.samples import files_of, tarred, write
 
 
 @pytest.fixture
@@ -20,30 +21,22 @@ def published(image_folder, tmp_path) -> Path:
     The test images in folders get the names that they have there, classes in turn.
     """
     root = tmp_path / "published"
-    root.mkdir()
     synsets = sorted(folder.name for folder in (image_folder / "train").iterdir())
-    with tarfile.open(root / "ILSVRC2012_img_train.tar", "w") as outer:
-        for name in synsets:
-            with tarfile.open(tmp_path / f"{name}.tar", "w") as inner:
-                for file in (image_folder / "train" / name).iterdir():
-                    inner.add(file, file.name)
-            outer.add(tmp_path / f"{name}.tar", f"{name}.tar")
+    tars = {f"{name}.tar": tarred(files_of(image_folder / "train" / name)) for name in synsets}
+    write(root / "ILSVRC2012_img_train.tar", tarred(tars))
     files = []
     for number in range(6):
         name = synsets[number % 2]
         file = image_folder / "test" / name / f"{number // 2:04d}.png"
         files.append((file.rename(file.with_name(f"ILSVRC2012_val_{number + 1:08d}.png")), name))
+    write(root / "ILSVRC2012_img_val.tar", tarred({file.name: file.read_bytes() for file, _ in files}))
     numbers = {name: 2 - place for place, name in enumerate(synsets)}
-    with tarfile.open(root / "ILSVRC2012_img_val.tar", "w") as archive:
-        for file, _ in files:
-            archive.add(file, file.name)
     kinds = [("ILSVRC2012_ID", float), ("WNID", object), ("num_children", float)]
     about = np.array([(numbers[name], name, 0) for name in synsets] + [(3, "animal", 2)], dtype=kinds)
     savemat(tmp_path / "meta.mat", {"synsets": about})
-    (tmp_path / ilsvrc.TRUTH).write_text("".join(f"{numbers[name]}\n" for _, name in files))
-    with tarfile.open(root / ilsvrc.DEVKIT, "w:gz") as kit:
-        for name in (ilsvrc.META, ilsvrc.TRUTH):
-            kit.add(tmp_path / name, f"ILSVRC2012_devkit_t12/data/{name}")
+    truth = "".join(f"{numbers[name]}\n" for _, name in files).encode()
+    kit = {ilsvrc.META: (tmp_path / "meta.mat").read_bytes(), ilsvrc.TRUTH: truth}
+    write(root / ilsvrc.DEVKIT, tarred({f"ILSVRC2012_devkit_t12/data/{n}": x for n, x in kit.items()}, "w:gz"))
     return root
 
 
@@ -66,24 +59,17 @@ def test_imagenet_is_read_as_it_is_published(published, image_folder, tmp_path):
     assert index.place(0).name == "ILSVRC2012_img_train.tar: cat/0000.png"
 
 
-def test_what_is_wrong_with_the_development_kit_is_said(published, tmp_path):
+def test_what_is_wrong_with_the_development_kit_is_said(published):
     kit = published / ilsvrc.DEVKIT
     with tarfile.open(kit) as whole:
         files = {Path(member.name).name: whole.extractfile(member).read() for member in whole}
-
-    def write(**changes):
-        with tarfile.open(kit, "w:gz") as archive:
-            for name, content in (files | changes).items():
-                (tmp_path / name).write_bytes(content)
-                archive.add(tmp_path / name, name)
-
     numbers = files[ilsvrc.TRUTH]
     for changes, text in (
         ({ilsvrc.TRUTH: b"9\n" + numbers}, r"line 1 of .*ground_truth.txt is '9', which meta.mat does not name"),
         ({ilsvrc.TRUTH: numbers[:2]}, r"ILSVRC2012_val_00000002.* is none of the 1 images that"),
         ({ilsvrc.META: b"no matrix"}, r"meta.mat cannot be read"),
     ):
-        write(**changes)
+        write(kit, tarred(files | changes, "w:gz"))
         with pytest.raises(UserError, match=text):
             build_index(str(published))
     kit.unlink()

@@ -1,7 +1,6 @@
 """Digits, ImageFolder directories and zips, the cache, and the texts for data that is not there or not readable."""
 
 import os
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from attnkit_experiments.data.images.folder import square
 from attnkit_experiments.data.images.loading import ImageRequest, load_images
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.terms import Terms
+from tests.attacks.data import samples
 
 
 def load(source, tmp_path, *, size=0, train=0, test=0, **options):
@@ -48,9 +48,8 @@ def test_names_of_splits_and_endings_are_read_in_any_case_and_what_is_no_image_i
     (image_folder / "train").rename(image_folder / "Train")
     picture = image_folder / "Train" / "cat" / "0000.png"
     picture.rename(picture.with_suffix(".PNG"))
-    for name in ("Train/cat/._0000.png", "Train/cat/notes.txt", "Train/0001.png", "other/cat/0003.png"):
-        (image_folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (image_folder / name).write_bytes(b"no image")
+    names = ("Train/cat/._0000.png", "Train/cat/notes.txt", "Train/0001.png", "other/cat/0003.png")
+    samples.fill(image_folder, dict.fromkeys(names, b"no image"))
     assert load(image_folder, tmp_path).checksum() == plain.checksum()
 
 
@@ -102,41 +101,20 @@ def test_a_truncated_image_is_unreadable(image_folder, tmp_path):
         load(image_folder, tmp_path)
 
 
-def empty(path: Path) -> Path:
-    path.mkdir()
-    return path
+WRONG = {
+    "nothing": (None, "no such file or directory"),
+    "a text": (b"hello", "neither a directory nor a zip archive"),
+    "an empty folder": ({}, "holds no images; expected train/CLASS/image and test/CLASS/image"),
+    "an empty zip": (samples.zipped({"README": b"no images here"}), "holds no images"),
+    "only train": ({"train/cat/0.png": samples.image()}, "holds no test images"),
+}
 
 
-def text_file(path: Path) -> Path:
-    path.write_text("hello")
-    return path
-
-
-def empty_zip(path: Path) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("README", "no images here")
-    return path
-
-
-def only_train(path: Path) -> Path:
-    (path / "train" / "cat").mkdir(parents=True)
-    Image.new("RGB", (8, 8)).save(path / "train" / "cat" / "0.png")
-    return path
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda path: path, "no such file or directory"),
-        (empty, "holds no images; expected train/CLASS/image and test/CLASS/image"),
-        (text_file, "neither a directory nor a zip archive"),
-        (empty_zip, "holds no images"),
-        (only_train, "holds no test images"),
-    ],
-)
-def test_what_a_person_reads_when_the_data_is_wrong(make, text, tmp_path, refusal):
-    source = make(tmp_path / "data")
-    out = tmp_path / "out"
+@pytest.mark.parametrize(("content", "text"), WRONG.values(), ids=WRONG)
+def test_what_a_person_reads_when_the_data_is_wrong(content, text, tmp_path, refusal):
+    source, out = tmp_path / "data", tmp_path / "out"
+    if content is not None:
+        (samples.write if isinstance(content, bytes) else samples.fill)(source, content)
     said = refusal("run", "000-fig2", "--preset", "smoke", "--data", str(source), "--out", str(out))
     assert said.startswith(f"error: --data {source}: ")
     assert text in said

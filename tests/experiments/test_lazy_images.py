@@ -4,9 +4,7 @@ import json
 import os
 import pickle
 import shutil
-import tarfile
 import tracemalloc
-import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -32,6 +30,7 @@ from attnkit_experiments.engine.transfer import upload
 from attnkit_experiments.images import task as classify
 from attnkit_experiments.images.model import ViTConfig
 from attnkit_experiments.images.task import AugmentConfig, ImageTask
+from tests.attacks.data.samples import METHODS, files_of, fill, tarred, write, zipped
 from tests.library.arrays import assert_close
 
 SIDE = 16
@@ -60,14 +59,8 @@ def directory(tmp_path_factory) -> Path:
 def layouts(directory) -> dict[str, str]:
     """The same images as a directory, a zip, a folder with a zip for each split, shards, and shards by a pattern."""
     beside = directory.parent
-    with zipfile.ZipFile(beside / "images.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in sorted(directory.rglob("*.*")):
-            archive.write(file, Path("top") / file.relative_to(directory))
-    (beside / "zips").mkdir()
-    for split in ("train", "val"):
-        with zipfile.ZipFile(beside / "zips" / f"{split}.zip", "w") as archive:
-            for file in sorted((directory / split).rglob("*.*")):
-                archive.write(file, file.relative_to(directory / split))
+    write(beside / "images.zip", zipped(files_of(directory, "top/"), METHODS["deflated"]))
+    fill(beside / "zips", {f"{split}.zip": zipped(files_of(directory / split)) for split in ("train", "val")})
     manifest = imagenet.prepare(directory, beside / "shards", expected=None, per_shard=4)
     assert manifest["counts"] == {"classes": 3, "train": 15, "val": 6}
     assert manifest["files"] == {"train": {"images": 15, "shards": 4}, "val": {"images": 6, "shards": 2}}
@@ -469,59 +462,48 @@ def test_batches_for_a_gpu_are_page_locked_and_not_waited_for(layouts, tmp_path,
     assert len(locked) == 2
 
 
-def shard(path: Path, files: dict[str, bytes]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as archive:
-        for name, content in files.items():
-            scratch = path.parent / "scratch"
-            scratch.write_bytes(content)
-            archive.add(scratch, name)
-            scratch.unlink()
-    return path
-
-
-CLASSES = {f"{split}-0.tar": {"x.png": b"-", "x.cls": b"1"} for split in ("train", "val")} | {"classes.txt": b"ant\n"}
-ONE_CLASS = {f"{split}-0.tar": {"a/x.png": b"-"} for split in ("train", "val")}
+NUMBERED = tarred({"x.png": b"-", "x.cls": b"1"})
+SHARD = tarred({"a/x.png": b"-"})
 WRONG = {
     "nothing": ({}, "holds no images; expected train/CLASS/image and test/CLASS/image"),
-    "only train": ({"train-0.tar": {"a/x.png": b"-"}}, "holds no test images"),
+    "only train": ({"train-0.tar": SHARD}, "holds no test images"),
     "text for a class": (
-        {"train-0.tar": {"x.png": b"-", "x.cls": b"bee"}},
+        {"train-0.tar": tarred({"x.png": b"-", "x.cls": b"bee"})},
         "x.cls holds 'bee', expected a class as a number",
     ),
     "some without class": (
-        {"train-0.tar": {"a/x.png": b"-", "a/x.cls": b"0", "a/y.png": b"-"}},
+        {"train-0.tar": tarred({"a/x.png": b"-", "a/x.cls": b"0", "a/y.png": b"-"})},
         "train-0.tar: the sample a/y has no label, and others have",
     ),
     "no tar": ({"train.tar": b"x" * 2000}, "train.tar: cannot be read ("),
-    "one class": (ONE_CLASS, "all files are of one class, a, and every answer would be right; --allow-one-class"),
+    "one class": (
+        {"train-0.tar": SHARD, "val-0.tar": SHARD},
+        "all files are of one class, a, and every answer would be right; --allow-one-class",
+    ),
     "without class": (
-        {"train-0.tar": {"x.png": b"-"}},
+        {"train-0.tar": tarred({"x.png": b"-"})},
         "train-0.tar: x.png has neither a label nor a folder that is its class",
     ),
-    "more classes than names": (CLASSES, "classes.txt names classes 0 to 0, a label says 1"),
-    "a text": (b"text", "neither a directory nor a zip archive or tar; expected train/CLASS/image"),
-    "shards that are not there": (None, "no such file or directory"),
+    "more classes than names": (
+        {"train-0.tar": NUMBERED, "val-0.tar": NUMBERED, "classes.txt": b"ant\n"},
+        "classes.txt names classes 0 to 0, a label says 1",
+    ),
 }
 
 
-def put(path: Path, content: bytes | dict | None) -> None:
-    """A file, or a shard or a folder with what it holds."""
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif path.suffix == ".tar":
-        shard(path, content)
-    elif content is not None:
-        path.mkdir()
-        for name, inner in content.items():
-            put(path / name, inner)
+def test_what_a_person_reads_when_there_is_no_folder(tmp_path, refusal):
+    write(tmp_path / "data", b"text")
+    for name, text in (
+        ("data", "neither a directory nor a zip archive or tar; expected train/CLASS/image"),
+        ("a-{00..02}.tar", "no such file or directory"),
+    ):
+        words = ["--preset", "smoke", "--data", str(tmp_path / name), "--out", str(tmp_path / "out")]
+        assert text in refusal("run", "000-fig2", *words, "--set", "lazy=true", "--set", "image_size=8")
 
 
-@pytest.mark.parametrize(("content", "text"), WRONG.values(), ids=WRONG)
-def test_what_a_person_reads_when_the_data_is_wrong(content, text, tmp_path, refusal):
-    put(tmp_path / "data", content)
-    data = tmp_path / "data" / "a-{00..02}.tar" if content is None else tmp_path / "data"
-    words = ["--preset", "smoke", "--data", str(data), "--out", str(tmp_path / "out")]
+@pytest.mark.parametrize(("files", "text"), WRONG.values(), ids=WRONG)
+def test_what_a_person_reads_when_the_data_is_wrong(files, text, tmp_path, refusal):
+    words = ["--preset", "smoke", "--data", str(fill(tmp_path / "data", files)), "--out", str(tmp_path / "out")]
     assert text in refusal("run", "000-fig2", *words, "--set", "lazy=true", "--set", "image_size=8")
 
 
@@ -529,7 +511,7 @@ def test_what_a_person_reads_when_the_data_is_wrong(content, text, tmp_path, ref
 def test_classes_are_named_by_the_lines_of_a_file(end: str, tmp_path: Path) -> None:
     for split in ("train", "val"):
         files = {f"{label}.{kind}": b"%d" % label for label in (0, 1) for kind in ("png", "cls")}
-        shard(tmp_path / f"{split}-0.tar", files | {"notes/read.me": b"no image"})
+        write(tmp_path / f"{split}-0.tar", tarred(files | {"notes/read.me": b"no image"}))
     (tmp_path / "classes.txt").write_text(f"ant\nbee{end}")
     index = build_index(str(tmp_path))
     assert list(index.classes) == ["ant", "bee"]

@@ -16,6 +16,7 @@ from attnkit_experiments.data.text import bpe
 from attnkit_experiments.data.text.lines import normalise, pair, read_lines
 from attnkit_experiments.data.text.pairs import BOS, EOS, PAD, UNK, PairRequest, Sentences, TranslationData, load_pairs
 from attnkit_experiments.engine.errors import UserError
+from tests.attacks.data import samples
 
 from .characters import Encoding, replace_tokenizers
 
@@ -30,8 +31,7 @@ def packed(*lines: str) -> bytes:
 
 
 def write(path: Path, lines: list[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(packed(*lines))
+    samples.write(path, packed(*lines))
 
 
 GERMAN = ["Ein Hund läuft.", "Zwei  Männer\tsitzen. ", "Eine Frau.", "Ja."]

@@ -1,10 +1,7 @@
 """Tiny archives in the original layouts: what is written, what is counted, and what a person reads otherwise."""
 
 import gzip
-import io
 import json
-import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,32 +14,18 @@ from attnkit_experiments.data.text.lines import read_lines
 from attnkit_experiments.data.text.pairs import PairRequest, load_pairs
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import sha256
+from tests.attacks.data.samples import fill, tarred, write, zipped
 
 from .characters import replace_tokenizers
 
 
+def encoded(files: dict[str, str]) -> dict[str, bytes]:
+    return {name: text.encode() for name, text in files.items()}
+
+
 def pack(path: Path, files: dict[str, str]) -> Path:
     """A tar.gz or zip, as the name ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, text in files.items():
-                archive.writestr(name, text)
-        return path
-    with tarfile.open(path, "w:gz") as archive:
-        for name, text in files.items():
-            raw = text.encode()
-            info = tarfile.TarInfo(name)
-            info.size = len(raw)
-            archive.addfile(info, io.BytesIO(raw))
-    return path
-
-
-def unpack(folder: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
-    return folder
+    return write(path, zipped(encoded(files)) if path.suffix == ".zip" else tarred(encoded(files), "w:gz"))
 
 
 def segments(texts: list[str]) -> str:
@@ -140,7 +123,7 @@ def test_markup_is_counted_in_the_source(tmp_path):
 
 def test_the_same_archive_gives_the_same_bytes_and_a_folder_the_same_files(prepared, tmp_path):
     manifest, _ = prepared
-    folder = unpack(tmp_path / "unpacked", iwslt_files())
+    folder = fill(tmp_path / "unpacked", encoded(iwslt_files()))
     zipped = pack(tmp_path / "de-en.zip", iwslt_files())
     for number, archive in enumerate((tmp_path / "de-en.tgz", folder, zipped)):
         assert iwslt14.prepare(archive, tmp_path / f"again{number}", expected=IWSLT_EXPECTED) == manifest
@@ -247,7 +230,7 @@ def europarl_files() -> dict[str, str]:
 
 
 def test_europarl_keeps_documents_as_they_are(tmp_path):
-    folder = unpack(tmp_path / "repository", europarl_files())
+    folder = fill(tmp_path / "repository", encoded(europarl_files()))
     manifest = europarl7.prepare(folder, tmp_path / "out", expected=EUROPARL_EXPECTED)
     assert read_lines(tmp_path / "out" / "train.de.gz") == ["<d>", "de one", "de two", "", "<d>", "de three"]
     assert read_lines(tmp_path / "out" / "valid.en.gz") == ["<d>", "en one", "<d>", "en two", "en three"]
@@ -281,7 +264,9 @@ def test_what_was_prepared_can_be_trained_on(prepared, tmp_path, monkeypatch):
 
 def test_prepared_documents_can_be_joined(tmp_path, monkeypatch):
     replace_tokenizers(monkeypatch)
-    europarl7.prepare(unpack(tmp_path / "repository", europarl_files()), tmp_path / "out", expected=EUROPARL_EXPECTED)
+    europarl7.prepare(
+        fill(tmp_path / "repository", encoded(europarl_files())), tmp_path / "out", expected=EUROPARL_EXPECTED
+    )
     request = PairRequest(direction="en-de", document_tokens=128)
     data = load_pairs(str(tmp_path / "out"), request, cache=tmp_path / "cache")
     assert data.train.target_text == ("de one de two", "de three")

@@ -1,7 +1,6 @@
 """Sequences: the container, and the loaders of texts and pictures on data made on the spot."""
 
 import os
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from attnkit_experiments.data.sequences.listops import ListOpsRules
 from attnkit_experiments.data.sequences.lra import SequenceRequest, load_sequences
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.terms import Terms
+from tests.attacks.data import samples
 
 WORDS = ("good", "bad", "film", "dull", "plot", "the", "a", "actor", "scene", "never")
 
@@ -38,12 +38,7 @@ def reviews(tmp_path):
         for index in range(count):
             name = f"{split}/{('neg', 'pos')[index % 2]}/{index}_7.txt"
             texts[name] = " ".join(rng.choice(WORDS, rng.integers(5, 80))).encode()
-            path = tmp_path / "aclImdb" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(texts[name])
-    (tmp_path / "aclImdb" / "train" / "unsup").mkdir()
-    (tmp_path / "aclImdb" / "train" / "unsup" / "0_0.txt").write_text("unlabelled")
-    return tmp_path / "aclImdb", texts
+    return samples.fill(tmp_path / "aclImdb", texts | {"train/unsup/0_0.txt": b"unlabelled"}), texts
 
 
 def text_of(data: SequenceData, index: int) -> bytes:
@@ -132,11 +127,9 @@ def test_texts_are_bytes(reviews, capsys):
 
 def test_a_zip_of_texts_gives_the_same(reviews, tmp_path):
     path, texts = reviews
-    with zipfile.ZipFile(tmp_path / "imdb.zip", "w") as archive:
-        for name in sorted(texts, reverse=True):
-            archive.write(path / name, f"top/{name}")
-    zipped = text_sequences.load_reviews(tmp_path / "imdb.zip")
-    assert zipped.checksum() == text_sequences.load_reviews(path).checksum()
+    backwards = {f"top/{name}": texts[name] for name in sorted(texts, reverse=True)}
+    archive = samples.write(tmp_path / "imdb.zip", samples.zipped(backwards))
+    assert text_sequences.load_reviews(archive).checksum() == text_sequences.load_reviews(path).checksum()
 
 
 def test_texts_that_are_not_there(reviews, tmp_path):

@@ -31,9 +31,15 @@ def write(path: Path, content: bytes) -> Path:
 
 def fill(root: Path, files: Mapping[str, bytes]) -> Path:
     """A folder with files of these names and contents."""
+    root.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         write(root / name, content)
     return root
+
+
+def files_of(root: Path, inside: str = "") -> dict[str, bytes]:
+    """What a folder holds, by names in a folder of an archive."""
+    return {f"{inside}{path.relative_to(root)}": path.read_bytes() for path in sorted(root.rglob("*.*"))}
 
 
 def image(kind: str = "PNG", colour: tuple[int, int, int] = (200, 100, 50), side: int = 8) -> bytes:
