@@ -1,7 +1,6 @@
 """Forgetting attention: digits of its running sum, hidden gates, arguments, the module."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -118,19 +117,9 @@ def test_by_position_and_by_name() -> None:
     assert told == {"native": LACKING, "generic": None, "blocked": None}
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "text"),
-    [
-        ({}, TypeError, "missing argument 'log_forget'"),
-        ({"log_forget": GATES[:, :1]}, ValueError, "log_forget has shape .*a number for each key"),
-    ],
-)
-def test_errors(given: dict[str, Any], error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=f"^forgetting_attention: {text}"):
-        attnkit.forgetting_attention(Q, K, V, **given, **GROUPED)
-    if not given:
-        with pytest.raises(error, match=rf"^row_statistics\(forgetting_attention\): {text}"):
-            attnkit.row_statistics("forgetting_attention", Q, K, **GROUPED)
+def test_statistics_need_the_gates() -> None:
+    with pytest.raises(TypeError, match=r"^row_statistics\(forgetting_attention\): missing argument 'log_forget'"):
+        attnkit.row_statistics("forgetting_attention", Q, K, **GROUPED)
 
 
 def test_the_module_decodes_with_its_cache() -> None:

@@ -13,25 +13,6 @@ from .arrays import normal, to_numpy, traced_memory
 QK, V = normal((2, 3, 10, 8), (2, 3, 10, 6), dtype="float32")
 ROTATIONS = attnkit.random_rotations(8, num_hashes=2, num_buckets=6, seed=0).astype("float32")
 TOKENS = np.arange(10) % 4 != 2
-GIVEN = {"qk": QK, "v": V, "rotations": ROTATIONS, "chunk_size": 4}
-
-ERRORS = [
-    ({"rotations": ROTATIONS[:7]}, ValueError, r"rotations has shape \(7, 2, 3\); expected \(..., 8, num_hashes"),
-    ({"rotations": ROTATIONS[:, 0]}, ValueError, r"rotations has shape \(8, 3\)"),
-    ({"rotations": np.ones((2, 8, 2, 3), "float32")}, ValueError, r"leading axes that broadcast to \(2, 3\)"),
-]
-
-
-@pytest.mark.parametrize("index", range(len(ERRORS)))
-def test_errors(index):
-    changed, error, text = ERRORS[index]
-    with pytest.raises(error, match=f"^lsh_attention: .*{text}"):
-        attnkit.lsh_attention(**{**GIVEN, **changed})
-
-
-def test_the_chunk_size_must_be_given():
-    with pytest.raises(TypeError, match=r"^lsh_attention: missing argument 'chunk_size'"):
-        attnkit.lsh_attention(QK, V, ROTATIONS)
 
 
 @pytest.mark.parametrize(

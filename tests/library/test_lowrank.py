@@ -9,47 +9,7 @@ import attnkit
 from attnkit import landmarks
 from attnkit.ops.lowrank.products import gaussian
 
-from .arrays import assert_agrees, close, normal, qkv, traced_memory
-
-Q, K, V = qkv(6, 6)
-MARKS = Q[..., :3, :]
-E, F = normal((4, 6), (3, 4, 8), seed=3)
-CALLS = {
-    "soft_attention": ((Q, V, MARKS), {}),
-    "nystrom_attention": ((Q, K, V), {"num_landmarks": 3}),
-    "linformer_attention": ((Q, K, V, E, F), {}),
-    "newton_inverse": ((np.eye(3) + 0.1,), {}),
-}
-
-ERRORS = [
-    ("soft_attention", {}, {"newton_steps": 1.5}, TypeError, "newton_steps must be an integer; got 1.5"),
-    ("soft_attention", {}, {"init_scale": np.ones(2)}, ValueError, r"init_scale has shape \(2,\)"),
-    ("newton_inverse", {}, {"halvings": 1.5}, TypeError, "halvings must be an integer; got 1.5"),
-    ("soft_attention", {}, {"ridge": -1.0}, ValueError, "ridge must not be negative; got -1.0"),
-    ("soft_attention", {}, {"inverse_grad": "exact"}, ValueError, "inverse_grad must be one of 'implicit', 'unrolled'"),
-    ("nystrom_attention", {}, {"num_landmarks": 2.0}, TypeError, "num_landmarks must be an integer; got 2.0"),
-    ("nystrom_attention", {}, {"init": "original"}, ValueError, "init must be one of 'exact', 'batch_max'"),
-    ("nystrom_attention", {0: Q[..., :5, :]}, {}, ValueError, "queries and keys are the same tokens"),
-    ("linformer_attention", {3: E[:, :5]}, {}, ValueError, r"proj_k has shape \(4, 5\).*S_max at least 6"),
-    ("linformer_attention", {3: E[:3]}, {}, ValueError, "proj_v has shape .* as proj_k has 3 slots"),
-    ("linformer_attention", {4: F[:2]}, {}, ValueError, r"proj_v has shape .*leading axes that broadcast to \(2, 3\)"),
-    ("newton_inverse", {}, {"return_residuals": 1}, TypeError, "return_residuals must be True or False"),
-    ("newton_inverse", {0: np.ones((3, 2))}, {}, ValueError, r"a has shape \(3, 2\); expected square matrices"),
-]
-
-
-@pytest.mark.parametrize("index", range(len(ERRORS)))
-def test_errors(index):
-    op, changed, options, error, text = ERRORS[index]
-    arrays, own = CALLS[op]
-    with pytest.raises(error, match=f"^{op}: .*{text}"):
-        getattr(attnkit, op)(*(changed.get(n, x) for n, x in enumerate(arrays)), **{**own, **options})
-
-
-def test_the_number_of_landmarks_must_be_given():
-    with pytest.raises(TypeError, match=r"^nystrom_attention: missing argument 'num_landmarks'"):
-        attnkit.nystrom_attention(Q, K, V)
-
+from .arrays import assert_agrees, close, normal, traced_memory
 
 PICTURE = normal((2, 15, 3))[0]
 SAMPLER_ERRORS = [

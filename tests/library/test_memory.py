@@ -1,7 +1,6 @@
 """Key-value memory and gated attention unit where conformance does not look: errors and special cases."""
 
 import numpy as np
-import pytest
 import torch
 
 import attnkit
@@ -44,29 +43,3 @@ def test_the_unit_is_pointwise_attention_between_projections():
     common = {"causal": True, "query_mask": torch.from_numpy(THERE), "alpha": 1.0}
     attended = attnkit.pointwise_attention(q, k, v, activation="relu_squared", scale=1.0, **common)
     close(attnkit.gated_attention_unit(torch.from_numpy(X), **weights, **common), (u * attended) @ weights["w_o"])
-
-
-MEMORY_ERRORS = [
-    ({"key_bias": KEY_BIAS[:1]}, ValueError, r"key_bias has shape \(1,\); expected \(10,\)"),
-    ({"norm_bias": BIAS}, ValueError, "norm_bias needs a norm_weight beside it; got None"),
-    ({"activation": "gelu"}, ValueError, "activation must be one of 'relu', 'softmax'; got 'gelu'"),
-]
-UNIT_ERRORS = [
-    ({"w_o": WEIGHTS["w_o"][0]}, ValueError, r"w_o has shape \(8,\); expected a matrix"),
-    ({"bias": np.ones((7, 6))}, ValueError, r"bias has shape \(7, 6\)"),
-    ({"gamma_q": np.ones(1, "float32")}, ValueError, r"gamma_q has shape \(1,\); expected \(4,\)"),
-]
-
-
-@pytest.mark.parametrize("index", range(len(MEMORY_ERRORS)))
-def test_errors_of_the_memory(index):
-    changed, error, text = MEMORY_ERRORS[index]
-    with pytest.raises(error, match=f"^key_value_memory: .*{text}"):
-        attnkit.key_value_memory(**{**MEMORY, **changed})
-
-
-@pytest.mark.parametrize("index", range(len(UNIT_ERRORS)))
-def test_errors_of_the_unit(index):
-    changed, error, text = UNIT_ERRORS[index]
-    with pytest.raises(error, match=f"^gated_attention_unit: .*{text}"):
-        attnkit.gated_attention_unit(**{**UNIT, **changed})
