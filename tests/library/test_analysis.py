@@ -3,7 +3,6 @@
 import inspect
 import math
 from functools import partial
-from typing import Any
 
 import array_api_strict
 import jax
@@ -19,20 +18,11 @@ from attnkit._core.activations import ACTIVATIONS
 from attnkit.analysis import rows
 from attnkit_conformance.model import tolerance
 
-from .arrays import normal, to_numpy, traced_memory
+from .arrays import assert_agrees, normal, traced_memory
 
 LIBRARIES = {"numpy": np.asarray, "strict": array_api_strict.asarray, "torch": torch.from_numpy, "jax": jnp.asarray}
 PERCENTS = (0.2, 5.0, 25.0, 100.0)
 ONLY_IN_ATTNKIT = {"Anisotropy", "Concentration", "VarianceRatio", "weight_blocks"}
-
-
-def agrees(actual: Any, golden: Any, dtype: str = "float64", size: Any = None, growth: float = 1.0) -> None:
-    """Within the bound of semantics D."""
-    golden = np.asarray(golden, np.float64)
-    largest = max(tolerance.largest(golden), 0.0 if size is None else tolerance.largest(np.asarray(size)))
-    limit = tolerance.limit(golden, dtype, largest, growth=growth)
-    measured = tolerance.measure("value", np.asarray(to_numpy(actual), np.float64), limit)
-    assert not measured.failures, measured.failures
 
 
 def relu_weights(*shape: int, dtype: str = "float64", seed: int = 0) -> np.ndarray:
@@ -66,7 +56,7 @@ def test_concentration_in_parts_is_that_of_the_whole(library, fractional):
     assert analysis.Concentration(PERCENTS).value == (0.0,) * 4
     first.merge(second)
     assert first.rows == 118
-    agrees(first.value, golden, "float32")
+    assert_agrees(first.value, golden, dtype="float32")
     assert all(isinstance(x, float) for x in first.value)
 
 
@@ -83,7 +73,9 @@ def test_anisotropy_in_parts_is_that_of_the_whole(library):
     second.update(array(x[1:]), array(mask[1:]))  # leading axes are rows too
     first.merge(second)
     assert (first.used, first.excluded) == (used, excluded) == (used, 1)
-    agrees(first.value, value, "float32", reference.analysis.anisotropy_magnitudes(*flat)["value"])
+    assert_agrees(
+        first.value, value, magnitude=reference.analysis.anisotropy_magnitudes(*flat)["value"], dtype="float32"
+    )
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -100,9 +92,9 @@ def test_variance_ratio_in_parts_is_that_of_the_whole(library):
         ratio.update(array(x[n]), array(r[n]), array(mask[n]))
     first.merge(second)
     assert first.tokens == mask.sum()
-    agrees(first.value, reference.analysis.variance_ratio(x, r, mask), "float32")
-    agrees(first.per_token, reference.analysis.variance_ratio(x, r, mask, pooled=False), "float32")
-    agrees(analysis.variance_ratio(array(x), array(r), array(mask)), first.value, "float32")
+    assert_agrees(first.value, reference.analysis.variance_ratio(x, r, mask), dtype="float32")
+    assert_agrees(first.per_token, reference.analysis.variance_ratio(x, r, mask, pooled=False), dtype="float32")
+    assert_agrees(analysis.variance_ratio(array(x), array(r), array(mask)), first.value, dtype="float32")
 
 
 def test_parts_are_added_in_float64():
@@ -114,14 +106,14 @@ def test_parts_are_added_in_float64():
     for a, b in zip(x, r, strict=True):
         ratio.update(a, b)
         directions.update(a)
-    agrees(ratio.value, reference.analysis.variance_ratio(x, r), "float32")
+    assert_agrees(ratio.value, reference.analysis.variance_ratio(x, r), dtype="float32")
     unit = x.astype(float) / np.linalg.norm(x.astype(float), axis=-1, keepdims=True)
     m = x.shape[0] * x.shape[1]
     golden, lossy = (
         ((total.astype(float) ** 2).sum() - m) / (m * (m - 1))
         for total in (unit.sum(axis=(0, 1)), np.cumsum(unit.reshape(m, 4), axis=0, dtype="float32")[-1])
     )
-    agrees(directions.value, golden, "float32")
+    assert_agrees(directions.value, golden, dtype="float32")
     assert abs(lossy - golden) > 64 * np.finfo("float32").eps * golden
 
 
@@ -131,11 +123,11 @@ def test_variances_far_from_zero(library):
     array = LIBRARIES[library]
     x, r = (y + np.float32(1e5) for y in normal((4, 50, 8), (4, 50, 8), dtype="float32", seed=2))
     golden = reference.analysis.variance_ratio(x, r)
-    agrees(analysis.variance_ratio(array(x), array(r)), golden, "float32")
+    assert_agrees(analysis.variance_ratio(array(x), array(r)), golden, dtype="float32")
     ratio = analysis.VarianceRatio()
     for n in range(4):
         ratio.update(array(x[n]), array(r[n]))
-    agrees(ratio.value, golden, "float32")
+    assert_agrees(ratio.value, golden, dtype="float32")
 
 
 def test_merging_what_does_not_fit_is_an_error():
@@ -162,13 +154,13 @@ def test_blocks_are_the_weights_of_the_op(op, monkeypatch):
     assert [w.shape[-2] for w, _ in blocks] == [3, 3, 2]
     expected = getattr(attnkit, f"{op}_weights")(q, k, **options)
     growth = tolerance.growth_of_exponent(-math.log(np.min(expected[expected > 0])))
-    agrees(np.concatenate([w for w, _ in blocks], axis=-2), expected, growth=growth)
+    assert_agrees(np.concatenate([w for w, _ in blocks], axis=-2), expected, growth=growth)
     curve = analysis.Concentration(PERCENTS)
     for w, visible in blocks:
         curve.update(w, visible)
     seen = reference._core.visibility("test", (2, 2, 8, 7), None, True, None, options["key_lengths"])
     seen &= options["query_mask"][:, None]
-    agrees(curve.value, reference.analysis.concentration_curve(expected, PERCENTS, seen))
+    assert_agrees(curve.value, reference.analysis.concentration_curve(expected, PERCENTS, seen))
     with pytest.raises(ValueError, match=r"^weight_blocks\(softmax_attention\): unexpected argument 'alpha'"):
         analysis.weight_blocks("softmax_attention", q, k, alpha=1.0)
 
@@ -194,8 +186,8 @@ def test_how_many_keys_does_not_depend_on_the_dtype():
     assert math.ceil(exact - np.float32(1e-9 * n)) == k + 1
     w, seen = np.ones((2, 300), "float32"), np.stack([np.arange(300) < n, np.arange(300) < n])
     for array in LIBRARIES.values():
-        agrees(analysis.concentration(array(w), percent, array(seen)), k / n, "float32")
-        agrees(analysis.concentration(array(w[:, :n]), percent), k / n, "float32")
+        assert_agrees(analysis.concentration(array(w), percent, array(seen)), k / n, dtype="float32")
+        assert_agrees(analysis.concentration(array(w[:, :n]), percent), k / n, dtype="float32")
 
 
 # ---------------------------------------------------------------------------------------------- tracing
@@ -209,7 +201,9 @@ def test_under_jit():
         (analysis.mass_at_rank, {"rank": 2}),
     ):
         traced = jax.jit(lambda w, seen, f=function, o=options: f(w, visible=seen, **o))
-        agrees(traced(w, seen), getattr(reference.analysis, function.__name__)(w, visible=seen, **options), "float32")
+        assert_agrees(
+            traced(w, seen), getattr(reference.analysis, function.__name__)(w, visible=seen, **options), dtype="float32"
+        )
     assert np.isnan(traced(-w, seen)), "negative weights cannot be refused there, and must not pass for weights"
     with pytest.raises(ValueError, match="mass_at_rank: weights must not be negative; got -"):
         analysis.mass_at_rank(jnp.asarray(-w), 2)
@@ -228,7 +222,9 @@ def test_spectra_are_computed_in_float64_without_jax_x64():
     for array in (np.asarray, torch.from_numpy, jnp.asarray):
         found = analysis.condition_number(array(a))
         assert str(found.dtype).endswith("float32")
-        agrees(found, golden, "float32", growth=max(1.0, golden * np.finfo(float).eps / np.finfo("float32").eps))
+        assert_agrees(
+            found, golden, dtype="float32", growth=max(1.0, golden * np.finfo(float).eps / np.finfo("float32").eps)
+        )
     assert jnp.zeros(1).dtype == np.float32, "the setting is as it was"
 
 
@@ -258,7 +254,7 @@ def test_moments_of_activations(activation):
         halves = [reference.analysis.activation_moments("relu", mean=m, var=var) for m in (mean, -mean)]
         found = analysis.activation_moments(activation, mean=mean, var=var)
         for value, expected, *size in zip(found, golden, *halves, strict=True):
-            agrees(value, expected, size=sum(size) if activation in SIGNED else None)
+            assert_agrees(value, expected, magnitude=sum(size) if activation in SIGNED else None)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
@@ -280,8 +276,8 @@ def test_moments_of_outputs():
     ):
         golden = reference.analysis.output_moments(activation, 196, **options)
         for value, expected in zip(analysis.output_moments(activation, 196, **options), golden, strict=True):
-            agrees(value, expected)
-    agrees(analysis.output_moments("relu", 64, alpha=0.0).variance, 32.0)
+            assert_agrees(value, expected)
+    assert_agrees(analysis.output_moments("relu", 64, alpha=0.0).variance, 32.0)
     assert math.isnan(analysis.output_moments("relu", 4, var=0.0).kurtosis)
 
 

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 import attnkit
 import attnkit_reference as reference
 from attnkit.nn import MultiHeadAttention, capture
-from attnkit_conformance.model import tolerance
 
-from .arrays import LAYER, assert_close
+from .arrays import LAYER, assert_agrees, assert_close
 
 RESIDUALS = {"blocks.*.attention": "blocks.*.norm", "blocks.*.mlp": "blocks.*.mlp_norm"}
 OPS = {
@@ -66,11 +65,6 @@ class Memory(nn.Module):
 
 def tokens(batch: int = 3, length: int = 10, dim: int = 8, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(batch, length, dim, dtype=dtype)
-
-
-def agrees(actual: float, golden: float, dtype: str = "float64") -> None:
-    limit = tolerance.limit(np.asarray(float(golden)), dtype)
-    assert not tolerance.measure("value", np.asarray(float(actual)), limit).failures, (actual, golden)
 
 
 def hooks(model: nn.Module) -> int:
@@ -175,10 +169,10 @@ def test_rows_are_those_of_the_reference(op):
     assert (layer.null, layer.rows - layer.dead) == (0, rows)
     assert set(layer.means) == set(attnkit.RowStatistics._fields)
     for name, total in sums.items():
-        agrees(layer.means[name], total / rows)
-    agrees(layer.zeros, 1 - sums["nonzero"] / (2 * (2 * 45 + 3 * 21)))
+        assert_agrees(layer.means[name], total / rows)
+    assert_agrees(layer.zeros, 1 - sums["nonzero"] / (2 * (2 * 45 + 3 * 21)))
     for n, percent in enumerate((10.0, 50.0)):
-        agrees(layer.concentration[percent], sum(count * curve[n] for count, curve in curves) / rows)
+        assert_agrees(layer.concentration[percent], sum(count * curve[n] for count, curve in curves) / rows)
 
 
 def test_ratios_and_directions_are_those_of_the_reference():
@@ -195,9 +189,9 @@ def test_ratios_and_directions_are_those_of_the_reference():
     for name, x, r in (("blocks.0.attention", branch, residual), ("blocks.0.mlp", mlp, middle)):
         layer, x, r = record[name], x.numpy(), r.numpy()
         assert layer.calls == 2
-        agrees(layer.variance_ratio, reference.analysis.variance_ratio(x, r))
-        agrees(layer.variance_ratio_per_token, reference.analysis.variance_ratio(x, r, pooled=False))
-        agrees(layer.anisotropy, reference.analysis.anisotropy(x.reshape(-1, 8))[0])
+        assert_agrees(layer.variance_ratio, reference.analysis.variance_ratio(x, r))
+        assert_agrees(layer.variance_ratio_per_token, reference.analysis.variance_ratio(x, r, pooled=False))
+        assert_agrees(layer.anisotropy, reference.analysis.anisotropy(x.reshape(-1, 8))[0])
 
 
 def test_a_branch_that_gets_its_residual_itself():
@@ -206,7 +200,7 @@ def test_a_branch_that_gets_its_residual_itself():
     with torch.no_grad(), capture(model, residuals={"1": "1"}) as record:
         model(x)
     h = model[0](x).detach().numpy()
-    agrees(record["1"].variance_ratio, reference.analysis.variance_ratio(np.tanh(h), h))
+    assert_agrees(record["1"].variance_ratio, reference.analysis.variance_ratio(np.tanh(h), h))
 
 
 def test_a_residual_that_comes_by_keyword():
@@ -222,7 +216,7 @@ def test_a_residual_that_comes_by_keyword():
     with torch.no_grad(), capture(model, residuals={"branch": "norm"}) as record:
         model(x)
         branch = model.branch(model.norm(x)).numpy()
-    agrees(record["branch"].variance_ratio, reference.analysis.variance_ratio(branch, x.numpy()))
+    assert_agrees(record["branch"].variance_ratio, reference.analysis.variance_ratio(branch, x.numpy()))
 
 
 def test_padding_is_left_out():
@@ -240,13 +234,13 @@ def test_padding_is_left_out():
             model(x[n : n + 1, :length])
     for one, two, three in zip(clean.layers, padded.layers, single.layers, strict=True):
         for name in ("variance_ratio", "variance_ratio_per_token", "anisotropy"):
-            agrees(getattr(one, name), getattr(two, name))
-            agrees(getattr(one, name), getattr(three, name))
+            assert_agrees(getattr(one, name), getattr(two, name))
+            assert_agrees(getattr(one, name), getattr(three, name))
         assert one.rows - one.null == two.rows - two.null == three.rows
         for values in ("means", "concentration"):
             for name, value in getattr(one, values).items():
-                agrees(value, getattr(two, values)[name])
-                agrees(value, getattr(three, values)[name])
+                assert_agrees(value, getattr(two, values)[name])
+                assert_agrees(value, getattr(three, values)[name])
     with torch.no_grad(), capture(model, residuals=RESIDUALS) as unmasked:
         model(poisoned, key_mask=mask)
     assert unmasked["blocks.0.mlp"].variance_ratio != padded["blocks.0.mlp"].variance_ratio
@@ -272,10 +266,10 @@ def test_the_masks_of_a_call_say_what_is_padding(mask_name):
     mask = torch.arange(10) < torch.tensor([10, 7, 4])[:, None]
     with torch.no_grad(), capture(attention) as record:
         out = attention(x, **{mask_name: mask})
-    agrees(record[""].anisotropy, reference.analysis.anisotropy(out[mask].numpy())[0])
+    assert_agrees(record[""].anisotropy, reference.analysis.anisotropy(out[mask].numpy())[0])
     with torch.no_grad(), capture(attention) as record:
         out = attention(x, tokens(3, 10), key_mask=mask)
-    agrees(record[""].anisotropy, reference.analysis.anisotropy(out.flatten(0, 1).numpy())[0])
+    assert_agrees(record[""].anisotropy, reference.analysis.anisotropy(out.flatten(0, 1).numpy())[0])
 
 
 def test_decoding_with_a_cache_and_cross_attention():
@@ -300,7 +294,7 @@ def test_value_slots_of_a_memory():
         before = record["0"].slot_anisotropy
         model[0].values.copy_(torch.ones(20, 8))  # as training would
     assert math.isnan(before)
-    agrees(record["0"].slot_anisotropy, 1.0)
+    assert_agrees(record["0"].slot_anisotropy, 1.0)
     assert [layer.name for layer in record.layers] == ["0"]
 
 
