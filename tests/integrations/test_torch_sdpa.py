@@ -11,7 +11,6 @@ from torch._dynamo import trace_rules
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import attnkit
 import attnkit_reference as reference
@@ -19,6 +18,7 @@ from attnkit.backends.torch.softmax import LEAST_KEYS
 from attnkit.integrations.torch import MultiheadAttention, replace_sdpa, scaled_dot_product_attention, sdpa, set_sdpa
 from attnkit_conformance.model import tolerance
 from tests.integrations.counting import count
+from tests.integrations.test_transformers import llama
 from tests.library.arrays import LAYER, assert_agrees, assert_close
 
 TORCHS, MULTI_HEAD = functional.scaled_dot_product_attention, functional.multi_head_attention_forward
@@ -211,18 +211,6 @@ def encoder(dtype: torch.dtype = torch.float64) -> nn.TransformerEncoder:
 
 
 TOKENS = torch.randn(2, 5, 16, dtype=torch.float64, generator=GENERATOR)
-
-
-def llama(attention: str) -> LlamaForCausalLM:
-    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, attn_implementation=attention)).double().eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.ndim == 2:
-                p.mul_(8)
-    return model
 
 
 def test_llama_calls_the_op_and_computes_what_attnkits_implementation_does(monkeypatch):
