@@ -320,11 +320,8 @@ def test_planned_verdicts_are_those_that_come() -> None:
 @pytest.mark.parametrize(
     "levels",
     [
-        {
-            "layout": "expanded_first",
-            "laid": "k",
-            "values": "integers",
-        },  # moved off kinks, where they are equal no longer
+        # moved off kinks, where they are equal no longer
+        {"layout": "expanded_first", "laid": "k", "values": "integers"},
         {"layout": "overlapping", "laid": "arguments"},
     ],
     ids=lambda levels: levels["layout"],

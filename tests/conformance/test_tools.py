@@ -254,19 +254,8 @@ def computed(folder: Path, destination: Path, change: float = 0.0) -> None:
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
     folder = tmp_path / "golden"
-    assert (
-        main(
-            [
-                "export",
-                str(folder),
-                "-k",
-                "(sigmoid_attention/ or softmax_attention/) and not /pair.",
-                "--profile",
-                "small",
-            ]
-        )
-        == 0
-    )
+    chosen = "(sigmoid_attention/ or softmax_attention/) and not /pair."
+    assert main(["export", str(folder), "-k", chosen, "--profile", "small"]) == 0
     return folder
 
 

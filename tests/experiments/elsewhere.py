@@ -12,19 +12,8 @@ from torch.utils._pytree import tree_iter, tree_map
 DEVICE = torch.device("meta")
 """The one device beside the CPU that torch has everywhere."""
 VIEWS = {
-    *(
-        "view",
-        "_unsafe_view",
-        "slice",
-        "select",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "expand",
-        "permute",
-        "transpose",
-    ),
-    *("unsqueeze", "squeeze", "detach", "alias", "as_strided", "lift_fresh", "_reshape_alias"),
+    *("view", "_unsafe_view", "slice", "select", "split", "split_with_sizes", "unbind", "expand", "permute"),
+    *("transpose", "unsqueeze", "squeeze", "detach", "alias", "as_strided", "lift_fresh", "_reshape_alias"),
 }
 WAITING = {
     *("_local_scalar_dense", "nonzero", "bincount", "masked_select", "_unique2", "unique_dim", "unique_consecutive"),

@@ -43,25 +43,18 @@ def test_a_layer_forgets_its_tokens():
         assert (out == out[:, :1]).all(), "the bias alone, the same for every token"
 
 
+FLOORED = {
+    "activations=relu,zeros": (
+        *("000-fig1", "000-fig2", "000-fig3", "000-fig4", "000-learned", "000-causal", "000-lengths", "000-masked"),
+    ),
+    "methods=vanilla,zeros": ("001-table4",),
+    "methods=transformer,zeros": ("002-table1", "002-table6", "003-sequences"),
+    "methods=softmax,zeros": ("003-copying", "005-causal", "005-recall"),
+}
+
+
 @pytest.mark.parametrize(
-    ("recipe", "setting"),
-    [
-        ("000-fig1", "activations=relu,zeros"),
-        ("000-fig2", "activations=relu,zeros"),
-        ("000-fig3", "activations=relu,zeros"),
-        ("000-fig4", "activations=relu,zeros"),
-        ("000-learned", "activations=relu,zeros"),
-        ("000-causal", "activations=relu,zeros"),
-        ("000-lengths", "activations=relu,zeros"),
-        ("000-masked", "activations=relu,zeros"),
-        ("001-table4", "methods=vanilla,zeros"),
-        ("002-table1", "methods=transformer,zeros"),
-        ("002-table6", "methods=transformer,zeros"),
-        ("003-sequences", "methods=transformer,zeros"),
-        ("003-copying", "methods=softmax,zeros"),
-        ("005-causal", "methods=softmax,zeros"),
-        ("005-recall", "methods=softmax,zeros"),
-    ],
+    ("recipe", "setting"), [(recipe, setting) for setting, recipes in FLOORED.items() for recipe in recipes]
 )
 def test_a_study_takes_a_floor(recipe, setting):
     variants = RECIPES[recipe].variants(override(RECIPES[recipe].presets["cpu"].study, (setting,)))

@@ -29,8 +29,8 @@ def changed(report, tmp_path, key, change):
     return folder
 
 
-def repeat(folder, tmp_path, *options, cell=CELL, data="digits"):
-    return main(["repeat", str(folder), "--cell", cell, "--data", data, "--out", str(tmp_path / "again"), *options])
+def repeat(folder, tmp_path, *options, cell=CELL, data="digits", out="again"):
+    return main(["repeat", str(folder), "--cell", cell, "--data", data, "--out", str(tmp_path / out), *options])
 
 
 def test_the_same_training_gives_the_same_numbers(report, tmp_path, capsys):
@@ -62,20 +62,7 @@ def test_another_headline_fails(report, tmp_path, capsys):
 def test_a_line_takes_the_place_of_an_earlier_one_of_its_report(report, tmp_path):
     record = tmp_path / "repeated.csv"
     for cell in (CELL, "relu-alpha1-seed1"):
-        main(
-            [
-                "repeat",
-                str(report),
-                "--cell",
-                cell,
-                "--data",
-                "digits",
-                "--out",
-                str(tmp_path / cell),
-                "--record",
-                str(record),
-            ]
-        )
+        repeat(report, tmp_path, "--record", str(record), cell=cell, out=cell)
     assert [line["cell"] for line in read_csv(record)] == ["relu-alpha1-seed1"]
 
 

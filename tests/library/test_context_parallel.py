@@ -62,18 +62,11 @@ def _cases() -> list[Case]:
             case(f"{op}-shared-heads", options={**own, "enable_gqa": True}, shape=(2, 4, 2, 8, 6)),
         ]
     for op in WINDOWED:
-        window = {"window": (4, 2), **KEYS}
+        window, shared = {"window": (4, 2), **KEYS}, {"enable_gqa": True, "causal": True}
         found += [
             Case(f"{op}-window", op, window, LENGTHS[4]),
             Case(f"{op}-causal-window", op, {"window": (3, None), "causal": True}, LENGTHS[3]),
-            Case(
-                f"{op}-shared-heads-causal",
-                op,
-                {"enable_gqa": True, "causal": True},
-                LENGTHS[4],
-                "float64",
-                (1, 4, 2, 8, 6),
-            ),
+            Case(f"{op}-shared-heads-causal", op, shared, LENGTHS[4], "float64", (1, 4, 2, 8, 6)),
         ]
     found += [
         Case("relu-squared", "pointwise_attention", {"activation": "relu_squared", **KEYS}, LENGTHS[3]),

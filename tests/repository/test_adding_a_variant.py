@@ -64,18 +64,9 @@ RIGHT, WRONG = "return (g - hat * ", "return (g - 0.9 * hat * "
 def judged(copy: Path, *code: str, adapters: list[str] = JUDGED) -> dict[str, dict[str, int]]:
     paths = os.pathsep.join(str(copy / part) for part in ("", "reference", "conformance"))
     environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "\n".join((f"{OPS = }\n{NEW = }\n{NEIGHBOURS = }\n{ADAPTERS = }\nJUDGED = {adapters}", *code, REPORT)),
-        ],
-        cwd=copy,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    given = f"{OPS = }\n{NEW = }\n{NEIGHBOURS = }\n{ADAPTERS = }\nJUDGED = {adapters}"
+    words = [sys.executable, "-c", "\n".join((given, *code, REPORT))]
+    done = subprocess.run(words, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     verdicts: dict[str, dict[str, int]] = json.loads(done.stdout)
     return verdicts
