@@ -45,6 +45,11 @@ def case_of(name: str, op: str = OP, dtype: str = "float32") -> Case:
     return draw_case(rows.sample_named(BY_NAME[op], dtype, name))
 
 
+def declining(base: type[Correct], *names: str) -> type[Any]:
+    """What promises everything but the policies and properties with these names."""
+    return type(f"{base.__name__}Declining", (base,), {"declines": names})
+
+
 class Lacks(Correct):
     """Does not write dk of the last keys."""
 
@@ -248,11 +253,10 @@ def test_the_exit_status_is_decided_by_a_grade(grade: str) -> None:
         assert decides == (place <= tuple(grades.GRADES).index(threshold))
     assert bool(verdicts.deciding([result], (), None)) == (grade in ("wrong", "inaccurate", "refused"))
 
-    class Promises(Correct):
-        name, declines = "mine", ()
-
-    assert verdicts.deciding([result], [Promises()], None) == [result], "it promises everything"
-    assert verdicts.deciding([result_of(grade, status="xfail")], [Promises()], "policy") == []
+    promises = declining(Correct)()
+    promises.name = "mine"
+    assert verdicts.deciding([result], [promises], None) == [result], "it promises everything"
+    assert verdicts.deciding([result_of(grade, status="xfail")], [promises], "policy") == []
 
 
 def test_a_refusal_within_a_declaration_is_no_wrong_result() -> None:
@@ -265,18 +269,12 @@ POLICIES = [("poisoned_padding", POISONED, MultipliesPadding), ("infinite_bias",
 
 @pytest.mark.parametrize(("policy", "name", "adapter"), POLICIES, ids=[policy for policy, _, _ in POLICIES])
 def test_what_is_declined_is_not_asked_and_the_rest_is_judged(policy: str, name: str, adapter: type[Correct]) -> None:
-    class Honest(adapter):  # type: ignore[valid-type, misc]
-        declines = (policy,)
-
-    class Wrong(Scaled):
-        declines = (policy,)
-
-    case = case_of(name)
+    honest, wrong, case = declining(adapter, policy)(), declining(Scaled, policy)(1.1), case_of(name)
     assert policies.asked_by(case) == (policy,)
-    assert core.check(Honest(), case).status == "pass"
-    assert (core.check(Wrong(1.1), case).status, core.check(Wrong(1.1), case).policy) == ("fail", "")
+    assert core.check(honest, case).status == "pass"
+    assert (core.check(wrong, case).status, core.check(wrong, case).policy) == ("fail", "")
     assert core.case_for(Correct(), case) is case
-    assert policies.asked_by(core.case_for(Honest(), case)) == ()
+    assert policies.asked_by(core.case_for(honest, case)) == ()
 
 
 def test_padding_without_nan_holds_numbers_as_large_as_others() -> None:
@@ -311,11 +309,7 @@ def test_the_gradient_of_the_sigmoid_of_torch_fails_in_its_tail(name: str, dtype
     case = case_of(name, "sigmoid_attention", dtype)
     result = core.check(Torch(), case)
     assert (result.status, result.grade) == ("fail", "tail"), result.message
-
-    class Declining(Torch):
-        declines = ("tails",)
-
-    assert core.check(Declining(), case).status == "pass"
+    assert core.check(declining(Torch, "tails")(), case).status == "pass"
 
 
 def test_only_scores_that_are_products_are_at_rest_at_0() -> None:
@@ -341,37 +335,30 @@ def test_nan_where_there_is_none_is_wrong() -> None:
 
 
 def test_small_entries_may_be_declined() -> None:
-    class Coarse(Flushes):
-        declines = ("tails",)
-
-    result = core.check(Coarse(60.0), case_of(LARGE))
+    coarse = declining(Flushes, "tails")
+    result = core.check(coarse(60.0), case_of(LARGE))
     assert (result.status, result.ratio <= 1) == ("pass", True)
-    assert core.check(Coarse(1e6), case_of(LARGE)).grade == "wrong"
+    assert core.check(coarse(1e6), case_of(LARGE)).grade == "wrong"
     integer = tolerance.limit(np.array([1e9]), "integer")
     assert tolerance.without_tails(integer) is integer, "integers are exact"
 
 
 def test_a_property_may_be_declined_by_an_adapter_and_by_an_op() -> None:
     """Its keys may have an order."""
-
-    class Ordered(Correct):
-        declines = ("key_permutation", "visible_nan", "poisoned_padding", "tails")
-
+    names = ("key_permutation", "visible_nan", "poisoned_padding", "tails")
+    ordered_keys = declining(Correct, *names)()
     op, every = BY_NAME[OP], properties.check_all
     asked = {result.id.partition("property.")[2] for result in every(Correct(), op, "small", ("float32",))}
-    left = {result.id.partition("property.")[2]: result for result in every(Ordered(), op, "small", ("float32",))}
+    left = {result.id.partition("property.")[2]: result for result in every(ordered_keys, op, "small", ("float32",))}
     assert asked - left.keys() == {"key_permutation", "visible_nan"}
     ordered = replace(op, declines=("key_permutation",))
     of_op = [result.id for result in every(Correct(), ordered, "small", ("float32",))]
     assert len(of_op) == len(asked) - 1
     assert not any("key_permutation" in identity for identity in of_op)
-
-    class ReadsNaN(MultipliesPadding):
-        declines = Ordered.declines
-
-    contents = [result for result in every(ReadsNaN(), op, "small", ("float32",)) if "padding_contents" in result.id]
+    reads_nan = declining(MultipliesPadding, *names)()
+    contents = [result for result in every(reads_nan, op, "small", ("float32",)) if "padding_contents" in result.id]
     assert [result.status for result in contents] == ["pass"], "finite contents are asked all the same"
-    weights = [result.id for result in every(Ordered(), BY_NAME["sigmoid_attention_weights"], "small", ("float32",))]
+    weights = [result.id for result in every(ordered_keys, BY_NAME["sigmoid_attention_weights"], "small", ("float32",))]
     assert weights
     assert not any("sigmoid_tail" in identity for identity in weights)
 
@@ -384,11 +371,9 @@ def test_a_property_may_be_declined_by_an_adapter_and_by_an_op() -> None:
     ],
 )
 def test_a_name_of_nothing_cannot_be_declined(declines: Any, text: str) -> None:
-    class Misspelt(Correct):
-        pass
-
-    Misspelt.declines = declines  # type: ignore[attr-defined]
-    (told,) = selection.what_is_wrong(Misspelt())
+    misspelt = declining(Correct)()
+    misspelt.declines = declines
+    (told,) = selection.what_is_wrong(misspelt)
     assert re.search(text, told), told
 
 
@@ -459,11 +444,10 @@ def test_a_run_says_the_grades_and_ends_by_them(
 
 
 def test_reports_have_grades() -> None:
-    class Mine(Correct):
-        name = "mine"
-
+    mine = Correct()
+    mine.name = "mine"
     results = [result_of(grade) for grade in grades.GRADES]
-    data = json.loads(files.as_json(results, files.header([Mine()], "small")))
+    data = json.loads(files.as_json(results, files.header([mine], "small")))
     assert data["grades"] == dict.fromkeys(grades.GRADES, 1)
     assert data["adapters"]["mine"]["declines"] is None
     assert [result["grade"] for result in data["results"]] == [*grades.GRADES]
@@ -473,5 +457,5 @@ def test_reports_have_grades() -> None:
     assert suite.find("testcase[2]/failure").get("message") == (  # type: ignore[union-attr]
         "inaccurate: up to 3 bounds, 1e-05 of the largest number (bound)"
     )
-    page = files.as_html(results, files.header([Mine()], "small"))
+    page = files.as_html(results, files.header([mine], "small"))
     assert "failed, on mine: 1 wrong, 1 inaccurate, 1 refused, 1 tail, 1 policy." in page
