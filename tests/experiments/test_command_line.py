@@ -56,6 +56,12 @@ def test_list_names_every_recipe_with_presets_cost_and_source(capsys):
         (["000-fig2", "--device", "cuda:x"], "--device cuda:x: expected auto, cpu or cuda[:N]"),
         (["000-fig2", "--seeds", "1", "1"], "seeds: expected different whole numbers from 0"),
         (["000-fig2", "--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
+        (["002-table1", "--set", "methods=softt"], "unknown method 'softt'; did you mean 'soft'?"),
+        (["002-fig1b", "--set", "unit=100"], "unit must be a multiple of 28, the height of a picture; got 100"),
+        (["002-fig1b", "--preset", "small"], "unknown preset of 002-fig1b 'small'"),
+        (["002-fig1c"], "unknown recipe '002-fig1c'; did you mean '002-fig1b'?"),
+        (["002-table2", "--seeds", "1"], "002-table2: --seeds is for what is trained"),
+        (["002-table4", "--set", "image_size=12"], "images of 12 pixels do not fit the strides of the stages"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line_with_status_2(words, text, tmp_path, refusal):

@@ -219,18 +219,3 @@ def test_sizes_stand_in_their_groups():
     tiny = recipe.measure(items[4], recipe.presets["paper"].study, CPU)
     assert (items[4]["model"], tiny["parameters"], tiny["multiply_adds"]) == ("SOFT-Tiny", 13_069_056, 2_134_743_008)
     assert stages(SoftConfig("tiny", 224, 3, 1000)).startswith("56×56, 64-d, 2-h ×1; 28×28, 128-d, 4-h ×2; 14×14")
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["002-table1", "--set", "methods=softt"], "unknown method 'softt'; did you mean 'soft'?"),
-        (["002-fig1b", "--set", "unit=100"], "unit must be a multiple of 28, the height of a picture; got 100"),
-        (["002-fig1b", "--preset", "small"], "unknown preset of 002-fig1b 'small'"),
-        (["002-fig1c"], "unknown recipe '002-fig1c'; did you mean '002-fig1b'?"),
-        (["002-table2", "--seeds", "1"], "002-table2: --seeds is for what is trained"),
-        (["002-table4", "--set", "image_size=12"], "images of 12 pixels do not fit the strides of the stages"),
-    ],
-)
-def test_a_mistake_is_answered_in_one_line(words, text, tmp_path, refusal):
-    assert text in refusal("run", *words, "--data", "digits", "--out", str(tmp_path / "out"))

@@ -173,6 +173,7 @@ def docs():
     """The modules of docs, which are no package that is installed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT))
+        import docs.facts
         import docs.pictures
         import docs.site
 
@@ -230,17 +231,8 @@ def test_variants_have_human_names():
     assert "`relu_attention`" in (DOCS / "variants" / "pointwise_attention.md").read_text()
 
 
-@pytest.fixture(scope="module")
-def facts():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        from docs import facts
-
-        yield facts
-
-
-def test_every_op_has_a_place_with_its_formula(facts):
-    homes = facts.homes()
+def test_every_op_has_a_place_with_its_formula(docs):
+    homes = docs.facts.homes()
     assert set(homes) == {op.name for op in PUBLIC} | {"all"}
     for op in PUBLIC:
         text = homes[op.name].read_text()
@@ -259,12 +251,12 @@ def test_the_page_of_a_variant_is_whole(op):
         assert word in text, f"{op.name}.md does not say {word}"
 
 
-def test_tables_from_code_and_results_are_current(facts):
+def test_tables_from_code_and_results_are_current(docs):
     texts = {page.name: page.read_text() for page in DOCS.rglob("*.md")}
-    stale = [name for name, text in texts.items() if facts.current(text) != text]
+    stale = [name for name, text in texts.items() if docs.facts.current(text) != text]
     assert not stale, f"run `python docs/facts.py`: {stale}"
 
 
-def test_a_stale_table_is_noticed(facts):
+def test_a_stale_table_is_noticed(docs):
     text = (DOCS / "variants" / "softmax_attention.md").read_text()
-    assert facts.current(text.replace("`return_lse=False`", "`return_lse=True`")) == text
+    assert docs.facts.current(text.replace("`return_lse=False`", "`return_lse=True`")) == text
