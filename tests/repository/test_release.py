@@ -42,24 +42,19 @@ def test_a_release_may_be_made(scratch: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "before", "after", "reason"),
     [
-        ("attnkit/__init__.py", "0.2.0", "0.2.1", "attnkit/__init__.py has version 0.2.1; expected 0.2.0"),
-        ("attnkit/__init__.py", "__version__", "version", "attnkit/__init__.py has version none; expected 0.2.0"),
-        (
-            "experiments/pyproject.toml",
-            "==0.2.0",
-            "==0.1.0",
-            "experiments/pyproject.toml has version 0.1.0; expected 0.2.0",
-        ),
-        ("CITATION.cff", "version: 0.2.0", "version: 0.1.0", "CITATION.cff has version 0.1.0; expected 0.2.0"),
-        ("CHANGELOG.md", "0.2.0", "0.3.0", "CHANGELOG.md has no section '## 0.2.0 (YYYY-MM-DD)'"),
-        ("CHANGELOG.md", "2026-12-01", "unreleased", "CHANGELOG.md dates 0.2.0 'unreleased'; expected YYYY-MM-DD"),
-        ("CHANGELOG.md", "- An op.", "", "CHANGELOG.md says nothing of 0.2.0"),
+        ("attnkit/__init__.py", "0.2.0", "0.2.1", "has version 0.2.1; expected 0.2.0"),
+        ("attnkit/__init__.py", "__version__", "version", "has version none; expected 0.2.0"),
+        ("experiments/pyproject.toml", "==0.2.0", "==0.1.0", "has version 0.1.0; expected 0.2.0"),
+        ("CITATION.cff", "version: 0.2.0", "version: 0.1.0", "has version 0.1.0; expected 0.2.0"),
+        ("CHANGELOG.md", "0.2.0", "0.3.0", "has no section '## 0.2.0 (YYYY-MM-DD)'"),
+        ("CHANGELOG.md", "2026-12-01", "unreleased", "dates 0.2.0 'unreleased'; expected YYYY-MM-DD"),
+        ("CHANGELOG.md", "- An op.", "", "says nothing of 0.2.0"),
     ],
 )
 def test_what_is_not_of_the_version_is_named(scratch: Path, name: str, before: str, after: str, reason: str) -> None:
     (scratch / name).write_text(FILES[name].replace(before, after))
     git(scratch, "commit", "-a", "-m", "changed")
-    assert release.against("0.2.0", scratch) == [reason]
+    assert release.against("0.2.0", scratch) == [f"{name} {reason}"]
 
 
 def test_the_tree_is_clean_and_the_tag_is_new(scratch: Path) -> None:
