@@ -22,83 +22,54 @@ OPS: dict[str, tuple[Any, Arrays]] = {
 
 Q, K, V = np.ones((2, 4, 6, 4)), np.ones((2, 2, 6, 4)), np.ones((2, 2, 6, 3))
 STATE = (np.zeros((2, 2, 4, 3)), np.zeros((2, 2, 4)))
+INTEGERS, OF_FOUR = (STATE[0].astype(int), STATE[1]), (np.zeros((2, 2, 5, 3)), np.zeros((2, 4, 5)))
+FITS = "does not fit; expected a shape that broadcasts to"
 
-ERRORS: dict[str, tuple[str, Arrays, type[Exception], str]] = {
-    "feature map": (
-        "elu_plus_one",
-        {"feature_map": "elu"},
-        ValueError,
-        "linear_attention: feature_map; expected one of elu_plus_one, relu, identity or a callable, got 'elu'",
-    ),
-    "feature map's shape": (
-        "elu_plus_one",
-        {"feature_map": lambda x: x.sum(-2)},
-        ValueError,
-        "linear_attention: feature_map of (..., n, d); expected (..., n, f) = (2, 4, 6, 'f'), got (2, 4, 4)",
-    ),
-    "normalize identity": (
-        "identity",
-        {"normalize": True},
-        ValueError,
-        "linear_attention: normalize; expected None or False for identity, whose row sums can be 0, got True",
-    ),
-    "normalize": ("relu", {"normalize": 1}, TypeError, "normalize; expected None, True or False, got 1"),
-    "eps": ("relu", {"eps": -1.0}, ValueError, "linear_attention: eps; expected a number >= 0, got -1.0"),
-    "pairs": (
-        "efficient",
-        {"mask": np.ones((6, 6), dtype=bool)},
-        ValueError,
-        "efficient_attention: mask; expected a key mask (..., 1, S) or (S,), got (6, 6)",
-    ),
-    "no tuple": ("relu", {"initial_state": STATE[0]}, ValueError, "expected a tuple (S, z), got ndarray"),
-    "shape of S": (
-        "relu",
-        {"initial_state": (STATE[0][..., :2], STATE[1])},
-        ValueError,
-        "initial_state's S does not fit; expected a shape that broadcasts to (2, 2, 4, 3), got (2, 2, 4, 2)",
-    ),
-    "heads of z": (
-        "cosine",
-        {"initial_state": (np.zeros((2, 2, 5, 3)), np.zeros((2, 4, 5)))},
-        ValueError,
-        "initial_state's z does not fit; expected a shape that broadcasts to (2, 2, 5), got (2, 4, 5)",
-    ),
-    "integer state": (
-        "relu",
-        {"initial_state": (STATE[0].astype(int), STATE[1])},
-        TypeError,
-        "initial_state's S; expected a NumPy array of",
-    ),
-    "level": ("performer", {"initial_state": STATE}, ValueError, "expected a tuple (S, z, c), got 2 parts"),
-    "maximum": ("efficient", {"initial_state": STATE}, ValueError, "expected a tuple (S, z, m), got 2 parts"),
-    "mask of heads": (
-        "relu",
-        {"mask": np.ones((4, 1, 6), dtype=bool), "return_state": True},
-        ValueError,
-        "mask or key_lengths with a state and enable_gqa; expected one head, for the query heads of a group share",
-    ),
-    "kernel": (
-        "performer",
-        {"kernel": "exp"},
-        ValueError,
-        "performer_attention: kernel; expected one of softmax, relu, got 'exp'",
-    ),
-    "heads of the projection": (
-        "performer",
-        {"projection": np.ones((4, 8, 4))},
-        ValueError,
-        "projection does not fit; expected a shape that broadcasts to (2, 2, 'm', 4), got (4, 8, 4)",
-    ),
+WRONG: dict[str, list[tuple[Any, ...]]] = {  # by op: arguments, what is said of them, and TypeError where it is one
+    "elu_plus_one": [
+        ({"feature_map": "elu"}, "feature_map; expected one of elu_plus_one, relu, identity or a callable, got 'elu'"),
+        (
+            {"feature_map": lambda x: x.sum(-2)},
+            "feature_map of (..., n, d); expected (..., n, f) = (2, 4, 6, 'f'), got (2, 4, 4)",
+        ),
+    ],
+    "relu": [
+        ({"normalize": 1}, "normalize; expected None, True or False, got 1", TypeError),
+        ({"eps": -1.0}, "eps; expected a number >= 0, got -1.0"),
+        ({"initial_state": STATE[0]}, "expected a tuple (S, z), got ndarray"),
+        ({"initial_state": (STATE[0][..., :2], STATE[1])}, f"initial_state's S {FITS} (2, 2, 4, 3), got (2, 2, 4, 2)"),
+        ({"initial_state": INTEGERS}, "initial_state's S; expected a NumPy array of", TypeError),
+        (
+            {"mask": np.ones((4, 1, 6), dtype=bool), "return_state": True},
+            "mask or key_lengths with a state and enable_gqa; expected one head, for the query heads of a group share",
+        ),
+    ],
+    "identity": [
+        ({"normalize": True}, "normalize; expected None or False for identity, whose row sums can be 0, got True"),
+    ],
+    "cosine": [({"initial_state": OF_FOUR}, f"initial_state's z {FITS} (2, 2, 5), got (2, 4, 5)")],
+    "performer": [
+        ({"initial_state": STATE}, "expected a tuple (S, z, c), got 2 parts"),
+        ({"kernel": "exp"}, "kernel; expected one of softmax, relu, got 'exp'"),
+        ({"projection": np.ones((4, 8, 4))}, f"projection {FITS} (2, 2, 'm', 4), got (4, 8, 4)"),
+    ],
+    "efficient": [
+        ({"mask": np.ones((6, 6), dtype=bool)}, "mask; expected a key mask (..., 1, S) or (S,), got (6, 6)"),
+        ({"initial_state": STATE}, "expected a tuple (S, z, m), got 2 parts"),
+    ],
 }
 
 
-@pytest.mark.parametrize("name", ERRORS)
-def test_what_a_person_reads(name: str) -> None:
-    op, params, error, text = ERRORS[name]
-    given = {"q": Q, "k": K, "v": V, "enable_gqa": True} | params
+ROWS = [pytest.param(op, row, id=f"{op}, {next(iter(row[0]))}") for op, rows in WRONG.items() for row in rows]
+
+
+@pytest.mark.parametrize(("op", "wrong"), ROWS)
+def test_what_a_person_reads(op: str, wrong: tuple[Any, ...]) -> None:
+    params, text, *error = wrong
     function, own = OPS[op]
-    with pytest.raises(error, match=re.escape(text)):
-        function(given.pop("q"), given.pop("k"), given.pop("v"), **{**own, **given})
+    given = {"q": Q, "k": K, "v": V, "enable_gqa": True, **own, **params}
+    with pytest.raises(error[0] if error else ValueError, match=f"^{function.__name__}: .*{re.escape(text)}"):
+        function(given.pop("q"), given.pop("k"), given.pop("v"), **given)
 
 
 def test_a_state_under_causal_needs_as_many_queries_as_keys() -> None:
