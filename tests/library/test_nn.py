@@ -191,21 +191,6 @@ def test_an_op_may_be_given_as_a_function():
     assert module(op=attnkit.sigmoid_attention).op is attnkit.sigmoid_attention
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"op": "soft"}, r"op must be one of .*softmax_attention.*; got 'soft'"),
-        ({"options": {"alpha": 1.0}}, r"softmax_attention takes the options .*; got 'alpha'"),
-        ({"options": {"mask": None}}, r"got 'mask'"),
-        ({"num_kv_heads": 3}, r"num_heads must be a multiple of num_kv_heads; got 4 and 3"),
-        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\); got 1.0"),
-    ],
-)
-def test_errors_of_the_constructor(options, text):
-    with pytest.raises(ValueError, match=text):
-        MultiHeadAttention(24, 4, **options)
-
-
 def test_errors_in_use():
     with pytest.raises(ValueError, match=r"dim must be a multiple of num_heads; got 25 and 4"):
         MultiHeadAttention(25, 4)
