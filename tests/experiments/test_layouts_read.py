@@ -43,11 +43,7 @@ def test_listops_of_the_benchmark_is_read(ending, tmp_path):
         write(tmp_path / f"basic_{name}.{ending}", gzip.compress(content) if ending.endswith("gz") else content)
     data = load_sequences(str(tmp_path), SequenceRequest("listops"), cache=tmp_path / "cache")
     assert [listops.text(data.sequence(n)) for n in range(3)] == ["[MAX 2 9 ]", "[MIN [SM 5 6 ] 3 ]", "7"]
-    assert (data.train.labels.tolist(), data.valid.labels.tolist(), data.test.labels.tolist()) == (
-        [9, 1, 7],
-        [9, 1],
-        [9],
-    )
+    assert [split.labels.tolist() for split in (data.train, data.valid, data.test)] == [[9, 1, 7], [9, 1], [9]]
     (tmp_path / f"basic_val.{ending}").unlink()
     write(tmp_path / "basic_val.tsv", b"Source\tTarget\n( [MAX 2 ) x ]\t9\n")
     with pytest.raises(UserError, match=r"basic_val.tsv, line 2: not an expression of ListOps and its value"):
