@@ -25,7 +25,6 @@ study() { # NAME RECIPE OPTION ...
     [ "$status" -lt 75 ] || exit "$status" # stopped by a signal, where what comes next would be as well
 }
 
-study 000-masked-floor-cpu 000-masked --set activations=zeros --set softmax=false
 study 000-causal-more-cpu 000-causal --set activations=relu,zeros --set alphas=1,2 --seeds 3 4 5 6 7
 study 000-fig2-more-cpu 000-fig2 --set steps=7500 --set activations=relu,zeros --set alphas=0,1 --seeds 3 4 5 6 7
 study 001-table4-more-cpu 001-table4 --set methods=vanilla,sparsemax,entmax15,rela,reluformer,zeros --seeds 3 4 5

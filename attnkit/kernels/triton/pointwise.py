@@ -425,7 +425,7 @@ def backward_keys(
     pairs, rows = pairs[:], rows[:]
     MASKED: tl.constexpr = pairs[1] is not None or rows[1] is not None
     block, shared, item, key_item, queries, keys = placed(limits, stored, heads, KEYS, True, dq is not None)
-    turn = ()
+    turn = (turns, turns, 0)
     if dq is not None:
         turn = turn_of(turns, block, tl.cdiv(stored, KEYS) + (0 if limits[4] is None else limits[6]))
     left, right = (
