@@ -40,7 +40,7 @@ gc.set_threshold(200_000)
 LARGE, ROOM = 1300, 250
 """MiB at which a process forgets what was compiled in it, of which imports alone are 940 MB; and what it may gain
 before it does so again. What is not freed grows to 1.7 GB in half of the suite: between tests the
-process then has up to 1.96, within one up to 2.4.
+process then has up to 1.96.
 """
 limit: float = LARGE
 

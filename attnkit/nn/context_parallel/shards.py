@@ -150,9 +150,12 @@ def visible_counts(valid: Tensor | None, shards: Shards, visibility: Visibility,
     total = shards.total
     if valid is None and left is None and right is None:
         return max(total, 1)
-    marks = torch.ones(total, dtype=torch.bool, device=like.device) if valid is None else valid
-    before = pad(marks.cumsum(-1), (1, 0))
     i = torch.arange(total, device=like.device)
-    first = torch.zeros_like(i) if left is None else (i - left).clamp(min=0)
-    stop = torch.full_like(i, total) if right is None else (i + right + 1).clamp(max=total)
-    return (before[..., stop] - before[..., first]).clamp(min=1).to(compute_dtype(like))
+    first = None if left is None else (i - left).clamp_(min=0)
+    stop = i.add_(total if right is None else right + 1).clamp_(max=total)  # in place: i is not needed any more
+    if valid is None:
+        n = stop if first is None else stop - first
+    else:
+        before = pad(valid.cumsum(-1), (1, 0))
+        n = before[..., stop] if first is None else before[..., stop] - before[..., first]
+    return n.clamp_(min=1).to(compute_dtype(like))
