@@ -113,10 +113,10 @@ def store_rows(view, item, head, first, rows, keep, x, WIDTH: tl.constexpr, PADD
     tl.store(at, x.to(view[0].dtype.element_ty), mask=keep[:, None] & (columns < WIDTH)[None, :])
 
 
-# Programs that add to the same rows take turns: those of one head in the order of their blocks, which is that in which
-# they start, so that who waits has its predecessor running or done. Each says in `turns`, which is 0 at first, how many
-# rows it is done with. Rows that a program passes over are none of those before it either, since what blocks see begins
-# and ends later and later: whoever has got to a row has waited for all before it.
+# Programs that add to the same rows take turns. Those of one head do so in the order of their blocks of keys, which is
+# the order in which they start: whoever waits has its predecessor running or done. Each says in `turns`, 0 at first,
+# how many rows it is done with, and waits for the one before it alone. From block to block the rows that see it begin
+# and end later, so that rows passed over at the beginning are no later block's, and those at the end no earlier one's.
 
 
 @triton.jit
