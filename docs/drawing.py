@@ -79,7 +79,7 @@ def statistics(x: Drawn) -> list[tuple[str, str]]:
     ]
     if of_rows is not None and not signed:
         valid = of_rows.total != 0
-        entropy, most = (float(value[valid].mean()) for value in (of_rows.entropy, np.log(of_rows.visible)))
+        entropy, most = float(of_rows.entropy[valid].mean()), float(np.log(of_rows.visible[valid]).mean())
         rows.append(("entropy", f"{entropy:.2f} of at most {most:.2f} nats"))
     if signed:
         rows.append(("negative", f"{100 * float((x.weights < 0).mean()):.0f} % of pairs"))

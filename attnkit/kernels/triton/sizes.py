@@ -32,7 +32,8 @@ def with_pairs(sizes: Tile, beside: int) -> Tile:
 
 # ---------------------------------------------------------------------------------------------- pointwise
 # Causal calls without arrays of pairs spill no registers in a loop in half types up to head size 128, and next to none
-# in their main loops in float32 up to 64. `backward_whole`, for 9 alone, spills a few addresses, of groups more.
+# in their main loops in float32 up to 64. `backward_whole`, for 9 alone, spills a few addresses, of groups more, and
+# `backward_together` up to 384 bytes: a larger tile asks for fewer additions.
 
 POINTWISE = {
     ("forward", 16, 64): (Tile(128, 64, 8, 3), Tile(64, 64, 4, 3)),

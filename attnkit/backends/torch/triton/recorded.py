@@ -285,7 +285,7 @@ def repeatedly(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tens
     own = signature(tuple(tensors), {})
     if own is None:
         return function(*tensors)
-    whole = (key, own, torch.are_deterministic_algorithms_enabled())  # which functions may refuse
+    whole = (key, own, torch.are_deterministic_algorithms_enabled())  # in which sums have another order
     recording = _recordings.get(whole)
     if recording is not None:
         return recording(tensors)
