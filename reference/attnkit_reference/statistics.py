@@ -1,12 +1,22 @@
 """Statistics of the weights of each query, for any op, and the regulariser that ReLUFormer builds on them."""
 
+import numbers
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, cast
 
 import numpy as np
 from scipy.special import xlogy
 
-from attnkit_reference._check import Array, as_float, boolean, broadcast, number, refuse_none, refuse_unexpected
+from attnkit_reference._check import (
+    Array,
+    as_float,
+    boolean,
+    broadcast,
+    cotangent,
+    number,
+    refuse_none,
+    refuse_unexpected,
+)
 from attnkit_reference._core import Rows, attend, output_cotangent, row_cotangent, weight_cotangent
 from attnkit_reference._op import DROPOUT, ROWS, derived_gradients, keyword_parameters, refuse_others
 from attnkit_reference.rela import rela_attention, rela_attention_magnitudes, rela_attention_vjp
@@ -292,6 +302,7 @@ def attention_with_statistics_magnitudes(
 class _Regulariser(NamedTuple):
     """One call; Z = n = 1 and H = 0 in rows that are not valid."""
 
+    op: str
     Z: Array  # (..., L)
     H: Array  # (..., L)
     n: Array  # (..., L)
@@ -325,11 +336,16 @@ def _regulariser(
     Z, n = (np.where(valid, wide[field], 1.0) for field in ("total", "visible"))
     H = np.where(valid, wide["entropy"], 0.0)
     weights = number(op, "sum_weight", sum_weight), number(op, "entropy_weight", entropy_weight)
-    return _Regulariser(Z, H, n, valid, entropy_cap, *weights)
+    return _Regulariser(op, Z, H, n, valid, entropy_cap, *weights)
 
 
 def _mean(x: Array, valid: Array) -> np.float64:
     return np.float64(np.where(valid, x, 0.0).sum() / max(int(valid.sum()), 1))
+
+
+def _of_a_number(op: str, name: str, x: Array | float | None) -> Array:
+    """The cotangent of an output that is one number, itself an array or a number of Python's."""
+    return cotangent(op, name, np.asarray(float(x)) if isinstance(x, numbers.Real) else x, ())
 
 
 def _regulariser_pull(
@@ -342,7 +358,8 @@ def _regulariser_pull(
     """dZ and dH of the m valid rows; with `absolute`, of cotangents and weights in absolute value."""
     size = np.abs if absolute else np.asarray
     sum_weight, entropy_weight = size(a.sum_weight), size(a.entropy_weight)
-    of_loss, of_sum, of_entropy = (size(np.float64(0.0 if x is None else x)) for x in (dloss, dsum_term, dentropy_term))
+    given = {"dloss": dloss, "dsum_term": dsum_term, "dentropy_term": dentropy_term}
+    of_loss, of_sum, of_entropy = (size(_of_a_number(a.op, name, x)) for name, x in given.items())
     through_sum, through_entropy = of_loss * sum_weight + of_sum, of_loss * entropy_weight + of_entropy
     count = max(int(a.valid.sum()), 1)
     gradients: dict[str, Array | np.float64] = {
