@@ -45,10 +45,11 @@ class Compiled(NamedTuple):
     registers: int
     stack: int  # bytes per thread; spilled registers are there
     shared: int  # bytes per program
+    tensor_memory: int  # columns per program, where products have a memory of their own (10.0); 0 elsewhere
     transfer: float  # mean bytes of a bulk copy through a descriptor
 
     def tensor_core_instructions(self) -> int:
-        return len(re.findall(r"wgmma\.mma_async|mma\.sync", self.ptx))
+        return len(re.findall(r"wgmma\.mma_async|tcgen05\.mma\.|mma\.sync", self.ptx))
 
 
 def tool(name: str) -> Path:
@@ -153,7 +154,7 @@ def compiled(launch: Launch, capability: int) -> Compiled:
     assert threads is not None
     return Compiled(
         kernel.asm["cubin"], kernel.asm["ptx"], options.get("num_warps", 4), int(threads[1]), int(usage[1]),
-        int(usage[2]), kernel.metadata.shared, _transfer(kernel.asm["ttgir"]),
+        int(usage[2]), kernel.metadata.shared, getattr(kernel.metadata, "tmem_size", 0), _transfer(kernel.asm["ttgir"]),
     )  # fmt: skip
 
 

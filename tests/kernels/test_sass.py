@@ -95,7 +95,7 @@ def test_a_loop_with_products_is_counted_with_what_it_repeats() -> None:
 
 def test_products_that_are_not_counted_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clocks, "inner_loops", lambda cubin: [])
-    kernel = Compiled(b"", "mma.sync.aligned.m16n8k16", 4, 128, 64, 0, 0, 0.0)
+    kernel = Compiled(b"", "mma.sync.aligned.m16n8k16", 4, 128, 64, 0, 0, 0, 0.0)
     with pytest.raises(AssertionError, match="products are in the code"):
         clocks.counted(kernel, 90)
     assert clocks.counted(kernel._replace(ptx=""), 90).loops == []

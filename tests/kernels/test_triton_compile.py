@@ -115,12 +115,11 @@ def test_distances_spill_nothing(compile_for: Any, dtype: torch.dtype, d: int, c
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize(("d", "capability"), [(256, 80), (128, 100), (128, 120)])
-def test_distances_have_enough_memory_on_every_device(compile_for: Any, d: int, capability: int) -> None:
+def test_distances_of_wide_heads_have_enough_memory(compile_for: Any) -> None:
     """They need more than anything else."""
-    q = torch.empty(2, 8, 1024, d, dtype=torch.bfloat16)
-    for name, kernel in compile_for(lambda: launches(q, **pointwise.GAUSSIAN), capability).items():
-        assert_memory(name, kernel, capability)
+    q = torch.empty(2, 8, 1024, 256, dtype=torch.bfloat16)
+    for name, kernel in compile_for(lambda: launches(q, **pointwise.GAUSSIAN), 80).items():
+        assert_memory(name, kernel, 80)
 
 
 @pytest.mark.parametrize(

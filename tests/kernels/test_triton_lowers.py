@@ -1,4 +1,5 @@
-"""Every option of the Triton kernels lowers in the installed version of Triton, which the interpreter cannot tell."""
+"""Every option of the Triton kernels lowers in the installed version of Triton, which the interpreter cannot tell, and
+compiles for GPUs that are newer than those for which tiles were chosen."""
 
 import os
 from collections.abc import Callable
@@ -16,9 +17,10 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 from attnkit._core.check import dtype_name
 from attnkit.backends.torch.triton import launch, linear_launch, pointwise, rows, rows_statistics, softpick, statistics
 from attnkit.backends.torch.triton.launch import Launch
-from benchmarks.sass.compiling import device_of, lowered
+from benchmarks.sass.compiling import compiled, device_of, lowered
 
 from .selection import later
+from .spills import assert_memory
 
 TOKENS = 300
 BOOLEAN = {
@@ -34,8 +36,11 @@ FEATURES = {"features": torch.float32, "feature_map": "identity", "normalize": T
 ALL = ",".join(statistics.FIELDS)
 
 
+width = 64  # of a head
+
+
 def tokens(packed: bool = False) -> Tensor:
-    return torch.empty(*(() if packed else (2,)), 4, TOKENS, 64, dtype=torch.float16)
+    return torch.empty(*(() if packed else (2,)), 4, TOKENS, width, dtype=torch.float16)
 
 
 def of_pointwise(fields: str = "", with_output: bool = True, **options: Any) -> list[Launch]:
@@ -96,7 +101,7 @@ def of_statistics(op: str, fields: str, with_output: bool = True, **options: Any
 def of_linear(state: bool = False, features: torch.dtype = torch.float16, **options: Any) -> list[Launch]:
     """Forward, the returned state, and backward, for q and k in the dtype of `features`."""
     v = tokens("edges_q" in options)
-    q, S, z = v.to(features), torch.empty(2, 4, 64, 64), torch.empty(2, 4, 64)
+    q, S, z = v.to(features), torch.empty(2, 4, width, width), torch.empty(2, 4, width)
     s = linear_launch.setting(q, q, v, **options, initial_S=S if state else None)
     initial, grads = (S, z) if state else None, {"q": q, "k": q, "v": v, "initial_S": S, "initial_z": z}
     grads |= {"log_decay": options["log_decay"]} if "log_decay" in options else {}
@@ -171,3 +176,23 @@ def test_lowers(call: str, capability: int) -> None:
     with device_of(capability):
         for made in CALLS[call]():
             assert "tt.func public" in lowered(made, capability), made.kernel.fn.__name__
+
+
+TENSOR_MEMORY = 512  # columns of a multiprocessor of 10.0
+NEWEST = {100: "tcgen05.mma", 120: "mma.sync"}
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("capability", NEWEST)
+@pytest.mark.parametrize("call", CALLS)
+def test_fits_the_newest_devices(call: str, capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of 128, which need most memory. Products of 10.0 have a memory of their own; of 12.0 all are small."""
+    monkeypatch.setattr(f"{__name__}.width", 128)
+    multiplied = False
+    with device_of(capability):
+        for made in CALLS[call]():
+            kernel, name = compiled(made, capability), made.kernel.fn.__name__
+            assert_memory(name, kernel, capability)
+            assert kernel.tensor_memory <= TENSOR_MEMORY, f"{name} needs {kernel.tensor_memory} columns"
+            multiplied = multiplied or NEWEST[capability] in kernel.ptx
+    assert multiplied, f"{call} has no products of this GPU"
