@@ -130,7 +130,7 @@ class Report:
     """Write report.html, summary.md and CSVs for a study, trained in one folder or in several."""
 
     folder: tyro.conf.Positional[Path]
-    """The --out of a run; the files are written there."""
+    """The --out of a run; the files are written there. Of a committed report the summary is made anew."""
     more: tyro.conf.Positional[tuple[Path, ...]] = ()
     """Of runs of the same study with other seeds or other variants, such as other alphas: one report of all."""
 

@@ -1,18 +1,23 @@
 """What pages and README say of the committed reports recomputes from their cells."""
 
+import re
+import shutil
 import statistics
 from pathlib import Path
 
 import pytest
 
+from attnkit_experiments.__main__ import main
 from attnkit_experiments.evidence import draw, overview, size
 from attnkit_experiments.evidence.checks import Compare
 from attnkit_experiments.evidence.claim import answers
 from attnkit_experiments.evidence.measures import headline, measure_of
 from attnkit_experiments.evidence.papers import PAPERS
-from attnkit_experiments.evidence.runs import FLOOR, read_runs
+from attnkit_experiments.evidence.runs import FLOOR, read_run, read_runs
 from attnkit_experiments.evidence.verdict import Verdict
 from attnkit_experiments.recipes import RECIPES
+from attnkit_experiments.report import summary
+from attnkit_experiments.report.findings import capital
 from attnkit_experiments.report.results import read_csv
 from attnkit_experiments.report.statistics import holm
 
@@ -164,12 +169,86 @@ def test_a_repeated_cell_names_the_level_of_the_library(line):
 
 @pytest.mark.parametrize("path", sorted((DOCS / "reports").glob("*/summary.md")), ids=lambda path: path.parent.name)
 def test_a_summary_says_what_its_intervals_and_its_commit_lack(path):
-    """First of all that it is from a tree with changes, and of intervals that the test sample is not in them."""
+    """That it is from a tree with changes, and of intervals that the test sample is not in them."""
     rows, text = read_csv(path.parent / "results.csv"), path.read_text()
     commit, _, changed = rows[0].get("commit", "").partition(" + ")
     sentence = f"Not from a commit: made by {commit} with changes that were not committed."
-    assert text.split("\n\n")[1].startswith(f"**{sentence}**") == bool(changed)
+    assert text.count(f"\n\n**{sentence}**\n\n| variant") == bool(changed)
     assert text.count(sentence) == 2 * bool(changed)
     seen = any(row.get("difference_95") for row in rows)
     kept = (path.parent / "differences.csv").exists()
     assert text.count("Test sample: not in the interval.") == 2 * (seen and not kept)
+
+
+TRAINED = [path.parent for path in sorted((DOCS / "reports").glob("*/cells.csv"))]
+
+
+@pytest.mark.parametrize("folder", TRAINED, ids=lambda folder: folder.name)
+def test_a_summary_is_what_its_csvs_give(folder):
+    text = (folder / "summary.md").read_text()
+    assert renewed(folder) == text, f"python -m experiments report docs/reports/{folder.name}"
+
+
+@pytest.mark.parametrize("folder", TRAINED, ids=lambda folder: folder.name)
+def test_a_summary_says_first_that_it_is_too_small_or_what_decides(folder):
+    """In its head and on its page in words, and of the same variants as the cells."""
+    run = read_run(folder)
+    recipe, why, measure = RECIPES[run.recipe], size.too_small(run), measure_of(run.recipe)
+    head, page = (folder / "summary.md").read_text().split("\n\n## ", 2)[:2]
+    first, opening = head.split("\n\n")[1], page.split("\n\n")[2]
+    if why:
+        assert first.startswith(f"**Too small to decide: {why}.**\n")
+        assert opening == f"**Too small to decide: {why}.**"
+        return
+    gaps = {x: gap for x in run.variants if (gap := draw.difference(run, x, measure.key))}
+    assert first.startswith("**") == opening.startswith("**") == bool(gaps)
+    if gaps:
+        leads, decides = (capital(each.name) + " beside " for each in (recipe.about or measure, measure))
+        assert first.startswith(f"**{leads}")
+        assert opening.startswith(f"**{leads}")
+        told = " ".join(text for text in opening.strip("*").split("<br>") if text.startswith(decides))
+        for variant, gap in gaps.items():
+            side = "worse" if gap.mean > 0 else "better"
+            word = "one seed" if gap.n == 1 else side if gap.decided else "undecided"
+            assert re.search(rf"{word} for [^;]*{re.escape(run.label(variant))}\b", told), (variant, word)
+
+
+def test_a_report_says_of_translations_what_the_results_say():
+    """By validation loss 1.5-entmax is worse, by BLEU undecided."""
+    text = (DOCS / "reports" / "001-table4-cpu" / "summary.md").read_text()
+    head, page = text.split("\n\n## ", 2)[:2]
+    loss = "**Validation loss beside softmax (2.094 ± 0.006 nats), uncorrected: worse for sparsemax · 1.5-entmax · "
+    bleu = "Beside it BLEU (33.20 ± 0.52), uncorrected: worse for sparsemax · ReLA · ReLUFormer; undecided for 1.5-"
+    for place in (head, page):
+        assert f"{loss}ReLA · ReLUFormer." in place
+        assert f"{bleu}entmax (would see 0.72).**" in place
+    limits = text.partition("## What this does not show")[2].partition("\n## ")[0]
+    assert "A difference to the baseline in BLEU for: 1.5-entmax:" in limits
+    assert "in validation loss" not in limits, "each is decided"
+
+
+def test_a_number_that_its_csvs_do_not_have_is_found(tmp_path):
+    for name, old, new in (
+        ("summary.md", "| 1.5-entmax | 3 | 2.148 ", "| 1.5-entmax | 3 | 2.100 "),
+        ("summary.md", "worse for sparsemax · 1.5", "undecided for sparsemax · 1.5"),
+        ("summary.md", "- A difference to the baseline in BLEU for: 1.5-entmax", "- A difference in BLEU for: nothing"),
+        ("cells.csv", ",2.1017588106855,8.18", ",2.1117588106855,8.18"),
+    ):
+        folder = shutil.copytree(DOCS / "reports" / "001-table4-cpu", tmp_path / "report", dirs_exist_ok=True)
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new))
+        assert renewed(folder) != (folder / "summary.md").read_text()
+
+
+def test_the_command_renews_a_summary(tmp_path, capsys):
+    folder = shutil.copytree(DOCS / "reports" / "001-table4-cpu", tmp_path / "report")
+    (folder / "summary.md").write_text((folder / "summary.md").read_text().replace("worse for", "better for"))
+    assert main(["report", str(folder)]) == 0
+    assert capsys.readouterr().out == f"report: {folder / 'summary.md'}\n"
+    assert (folder / "summary.md").read_text() == (DOCS / "reports" / "001-table4-cpu" / "summary.md").read_text()
+
+
+def renewed(folder):
+    run = read_run(folder)
+    return summary.renew(folder, RECIPES[run.recipe], size.too_small(run))

@@ -15,6 +15,7 @@ import attnkit
 from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.outcomes import OUTCOMES_FILE
+from attnkit_experiments.evidence import size
 from attnkit_experiments.images import plots as image_plots
 from attnkit_experiments.report import tables
 from attnkit_experiments.report.results import read_study
@@ -34,13 +35,15 @@ def of(mean, width):
 
 def test_a_difference_is_undecided_while_its_interval_holds_zero():
     accuracy, bleu = Measure("accuracy", "accuracy", factor=100, unit="%"), Measure("bleu", "BLEU", digits=2)
+    loss, score = (dataclasses.replace(bleu, better=better) for better in ("less", "more"))
     assert of(0.012, 0.03).text(accuracy) == "+1.2 ± 3.0 (undecided)"
     assert of(-0.05, 0.03).text(accuracy) == "-5.0 ± 3.0"
     assert Difference(-0.0001, None, 1).text(accuracy) == "+0.0 (one seed)"
     assert of(0.4, 0.3).text(bleu) == "+0.40 ± 0.30"
-    assert of(0.4, 0.3).kind == "higher"
-    assert of(0.3, 0.4).kind == "undecided"
-    assert Difference(0.3, None, 1).kind == "one seed"
+    assert [of(0.4, 0.3).word(each) for each in (bleu, loss, score)] == ["higher", "worse", "better"]
+    assert [of(-0.4, 0.3).word(each) for each in (bleu, loss, score)] == ["lower", "better", "worse"]
+    assert of(0.3, 0.4).word(loss) == "undecided"
+    assert Difference(0.3, None, 1).word(loss) == "one seed"
 
 
 @pytest.fixture(scope="module")
@@ -215,18 +218,38 @@ def test_numbers_of_a_result_are_in_short():
     }
 
 
-def test_a_report_opens_with_what_is_decided(out, undrawn):
+def test_a_report_opens_with_what_decides(out, undrawn):
+    """The loss, with the accuracy beside it, which may say something else."""
     for name, values in {"softmax": (0.5, 0.6), "relu-alpha0": (0.3, 0.4), "relu-alpha1": (0.9, 0.2)}.items():
         for seed, value in enumerate(values):
             path = out / "cells" / f"{name}-seed{seed}" / "result.json"
-            path.write_text(json.dumps(json.loads(path.read_text()) | {"accuracy": value}))
+            loss = {"test_loss": 3 * seed - (name == "relu-alpha1")}
+            path.write_text(json.dumps(json.loads(path.read_text()) | loss | {"accuracy": value}))
             path.with_name(OUTCOMES_FILE).unlink()
-    sentence = (
-        "Accuracy beside softmax (55.0 ± 7.1 %), uncorrected: lower for relu, α = 0; undecided for relu, α = 1 "
+    loss = (
+        "Test loss beside softmax (1.500 ± 2.121 nats), uncorrected: better for relu, α = 1; undecided for relu, α = 0 "
+        "(would see 0.000)."
+    )
+    accuracy = (
+        "Beside it accuracy (55.0 ± 7.1 %), uncorrected: worse for relu, α = 0; undecided for relu, α = 1 "
         "(would see 653.4)."
     )
-    assert write_report(out).read_text().partition("<h2>")[0].count(sentence) == 1
-    assert sentence in (out / "summary.md").read_text()
+    page = write_report(out).read_text()
+    assert page.partition("<h2>")[0].count(f"<p><b>{loss}<br>{accuracy}</b></p>") == 1
+    assert (out / "summary.md").read_text().split("\n\n")[1].startswith(f"**{loss} {accuracy}**\n")
+    limits = [f"A difference to the baseline in {each} for: relu" for each in ("test loss", "accuracy")]
+    assert page.index(f"{limits[0]}, α = 0: ") < page.index(f"{limits[1]}, α = 1: ")
+
+
+def test_a_study_that_is_too_small_says_so_first_and_nothing_of_its_variants(out, undrawn, monkeypatch):
+    """By the rule of the results."""
+    monkeypatch.setitem(size.PASS, json.loads((out / "study.json").read_text())["data"]["checksum"][:12], 60)
+    page, why = write_report(out).read_text(), "1.2 passes over its training data"
+    head = page.partition("<h2>")[0]
+    assert f"<p><b>Too small to decide: {why}.</b></p>" in head
+    assert "beside softmax" not in head
+    assert (out / "summary.md").read_text().split("\n\n")[1].startswith(f"**Too small to decide: {why}.**\n")
+    assert f"<li>Which variant is better: the study is too small to decide ({why}).</li>" in page
 
 
 def test_a_smoke_report_is_labelled_everywhere(study, tmp_path):

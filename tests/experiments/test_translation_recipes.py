@@ -62,7 +62,7 @@ def test_documents_are_joined_for_every_limit(corpus, tmp_path, undrawn):
         json.loads((out / "cells" / f"vanilla-{n}-seed0" / "config.json").read_text())["data"] for n in (24, 60)
     ]
     assert checksums[0] != checksums[1]
-    page, told = write_report(out).read_text(), "<b>Too small to say anything: documents of up to 128 tokens"
+    page, told = write_report(out).read_text(), "<b>Too small to decide: documents of up to 128 tokens"
     assert "60 tokens" in page
     assert told not in page, "settings were changed"
     about = json.loads((out / "study.json").read_text())

@@ -50,7 +50,7 @@ EXPERIMENTS = {
     "soft": "engine study report data images",
     "language": "engine study report data images",
     "recipes": "engine study report data images sequences translation soft language",
-    "commands": "engine study report data images sequences translation soft language recipes",
+    "commands": "engine study report data images sequences translation soft language recipes evidence",
     "evidence": "engine study report images language soft translation recipes",
     "__main__.py": "engine data recipes commands evidence",
 }

@@ -8,11 +8,15 @@ from typing import Any
 from attnkit_experiments.commands.cells import inspect_again
 from attnkit_experiments.commands.opening import open_study, request_of, require_known, started
 from attnkit_experiments.engine.errors import UserError, unknown
+from attnkit_experiments.engine.files import write_text
 from attnkit_experiments.engine.progress import say
 from attnkit_experiments.engine.train import reproducible
 from attnkit_experiments.engine.world import ALONE
+from attnkit_experiments.evidence.runs import read_run
+from attnkit_experiments.evidence.size import too_small
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
-from attnkit_experiments.report import measurement_page, study_page
+from attnkit_experiments.report import measurement_page, study_page, summary
+from attnkit_experiments.report.merging import read_studies
 from attnkit_experiments.report.results import read_study
 from attnkit_experiments.study.stored import read_asked
 
@@ -20,9 +24,14 @@ from attnkit_experiments.study.stored import read_asked
 def write_report(folder: Path, *more: Path, show_images: bool = True, **where: Any) -> Path:
     """Write the files into `folder`; returns the page. UserError if there is nothing to report.
 
-    Cells whose inspection failed are inspected first; `where` are the fields of `Request` that this needs: data,
-    device, cache. What may be left out of the data is what the run allowed.
+    Of a committed report, which has CSVs and no run, the summary is made anew from these and returned. Cells whose
+    inspection failed are inspected first; `where` are the fields of `Request` that this needs: data, device, cache.
+    What may be left out of the data is what the run allowed.
     """
+    if not more and not (folder / "study.json").exists() and (folder / "cells.csv").exists():
+        run = read_run(folder)
+        write_text(folder / "summary.md", summary.renew(folder, RECIPES[run.recipe], too_small(run)))
+        return folder / "summary.md"
     recipe = read_asked(folder)["recipe"]
     for other in more:
         if (theirs := read_asked(other)["recipe"]) != recipe:
@@ -36,7 +45,9 @@ def write_report(folder: Path, *more: Path, show_images: bool = True, **where: A
     for one in (folder, *more):
         require_known(one)
         repair(one, **where)
-    return study_page.write_report((folder, *more), RECIPES[recipe], show_images=show_images)
+    study = read_studies((folder, *more), RECIPES[recipe])
+    study_page.write_tables(study, RECIPES[recipe], folder, show_images=show_images)
+    return study_page.write_page(study, RECIPES[recipe], folder, too_small(read_run(folder)), show_images=show_images)
 
 
 def repair(folder: Path, **where: Any) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 
 from attnkit_experiments.recipes import RECIPES
+from attnkit_experiments.report.measures import TEST_LOSS, VALID_LOSS, deciding
 from attnkit_experiments.study.recipe import Measure
 
 
 def share(key: str, name: str) -> Measure:
     return Measure(key, name, factor=100, unit="%")
 
-
-TEST_LOSS = Measure("test_loss", "test loss", digits=3, unit="nats")
-VALID_LOSS = Measure("valid_loss", "validation loss", digits=3, unit="nats")
 
 MEASURES = {
     measure.key: measure
@@ -44,9 +42,6 @@ TIMES = ("step_ms", "sentences_per_second", "full_training_rate", "full_predicti
 """Those that a busy machine falsifies."""
 UNTRAINED = (*TIMES, "full_parameters", "full_multiply_adds_without_inverse", "full_memory")
 """Those that models have at any state of training."""
-DECIDING = {"accuracy": TEST_LOSS, "bleu": VALID_LOSS}
-"""What decides in the place of a task's metric: the loss over the test set, of which single answers lose less. That of
-translations is over the 1,014 pairs of valid, by which nothing was chosen; BLEU is over 300 captions."""
 LOSSES = (TEST_LOSS.key, VALID_LOSS.key, "bits_per_byte")
 
 
@@ -59,7 +54,7 @@ def measure_of(recipe: str, key: str = "") -> Measure:
     """A number of a recipe's cells; without a key the one that decides, of which less is better."""
     metric = headline(recipe)
     if not key:
-        return DECIDING.get(metric.key, metric)
+        return deciding(metric)
     return metric if key == metric.key else MEASURES[key]
 
 

@@ -138,11 +138,16 @@ def matching(pattern: str, names: Sequence[str]) -> list[tuple[str, str]]:
     return [(name, match[1] if "*" in pattern else "") for name, match in found if match]
 
 
+def read_run(folder: Path) -> Run:
+    """The report in a folder as it is."""
+    return Run(folder.name, *(read_csv(folder / f"{name}.csv") for name in FILES))
+
+
 def read_runs(reports: Path) -> list[Run]:
     """The reports in a folder by name, without smoke runs, studies that lack cells.csv, and those left out."""
     runs = []
     for path in sorted(reports.glob("*/results.csv")):
-        run = Run(path.parent.name, *(read_csv(path.parent / f"{name}.csv") for name in FILES))
+        run = read_run(path.parent)
         if run.name in LEFT_OUT:
             continue
         if run.results[0]["is_result"] == "True" and (run.cells or run.recipe in MEASUREMENTS):

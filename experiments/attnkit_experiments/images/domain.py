@@ -125,7 +125,7 @@ class ImageDomain(Domain):
     unit = "images"
     result = Result
     inspected = inspection.Inspected
-    measure = Measure("accuracy", "accuracy", factor=100, unit="%")
+    measure = Measure("accuracy", "accuracy", factor=100, unit="%", better="more")
 
     source = staticmethod(image_source)
 

@@ -102,7 +102,7 @@ class LanguageDomain(Domain):
     unit = "tokens"
     result = Result
     inspected = Inspected
-    measure = Measure("bits_per_byte", "bits per byte", digits=3)
+    measure = Measure("bits_per_byte", "bits per byte", digits=3, better="less")
 
     def source(self) -> str:
         """The default source, resolved by `load`."""

@@ -46,7 +46,7 @@ def variants(study: RecallStudy) -> tuple[Variant, ...]:
 
 
 class RecallDomain(LanguageDomain):
-    measure = Measure("accuracy", "accuracy at queries", factor=100, unit="%")
+    measure = Measure("accuracy", "accuracy at queries", factor=100, unit="%", better="more")
 
     def source(self) -> str:
         return GENERATED

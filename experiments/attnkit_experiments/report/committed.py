@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.report.claims import read_claims
 from attnkit_experiments.report.results import Line, StudyResults, read_csv
+from attnkit_experiments.report.samples import Tested
 from attnkit_experiments.report.statistics import Spread
 from attnkit_experiments.report.tables import FIGURES
 
@@ -72,7 +74,22 @@ class CommittedLine(Line):
         return {float(key.removeprefix(begin)): x for key, x in self.first.items() if key.startswith(begin)}
 
 
-def read_committed(folder: Path) -> StudyResults:
+@dataclass(frozen=True)
+class CommittedStudy(StudyResults):
+    """A study whose intervals over test samples are those of differences.csv."""
+
+    differences: Sequence[Record] = ()
+
+    @cached_property
+    def tested(self) -> dict[str, dict[str, Tested]]:
+        found: dict[str, dict[str, Tested]] = {}
+        for row in self.differences:
+            interval = Tested(float(row["low_95"]), float(row["high_95"]), int(row["seeds"]), int(row["samples"]))
+            found.setdefault(row["score"], {})[row["variant"]] = interval
+        return found
+
+
+def read_committed(folder: Path) -> CommittedStudy:
     """The study of a committed report; UserError if there are no cells."""
     head, cells = read_csv(folder / "results.csv")[0], read_csv(folder / "cells.csv")
     if not cells:
@@ -95,7 +112,8 @@ def read_committed(folder: Path) -> StudyResults:
             )
         )
     claims = folder / "claims.json"
-    return StudyResults(_about(head), tuple(lines), read_claims(claims) if claims.exists() else None, ())
+    measured = read_claims(claims) if claims.exists() else None
+    return CommittedStudy(_about(head), tuple(lines), measured, (), differences=read_csv(folder / "differences.csv"))
 
 
 def _numbers(cell: Record) -> dict[str, Any]:
@@ -104,4 +122,10 @@ def _numbers(cell: Record) -> dict[str, Any]:
 
 
 def _about(head: Record) -> dict[str, Any]:
-    return {"recipe": head["recipe"], "preset": head["preset"], "settings": head["changed"].split()}
+    environment = {"commit": head["commit"], "cores": int(head["cores"])}
+    samples = {"samples": head.get("samples", "shown")}
+    return (
+        {"recipe": head["recipe"], "preset": head["preset"], "settings": head["changed"].split()}
+        | samples
+        | {"environment": environment}
+    )

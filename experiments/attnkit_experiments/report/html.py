@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnkit_conformance.report.pages import Markup, render
+from attnkit_conformance.report.pages import Markup, part, render
 from attnkit_experiments.report.results import command, label
 
 
@@ -29,13 +29,19 @@ def render_page(
         Path(__file__).with_name(template),
         subject=subject,
         about=about,
-        label=label(about),
+        mark=mark(about),
         smoke=about["preset"] == "smoke",
         changed=changes_text(environment),
         facts=facts,
         command=command(about),
         **given,
     )
+
+
+def mark(about: Mapping[str, Any]) -> Markup:
+    """The label of all numbers of a study or measurement."""
+    smoke = about["preset"] == "smoke"
+    return part("badge", "SMOKE · not a result" if smoke else label(about), smoke)
 
 
 def column_head(*texts: str) -> Markup:

@@ -15,6 +15,8 @@ from scipy.special import nctdtrinc, stdtr, stdtrit
 from attnkit_experiments.study.recipe import Measure
 
 LEVEL, POWER = 0.05, 0.8
+WORDS = ("better", "worse", "higher", "lower", "undecided", "one seed")
+"""What a difference is called, in the order of a sentence; higher or lower where neither need be better."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,15 @@ class Difference:
         """Whether the interval excludes zero."""
         return self.half_width is not None and abs(self.mean) > self.half_width
 
-    @property
-    def kind(self) -> str:
-        """In a word, for a measure of which neither more nor less need be better."""
+    def word(self, measure: Measure) -> str:
+        """One of `WORDS`, by this comparison alone."""
         if self.half_width is None:
             return "one seed"
-        return "undecided" if not self.decided else "higher" if self.mean > 0 else "lower"
+        if not self.decided:
+            return "undecided"
+        if not measure.better:
+            return "higher" if self.mean > 0 else "lower"
+        return "better" if (self.mean > 0) == (measure.better == "more") else "worse"
 
     def shown(self, measure: Measure) -> str:
         """Mean and interval in the measure's unit."""

@@ -14,9 +14,9 @@ MARKUP = re.compile(r"([\\*$<|`]|(?<![^\W_])_|_(?![^\W_]))")
 
 
 def as_markdown(page: str) -> str:
-    """The body of a page of `report.html` as Markdown; figures are lines with their descriptions."""
+    """The body of a page of `report.html`, or a part of it, as Markdown; figures are lines with their descriptions."""
     reader = Reader()
-    reader.feed(page[page.index("<main>") :])
+    reader.feed(page[max(page.find("<main>"), 0) :])
     return "\n\n".join(block for block in reader.blocks if block.strip()) + "\n"
 
 

@@ -121,7 +121,7 @@ class SequenceDomain(Domain):
     unit = "sequences"
     result = Result
     inspected = Layers
-    measure = Measure("accuracy", "accuracy", factor=100, unit="%")
+    measure = Measure("accuracy", "accuracy", factor=100, unit="%", better="more")
 
     def source(self) -> str:
         """The default source, resolved by `load`."""

@@ -71,7 +71,7 @@ class SoftDomain(Domain):
     unit = "images"
     result = Result
     inspected = Inspected
-    measure = Measure("accuracy", "accuracy", factor=100, unit="%")
+    measure = Measure("accuracy", "accuracy", factor=100, unit="%", better="more")
 
     source = staticmethod(image_source)
     load = staticmethod(read_images)

@@ -145,13 +145,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Measure:
-    """The number that a domain's tables compare, `key` of a result, shown times `factor` with `digits`."""
+    """The number that a domain's tables compare, `key` of a result, shown times `factor` with `digits`.
+
+    `better`: whether less or more of it is, "" where neither need be.
+    """
 
     key: str
     name: str
     factor: float = 1.0
     digits: int = 1
     unit: str = ""
+    better: Literal["", "less", "more"] = ""
 
     def text(self, value: float) -> str:
         """The number with its name."""

@@ -144,7 +144,7 @@ class TranslationDomain(Domain):
     unit = "pairs"
     result = Result
     inspected = Inspected
-    measure = Measure("bleu", "BLEU", digits=2)
+    measure = Measure("bleu", "BLEU", digits=2, better="more")
 
     def source(self) -> str:
         return data_place("multi30k", otherwise="")
