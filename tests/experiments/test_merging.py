@@ -8,6 +8,7 @@ import pytest
 from attnkit_experiments.__main__ import main
 from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.recipes import RECIPES
+from attnkit_experiments.report import summary
 from attnkit_experiments.report.merging import read_studies
 
 RECIPE = RECIPES["000-fig4"]
@@ -52,6 +53,11 @@ def test_parts_of_a_grid_are_the_grid(grid, undrawn):
     assert "alphas=0.0,0.5,1.0" in page
     assert f"{sum(len(line.results) for line in whole.lines)} runs of 6 steps" in page
     assert not (grid / "middle" / "report.html").exists()
+    texts = [(grid / name / "summary.md").read_text() for name in ("ends", "whole")]
+    (said, expected) = (text.split("\n\n")[1].partition("\n")[0] for text in texts)
+    assert said == expected
+    assert said.startswith("**Test loss beside ")
+    assert [summary.renew(grid / name, RECIPE, "") for name in ("ends", "whole")] == texts
 
 
 def test_what_a_folder_has_not_finished_is_missing_unless_another_has_it(grid):
@@ -70,6 +76,7 @@ def test_times_of_different_machines_are_not_compared(grid, undrawn):
     assert "Trained on 2 different machines, so the times are not comparable." in page
     assert " / another" in page
     assert "1 / 4 threads of " in page
+    assert summary.renew(grid / "ends", RECIPE, "") == (grid / "ends" / "summary.md").read_text()
     line = read_studies([grid / "ends", grid / "middle"], RECIPE).by_name("relu-alpha0.5-gate")
     assert line.core_hours() == pytest.approx(4 * line.first["steady_seconds"] / 3600)
 

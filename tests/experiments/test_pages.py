@@ -23,8 +23,10 @@ from matplotlib.figure import Figure
 from attnkit_experiments.commands import classify, runner
 from attnkit_experiments.commands.report import write_report
 from attnkit_experiments.evidence.figures import with_figures
-from attnkit_experiments.recipes import MEASUREMENTS
-from attnkit_experiments.report import claims
+from attnkit_experiments.evidence.runs import read_run
+from attnkit_experiments.evidence.size import too_small
+from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
+from attnkit_experiments.report import claims, summary
 from attnkit_experiments.report.words import FIGURE
 
 from . import pages
@@ -56,7 +58,8 @@ def diverged(out: Path) -> None:
 
 def as_smoke(out: Path) -> None:
     about = json.loads((out / "study.json").read_text())
-    (out / "study.json").write_text(json.dumps(about | {"preset": "smoke"}))
+    label = RECIPES[about["recipe"]].presets["smoke"].label
+    (out / "study.json").write_text(json.dumps(about | {"preset": "smoke", "label": label}))
 
 
 class Example(NamedTuple):
@@ -104,9 +107,14 @@ def compare(words: str, name: str) -> None:
 
 
 def check_what_is_kept(out: Path) -> None:
-    """The summary has the words of the page, and its CSVs make the figures, but those of attention to samples."""
-    page, summary = ((out / name).read_text() for name in ("report.html", "summary.md"))
-    tail = f"## {summary.partition(chr(10) + '## ')[2]}"
+    """The summary has the words of the page, and its CSVs make the figures, but those of attention to samples; those of
+    a study make the conclusions and comparisons too, as they were made from the run.
+    """
+    page, text = ((out / name).read_text() for name in ("report.html", "summary.md"))
+    run = read_run(out)
+    if run.recipe in RECIPES:
+        assert summary.renew(out, RECIPES[run.recipe], too_small(run)) == text
+    tail = f"## {text.partition(chr(10) + '## ')[2]}"
     back = MarkdownIt("commonmark", {"html": True}).enable("table").render(FIGURE.sub("", tail))
     page = re.sub(r"<(style|title)>.*?</\1>", "", page, flags=re.DOTALL)
     assert pages.words(re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)) == pages.words(back)

@@ -141,7 +141,7 @@ TEMPLATES = {
     "conformance/attnkit_conformance/report/badge.svg",
     *(
         f"experiments/attnkit_experiments/report/{name}.html"
-        for name in ("claims", "experiment", "measurement", "study")
+        for name in ("claims", "comparison", "experiment", "measurement", "study")
     ),
 }
 

@@ -13,7 +13,7 @@ LEFT = {
     "attnkit/ops": (44, 2),
     "reference": (19, 1),
     "conformance": (51, 4),
-    "experiments": (111, 2),
+    "experiments": (109, 2),
     "benchmarks": (53, 5),
     "docs": (18, 17),
 }

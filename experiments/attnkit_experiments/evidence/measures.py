@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from attnkit_experiments.recipes import RECIPES
-from attnkit_experiments.report.measures import TEST_LOSS, VALID_LOSS, deciding
+from attnkit_experiments.report.decision import TEST_LOSS, VALID_LOSS, deciding
 from attnkit_experiments.study.recipe import Measure
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.report.claims import read_claims
+from attnkit_experiments.report.merging import BETWEEN, MACHINE
 from attnkit_experiments.report.results import Line, StudyResults, read_csv
 from attnkit_experiments.report.samples import Tested
 from attnkit_experiments.report.statistics import Spread
@@ -113,7 +114,10 @@ def read_committed(folder: Path) -> CommittedStudy:
         )
     claims = folder / "claims.json"
     measured = read_claims(claims) if claims.exists() else None
-    return CommittedStudy(_about(head), tuple(lines), measured, (), differences=read_csv(folder / "differences.csv"))
+    machines = max(len(head.get(key, "").split(BETWEEN)) for key in MACHINE)
+    return CommittedStudy(
+        _about(head), tuple(lines), measured, (), machines, differences=read_csv(folder / "differences.csv")
+    )
 
 
 def _numbers(cell: Record) -> dict[str, Any]:
@@ -122,10 +126,12 @@ def _numbers(cell: Record) -> dict[str, Any]:
 
 
 def _about(head: Record) -> dict[str, Any]:
-    environment = {"commit": head["commit"], "cores": int(head["cores"])}
-    samples = {"samples": head.get("samples", "shown")}
-    return (
-        {"recipe": head["recipe"], "preset": head["preset"], "settings": head["changed"].split()}
-        | samples
-        | {"environment": environment}
-    )
+    """What results.csv has of study.json, and whether samples of the data are on the page."""
+    about: dict[str, Any] = {key: head[key] for key in ("recipe", "preset")}
+    cores = head["cores"]
+    environment = {"commit": head["commit"], "cores": int(cores) if cores.isdigit() else cores}
+    return about | {
+        "settings": head["changed"].split(),
+        "samples": head.get("samples", "shown"),
+        "environment": environment,
+    }

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from attnkit_conformance.report.pages import Markup, render, table
 from attnkit_experiments.report import plots, tables
-from attnkit_experiments.report.findings import capital, sampled
+from attnkit_experiments.report.decision import deciding, in_order
+from attnkit_experiments.report.findings import capital, sample_notes
 from attnkit_experiments.report.html import column_head, mark
-from attnkit_experiments.report.measures import deciding, in_order
 from attnkit_experiments.report.results import Line, StudyResults
 from attnkit_experiments.report.statistics import Spread
 from attnkit_experiments.study.recipe import Measure, Published, Recipe
@@ -26,7 +26,7 @@ def part_of_page(study: StudyResults, recipe: Recipe) -> Markup:
         study=study,
         mark=mark(study.about),
         measured=capital(first.name) + "".join(f", which decides, and beside it {each.name}," for each in beside),
-        sampled=sampled(study, recipe.domain.measure),
+        sampled=sample_notes(study, recipe.domain.measure),
         headline=headline(study, recipe),
         published=_published(study, columns) if columns else "",
     )
@@ -45,7 +45,7 @@ def headline(study: StudyResults, recipe: Recipe) -> Markup:
                 line.label,
                 str(line.over_seeds(measures[0].key).n),
                 *([own_text(line, recipe.about)] if recipe.about else []),
-                *(cell for measure in measures for cell in _compared(study, line, measure)),
+                *(cell for measure in measures for cell in _cells_of(study, line, measure)),
                 line.over_seeds("last_loss").text(3),
                 f"{line.first['parameters']:,.0f}",
                 *([f"{line.first['flops_per_sample'] / 1e6:.1f}"] if has_flops else []),
@@ -66,7 +66,7 @@ def headline(study: StudyResults, recipe: Recipe) -> Markup:
     return table(("variant", "seeds", *own, *heads, *costs, "ms per step"), rows)
 
 
-def _compared(study: StudyResults, line: Line, measure: Measure) -> Iterator[str]:
+def _cells_of(study: StudyResults, line: Line, measure: Measure) -> Iterator[str]:
     """The cells of a measure: means, and differences to the baseline, with what else is known of them below."""
     scores, difference = line.over_seeds(measure.key), study.difference(line, measure.key)
     look = "soft" if study.smoke else "big" if measure == deciding(measure) else ""

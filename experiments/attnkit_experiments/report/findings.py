@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attnkit_experiments.report import plots, samples, tables
-from attnkit_experiments.report.measures import in_order
+from attnkit_experiments.report.decision import in_order
 from attnkit_experiments.report.results import Line, StudyResults
 from attnkit_experiments.report.statistics import DRAWS, WORDS
 from attnkit_experiments.study.recipe import Measure, Recipe
@@ -25,11 +25,11 @@ def conclusions(study: StudyResults, recipe: Recipe, too_small: str) -> list[str
         return []
     if too_small:
         return [f"Too small to decide: {too_small}."]
-    own = compared(tables.with_numbers(study.inspected()), [recipe.about]) if recipe.about else []
-    return own + compared(study, in_order(recipe.domain.measure))
+    own = compare(tables.with_numbers(study.inspected()), [recipe.about]) if recipe.about else []
+    return own + compare(study, in_order(recipe.domain.measure))
 
 
-def compared(study: StudyResults, measures: Sequence[Measure]) -> list[str]:
+def compare(study: StudyResults, measures: Sequence[Measure]) -> list[str]:
     """Which variants are better or worse than their baseline, a sentence for each baseline and measure."""
     lines = plots.trained(study)
     baselines = dict.fromkeys(line.variant["baseline"] for line in lines)
@@ -60,7 +60,7 @@ def _sentence(study: StudyResults, baseline: Line, measure: Measure, *, beside: 
     return f"{subject} ({scores}){'' if alone else ', uncorrected'}: {told}."
 
 
-def sampled(study: StudyResults, measure: Measure) -> list[str]:
+def sample_notes(study: StudyResults, measure: Measure) -> list[str]:
     """Sentences on what the intervals say of other test samples, for a study that has intervals: by measure where they
     differ.
     """
@@ -87,7 +87,7 @@ def limits(study: StudyResults, recipe: Recipe, too_small: str, *, show_images: 
     """What the study does not show."""
     said = ["Anything about quality: the models have barely begun to learn."]
     if not study.smoke:
-        said = _undecided(study, in_order(recipe.domain.measure))
+        said = _open_differences(study, in_order(recipe.domain.measure))
         if too_small:
             said = [f"Which variant is better: the study is too small to decide ({too_small})."]
         if study.preset not in FULL:
@@ -106,7 +106,7 @@ def limits(study: StudyResults, recipe: Recipe, too_small: str, *, show_images: 
     return said
 
 
-def _undecided(study: StudyResults, measures: Sequence[Measure]) -> list[str]:
+def _open_differences(study: StudyResults, measures: Sequence[Measure]) -> list[str]:
     """The variants whose differences do not show, by measure; measures with the same ones together."""
     names: dict[str, list[str]] = {}
     for measure in measures:

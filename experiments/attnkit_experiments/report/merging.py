@@ -12,6 +12,8 @@ from attnkit_experiments.report.results import Line, StudyResults, read_study
 from attnkit_experiments.study.recipe import Recipe
 
 MACHINE = ("device", "system", "cores", "threads", "processes")
+BETWEEN = " / "
+"""What stands between facts that differ from folder to folder."""
 
 
 def read_studies(folders: Sequence[Path], recipe: Recipe) -> StudyResults:
@@ -105,4 +107,4 @@ def _outcome(line: Line, seed: int, key: str) -> Any:
 def _one(values: Sequence[Any]) -> Any:
     """The value that all have, or all of them as text."""
     different = dict.fromkeys(values)
-    return values[0] if len(different) == 1 else " / ".join(map(str, different))
+    return values[0] if len(different) == 1 else BETWEEN.join(map(str, different))
