@@ -8,7 +8,9 @@ import json
 import os
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
@@ -23,7 +25,7 @@ from attnkit_conformance.adapters.absent import Absent
 from attnkit_conformance.adapters.isolated import LIMIT
 from attnkit_conformance.adapters.serving import collect_rarely
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import PROCESS, count_verdicts, declared, in_order, judge, matcher, stop
+from attnkit_conformance.judge import PROCESS, count_by_op, count_verdicts, declared, in_order, judge, matcher, stop
 from attnkit_conformance.judge.processes import close_all, judge_in_processes
 from attnkit_conformance.judge.selection import Terms, find
 from attnkit_conformance.judge.verdicts import deciding, grade_counts
@@ -73,6 +75,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--samples", type=Path, nargs="+", metavar="FILE", help="judge the cases that a search saved")
     run.add_argument("--workers", type=int, metavar="N", default=1, help="processes that judge; this one by default")
     run.add_argument("--seconds", type=float, metavar="S", help="judge no longer, and say how many cases are left")
+    run.add_argument(
+        "--but", type=Path, nargs="+", metavar="FILE", help="leave out what a run has judged, by its --json"
+    )
     run.add_argument("--here", action="store_true", help="judge yours in this process, as a debugger needs it")
     run.add_argument("--limit", type=float, metavar="S", default=LIMIT, help=f"seconds for a call ({LIMIT:g})")
     run.add_argument("--calls", action="append", metavar="F", help="package.module:function that yours may not call")
@@ -197,29 +202,38 @@ def run(args: argparse.Namespace) -> int:
     args.seed = terms.seed if args.search is None else args.seed or 0
     adapters = look_up(names)
     if args.samples or args.search is not None:
-        return conclude(drawn_or_saved(args, adapters, dtypes), adapters, args)
+        return conclude(drawn_or_saved(args, adapters, dtypes), adapters, args, Counter())
     collect_rarely()
+    keep = replace(matcher(args.k), known=judged_before(args.but or ()))
     if args.workers == 1:
-        verdicts = judge(adapters, args.profile, args.k, dtypes)
+        verdicts = judge(adapters, args.profile, keep, dtypes)
     else:
         close_all(adapters)
-        verdicts = judge_in_processes(look_up, names, args.profile, args.k, dtypes, args.workers)
+        verdicts = judge_in_processes(look_up, names, args.profile, keep, dtypes, args.workers)
     ended: list[str] = []
     in_time = stop.until(verdicts, args.seconds, ended)
-    results = terminal.show_progress(in_time, lambda: count_verdicts(adapters, args.profile, args.k, dtypes))
+    results = terminal.show_progress(in_time, lambda: count_verdicts(adapters, args.profile, keep, dtypes))
     if not results:
         raise ValueError(f"{ended[0]} before the first verdict" if ended else "nothing selected: no case matches")
     by_signal = stop.status(ended)
     ended += [f"{result.adapter} gave up" for result in results if PROCESS in result.checks]
-    left = count_verdicts(adapters, args.profile, args.k, dtypes) - len(results) if ended else 0
+    left = count_by_op(adapters, args.profile, keep, dtypes) if ended else Counter[tuple[str, str]]()
+    left -= Counter((result.adapter, result.op) for result in results)
     results = in_order(results, adapters)
     if not by_signal:  # which comes to an adapter in the middle of an answer, and is soon followed by a kill
         results = with_programs(results, adapters)
     close_all(adapters)
-    status = conclude(results, adapters, args, max(0, left))
-    if left > 0:
-        print(f"{'; '.join(dict.fromkeys(ended))}: {left} of {left + len(results)} cases are not judged")
+    status = conclude(results, adapters, args, left)
+    if left:
+        number = left.total()
+        print(f"{'; '.join(dict.fromkeys(ended))}: {number} of {number + len(results)} cases are not judged")
     return status or by_signal
+
+
+def judged_before(paths: Iterable[Path]) -> frozenset[str]:
+    """What files have verdicts on, as `-k` sees it."""
+    results = chain.from_iterable(saved.read(path)["results"] for path in paths)
+    return frozenset(f"{result['adapter']}::{result['id']}" for result in results)
 
 
 def terms_of(args: argparse.Namespace) -> Terms:
@@ -249,7 +263,9 @@ def verify(args: argparse.Namespace) -> int:
     for line in trust.lines(by_kernel(adapters, results)):
         print(line)
     if args.json is not None:
-        args.json.write_text(files.as_json(results, files.header(adapters, "quick")))
+        verdicts = by_kernel(adapters, results)
+        left = Counter({(verdict.adapter, verdict.op): verdict.left for verdict in verdicts})
+        args.json.write_text(files.as_json(results, files.header(adapters, "quick") | {"left_of": by_adapter(left)}))
     statuses = {result.status for result in results}
     return 1 if "fail" in statuses else 0 if "pass" in statuses else 2
 
@@ -309,8 +325,18 @@ def exchange_of_files() -> ModuleType:
     return exchange
 
 
-def conclude(results: list[CaseResult], adapters: Iterable[Adapter], args: argparse.Namespace, left: int = 0) -> int:
-    """Terminal, JSON, JUnit, HTML, and the exit status; `left` cases were not judged."""
+def by_adapter(left: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
+    """Numbers of cases that were not judged, by adapter and op, for the header of a file."""
+    of_ops: dict[str, dict[str, int]] = {}
+    for (adapter, op), number in (+left).items():
+        of_ops.setdefault(adapter, {})[op] = number
+    return of_ops
+
+
+def conclude(
+    results: list[CaseResult], adapters: Iterable[Adapter], args: argparse.Namespace, left: Counter[tuple[str, str]]
+) -> int:  # fmt: skip
+    """Terminal, JSON, JUnit, HTML, and the exit status; `left`: cases that were not judged, by adapter and op."""
     terminal.show(results, args.ops)
     for adapter in adapters if args.like else ():
         print(f"{adapter.name}: {files.describe(adapter)}")
@@ -318,7 +344,7 @@ def conclude(results: list[CaseResult], adapters: Iterable[Adapter], args: argpa
         print(line)
     for adapter in (adapter for adapter in adapters if core.declined_by(adapter)):
         print(f"{adapter.name} does not promise: {', '.join(core.declined_by(adapter))}")
-    header = {**files.header(adapters, args.profile, args.seed), "left": left}
+    header = {**files.header(adapters, args.profile, args.seed), "left": left.total(), "left_of": by_adapter(left)}
     writers = (
         (args.json, files.as_json), (args.junit, files.as_junit), (args.html, files.as_html), (args.badge, as_badge),
         (args.markdown, summary.as_markdown),

@@ -429,6 +429,20 @@ def test_a_run_that_stops_in_time_says_what_is_left(
     assert f"--seconds 0: {planned - 1} of {planned} cases are not judged" in capsys.readouterr().out
 
 
+def test_what_a_run_left_is_judged_by_the_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (str(tmp_path / name) for name in ("first.json", "second.json"))
+    chosen = ("run", "numpy-generic", "-k", "qk_layernorm/float64/ and not property")
+    assert main([*chosen, "--json", first, "--seconds", "0"]) == 0
+    told = json.loads((tmp_path / "first.json").read_text())
+    assert told["left_of"] == {"numpy-generic": {"qk_layernorm": told["left"]}}
+    assert main([*chosen, "--json", second, "--but", first]) == 0
+    rest = json.loads((tmp_path / "second.json").read_text())
+    assert (len(rest["results"]), rest["left"], rest["left_of"]) == (told["left"], 0, {})
+    assert not {one["id"] for one in rest["results"]} & {one["id"] for one in told["results"]}
+    assert main([*chosen, "--but", first, second]) == 2
+    assert "nothing selected" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["here", "processes"])
 def test_ctrl_c_leaves_a_report_of_what_was_judged(
     workers: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

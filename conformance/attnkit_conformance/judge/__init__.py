@@ -34,20 +34,23 @@ Keep = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Matcher:
-    """A parsed expression as a predicate on "<adapter>::<id>"; without one everything matches."""
+    """A parsed expression as a predicate on "<adapter>::<id>"; without one everything matches, but what is `known`."""
 
     tree: ast.expr | None
+    known: frozenset[str] = frozenset()
 
     def __call__(self, text: str) -> bool:
-        return self.tree is None or evaluate(self.tree, text, False) is True
+        return text not in self.known and (self.tree is None or evaluate(self.tree, text, False) is True)
 
     def may_match(self, start: str) -> bool:
         """Whether an id that starts with an adapter, an op and a dtype can match."""
         return self.tree is None or evaluate(self.tree, start, None) is not False
 
 
-def matcher(expression: str | None) -> Matcher:
+def matcher(expression: str | Matcher | None) -> Matcher:
     """`"softmax and not float16"`: words are substrings; and, or, not, brackets."""
+    if isinstance(expression, Matcher):
+        return expression
     if not expression:
         return Matcher(None)
     words = re.findall(r"[^\s()]+", expression)
@@ -160,7 +163,7 @@ def traits_of(op: str, dtype: str, identity: str) -> frozenset[str]:
 def judge(
     adapters: Iterable[Adapter],
     profile: str = "quick",
-    expression: str | None = None,
+    expression: str | Matcher | None = None,
     dtypes: tuple[str, ...] = DTYPES,
     ops: tuple[str, ...] | None = None,
     xfails: Path = XFAILS,
@@ -298,21 +301,31 @@ def keep_for(keep: Keep, adapter: str) -> Keep:
     return lambda identity: keep(f"{adapter}::{identity}")
 
 
-def count_verdicts(adapters: Iterable[Adapter], profile: str, expression: str | None, dtypes: tuple[str, ...]) -> int:
+def count_verdicts(
+    adapters: Iterable[Adapter], profile: str, expression: str | Matcher | None, dtypes: tuple[str, ...]
+) -> int:
     """The number of verdicts on cases by `judge`, for a progress bar."""
+    return count_by_op(adapters, profile, expression, dtypes).total()
+
+
+def count_by_op(
+    adapters: Iterable[Adapter], profile: str, expression: str | Matcher | None, dtypes: tuple[str, ...]
+) -> Counter[tuple[str, str]]:
+    """The same by adapter and op."""
     adapters, keep = tuple(adapters), matcher(expression)
-    count = 0
+    counts: Counter[tuple[str, str]] = Counter()
     for op in OPDB:
         covering = [adapter for adapter in adapters if core.covers(adapter, op.name)]
         members = [adapter for adapter in covering if surroundings.extent(adapter) != surroundings.ALONE]
-        count += sum(len(free) for _, free in select(members, op, profile, keep, dtypes))
+        for _, free in select(members, op, profile, keep, dtypes):
+            counts.update((adapter.name, op.name) for adapter in free)
         for adapter in members:
             own, possible = keep_for(keep, adapter.name), matching(keep, op, adapter, dtypes)
-            count += derivatives.count_verdicts(adapter, op, profile, possible, own)
+            counts[adapter.name, op.name] += derivatives.count_verdicts(adapter, op, profile, possible, own)
             if declared.declares(adapter, op.name):
                 inside = declared.samples(adapter, op, profile, common(adapter, dtypes))
-                count += sum(own(sample.id) for sample in inside)
+                counts[adapter.name, op.name] += sum(own(sample.id) for sample in inside)
         for adapter in covering:
             own, possible = keep_for(keep, adapter.name), matching(keep, op, adapter, dtypes)
-            count += surroundings.count_verdicts(adapter, op, profile, possible, own)
-    return count
+            counts[adapter.name, op.name] += surroundings.count_verdicts(adapter, op, profile, possible, own)
+    return counts

@@ -22,7 +22,7 @@ from multiprocessing.queues import Queue
 from attnkit_conformance.adapter import Adapter
 from attnkit_conformance.adapters.serving import collect_rarely
 from attnkit_conformance.core import CaseResult
-from attnkit_conformance.judge import judge, matcher, memory, stop
+from attnkit_conformance.judge import Matcher, judge, matcher, memory, stop
 from attnkit_conformance.opdb import OPDB
 
 PATIENCE = 5.0  # seconds that a process may take to end after its last job
@@ -40,8 +40,8 @@ def jobs(names: Sequence[str]) -> list[Job]:
 
 
 def work(
-    find: Find, waiting: Queue[Job | None], verdicts: Connection, profile: str, expression: str | None,
-    dtypes: tuple[str, ...],
+    find: Find, waiting: Queue[Job | None], verdicts: Connection, profile: str,
+    expression: str | Matcher | None, dtypes: tuple[str, ...],
 ) -> None:  # fmt: skip
     """The loop of one process: jobs until none are left, it has grown large, or the parent is gone. Adapters serve all
     jobs of their families that come together, and are closed before others are created.
@@ -87,7 +87,7 @@ def judge_in_processes(
     find: Find,
     names: Sequence[str],
     profile: str,
-    expression: str | None,
+    expression: str | Matcher | None,
     dtypes: tuple[str, ...],
     workers: int | None = None,
 ) -> Generator[CaseResult, None, None]:
