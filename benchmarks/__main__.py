@@ -84,17 +84,26 @@ def run(options: argparse.Namespace) -> int:
     path = options.out or RESULTS / f"{slug(header['device'])}{suffix}.json"
     header |= {"profile": options.profile, "rounds": options.rounds, "load_before": os.getloadavg()}
     settings = compare.Settings(options.rounds, options.limit, tuple(options.without))
-    console, records, start = Console(highlight=False, soft_wrap=True), list[dict[str, Any]](), time.perf_counter()
+    console, records, start = Console(highlight=False, soft_wrap=True), earlier(path, options), time.perf_counter()
+    known = {(record["name"], record["mode"]) for record in records}
+    table = [(cell, mode) for cell in selection for mode in cell.modes if (cell.name, mode) not in known]
+    total = len(records) + len(table)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=sum(len(cell.modes) for cell in selection))
-        for record in compare.run(selection, settings, lambda text: progress.update(task, description=text)):
+        task = progress.add_task("", total=len(table))
+        for record in compare.run(table, settings, lambda text: progress.update(task, description=text)):
             records.append(record)
             header |= {"load_after": os.getloadavg(), "seconds": round(time.perf_counter() - start)}
-            compare.write(path, header, records)
+            compare.write(path, header, records, total - len(records))
             progress.console.print(compare.line(record))
             progress.advance(task)
     return finished(path, records)
+
+
+def earlier(path: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The records of a file with which --resume goes on."""
+    found: list[dict[str, Any]] = json.loads(path.read_text())["records"] if options.resume and path.exists() else []
+    return found
 
 
 def finished(path: Path, records: Sequence[dict[str, Any]]) -> int:
@@ -280,12 +289,15 @@ def other_tiles(options: argparse.Namespace) -> int:
     device, major, bench, context = judge_of_tiles(options)
     workers = options.workers if (major, 0) == tiles.stubbed.CAPABILITY else 0
     about = environment("cuda" if device is None else "cpu") | ({"device": device} if device else {})
-    content: dict[str, Any] = {"environment": about, "capability": major, "rounds": options.rounds, "records": []}
+    records = [record for record in earlier(options.out, options) if not tiles.is_untimed(record)]
+    content = {"environment": about, "capability": major, "rounds": options.rounds, "left": 1, "records": records}
     with context:
-        for record in tiles.sweep(calls, bench, workers, options.seconds):
-            content["records"].append(record)
+        for record in tiles.sweep(calls, bench, workers, options.seconds, records):
+            records.append(record)
             print(tiles.line(record), flush=True)
             options.out.write_text(json.dumps(content, indent=1) + "\n")
+    content["left"] = sum(map(tiles.is_untimed, records))
+    options.out.write_text(json.dumps(content, indent=1) + "\n")
     print(f"written to {options.out}")
     return 0
 
@@ -296,17 +308,22 @@ def where_kernels_overtake(options: argparse.Namespace) -> int:
 
     if not torch.cuda.is_available():
         raise ValueError("torch finds no GPU")
-    records, end = list[dict[str, Any]](), time.monotonic() + options.seconds
+    path = options.out or RESULTS / f"crossover-{slug(torch.cuda.get_device_name())}.json"
+    records, left, end = earlier(path, options), 0, time.monotonic() + options.seconds
+    known = {crossover.identity(record) for record in records}
     with torch.device("cuda"):
         for problem in crossover.problems():
+            if crossover.identity(problem._asdict()) in known:
+                continue
             if time.monotonic() > end:
                 print(f"not timed: time was up before {problem.kind}, {problem.dtype}, {problem.width}")
+                left = 1
                 break
             if matcher(options.k)(f"{problem.kind} {problem.dtype} {problem.width}"):
                 records.append(crossover.record_of(problem, options.rounds, torch.cuda.synchronize))
                 print(crossover.line(records[-1]), flush=True)
-    path = options.out or RESULTS / f"crossover-{slug(torch.cuda.get_device_name())}.json"
-    return written(path, "cuda", {"capability": crossover.major(), "rounds": options.rounds, "records": records})
+    content = {"capability": crossover.major(), "rounds": options.rounds, "left": left, "records": records}
+    return written(path, "cuda", content)
 
 
 def judge_of_tiles(options: argparse.Namespace) -> tuple[str | None, int, Any, AbstractContextManager[Any]]:
@@ -444,6 +461,8 @@ def parser() -> argparse.ArgumentParser:
     over.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds over kernels and generic bodies (7)")
     over.add_argument("--seconds", type=float, default=SWEEP, metavar="S", help=f"time no longer than that ({SWEEP:g})")
     over.set_defaults(function=where_kernels_overtake)
+    for command in (run_, tile, over):
+        command.add_argument("--resume", action="store_true", help="go on with the records of --out")
     for command in (run_, all_, each, step, fed, tiny, long, sass, stub, over):
         command.add_argument("--out", type=Path, metavar="FILE", help="JSON file (in benchmarks/results, by device)")
 

@@ -3,6 +3,8 @@
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -155,12 +157,12 @@ def measure(cell: Cell, mode: str, rows: Sequence[Contender], settings: Settings
 
 
 def run(
-    table: Sequence[Cell], settings: Settings, say: Callable[[str], Any] = lambda text: None
+    table: Sequence[tuple[Cell, str]], settings: Settings, say: Callable[[str], Any] = lambda text: None
 ) -> Iterator[dict[str, Any]]:
     """A record per cell and mode; `say` reports progress."""
-    for cell in table:
+    for cell, of in groupby(table, key=itemgetter(0)):
         rows = [x for x in contenders(cell) if supports(cell, x)]
-        for mode in cell.modes:
+        for _, mode in of:
             say(f"{cell.name}, {mode}")
             about = {"cell": cell._asdict(), "name": cell.name, "mode": mode, "auto": rows[0].name}
             yield about | measure(cell, mode, rows, settings)
@@ -181,8 +183,9 @@ def line(record: dict[str, Any]) -> str:
     return f"{record['name']:40} {record['mode']:17} {', '.join(cells)} of {record['baseline']}"
 
 
-def write(path: Path, environment: dict[str, Any], records: list[dict[str, Any]]) -> None:
-    """Write JSON of the measurements so far, one record per line."""
+def write(path: Path, environment: dict[str, Any], records: list[dict[str, Any]], left: int = 0) -> None:
+    """Write JSON of the measurements so far, one record per line; `left` are still to be made."""
     body = ",\n".join(json.dumps(record) for record in records)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{{"environment": {json.dumps(environment, indent=1)},\n"records": [\n{body}\n]}}\n')
+    head = f'{{"environment": {json.dumps(environment, indent=1)},\n' + f'"left": {left},\n' * bool(left)
+    path.write_text(f'{head}"records": [\n{body}\n]}}\n')

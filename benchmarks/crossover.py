@@ -8,7 +8,7 @@ as in decoding, and steps of linear attention.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -177,6 +177,11 @@ def problems() -> Iterator[Problem]:
                 yield from once(kind, dtype, width)
             yield from linear_steps(dtype, width)
     yield from inverses("float32", 64)
+
+
+def identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Of a problem, or of its record."""
+    return tuple(record[name] for name in ("kind", "dtype", "width", "units", "mode"))
 
 
 def record_of(problem: Problem, rounds: int, wait: Call) -> dict[str, Any]:

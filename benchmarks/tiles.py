@@ -40,6 +40,7 @@ BETTER = 1.03  # times as fast, over all calls of an entry
 NO_WORSE = 0.98  # in any of them: the first quartile of its rounds
 SECONDS = 1e-3  # of the calls that are timed in a row
 STUB = "a stub for the driver"
+NOT_TIMED, NOT_COMPILED = "not timed: time was up", "not compiled in time"
 SHARED = {capability: machine.shared - SYSTEM for capability, machine in MACHINES.items()}
 Key = tuple[Any, ...]
 
@@ -149,7 +150,7 @@ def compile_all(every: Sequence[Trial], items: int, workers: int, end: float) ->
             running[trial] = context.Process(target=compile_trial, args=(trial, items))
             running[trial].start()
         if not running:
-            return faults | dict.fromkeys(waiting, "not compiled in time")
+            return faults | dict.fromkeys(waiting, NOT_COMPILED)
         multiprocessing.connection.wait([process.sentinel for process in running.values()])
         for trial, process in list(running.items()):
             if process.exitcode is not None:
@@ -258,10 +259,24 @@ def record_of(trial: Trial) -> dict[str, Any]:
     return {"call": trial.call, "table": entry.table, "key": entry.key, "tile": trial.tile}
 
 
-def sweep(calls: Sequence[str], bench: Bench | Prediction, workers: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """Records of all trials that end in time; half of it may go to compiling if there are `workers` for it."""
-    items = bench.items if isinstance(bench, Bench) else 1
-    start, every, faults = time.monotonic(), trials(calls, items), dict[Trial, str]()
+def identity(record: Mapping[str, Any]) -> str:
+    return json.dumps([record[name] for name in ("call", "table", "key", "tile")])
+
+
+def is_untimed(record: Mapping[str, Any]) -> bool:
+    """Whether time was up before a tile's turn."""
+    return record.get("fault") in (NOT_TIMED, NOT_COMPILED)
+
+
+def sweep(
+    calls: Sequence[str], bench: Bench | Prediction, workers: int, seconds: float, known: Iterable[Any] = ()
+) -> Iterator[dict[str, Any]]:
+    """Records of all trials that end in time, but those that are `known`; half of it may go to compiling if there are
+    `workers` for it.
+    """
+    items, before = bench.items if isinstance(bench, Bench) else 1, {*map(identity, known)}
+    start, faults = time.monotonic(), dict[Trial, str]()
+    every = [trial for trial in trials(calls, items) if identity(record_of(trial)) not in before]
     if isinstance(bench, Bench) and workers:
         faults = compile_all(every, items, workers, start + seconds / 2)
     for trial in every:
@@ -270,7 +285,7 @@ def sweep(calls: Sequence[str], bench: Bench | Prediction, workers: int, seconds
         if trial in faults:
             yield record_of(trial) | {"fault": faults[trial]}
         elif time.monotonic() - start > seconds:
-            yield record_of(trial) | {"fault": "not timed: time was up"}
+            yield record_of(trial) | {"fault": NOT_TIMED}
         else:
             yield bench.record(trial)
 
