@@ -122,7 +122,7 @@ from attnkit.ops.stick_breaking import (
 __version__ = "0.1.0"
 
 hand_tables(backends.kernels)
-hand_judgement(verdicts.unjudged)
+hand_judgement(verdicts.unjudged_for)
 backends.register()
 
 __all__ = [

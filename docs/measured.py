@@ -142,16 +142,22 @@ def verdicts() -> str:
 
 
 def unjudged() -> str:
-    """Whose kernels a GPU has found right as this commit has them, and whose not."""
-    from attnkit.kernels.verdicts import SOURCES, unjudged
+    """Whose kernels a GPU has found right as this commit has them, in which dtypes, and whose not."""
+    from attnkit.kernels.verdicts import SOURCES, as_they_are, record
 
-    lines = [["kernels", "judged as they are", "changed since they were judged", "never judged"]]
+    lines = [["kernels", "judged as they are, in", "changed since they were judged", "never judged"]]
     for kernels, ops in SOURCES.items():
-        said = {op: unjudged(kernels, op) or "" for op in ops}
-        right = [op for op, text in said.items() if not text]
-        changed = [op for op, text in said.items() if "since" in text]
-        never = [op for op, text in said.items() if text and "since" not in text]
-        lines.append([kernels, *(", ".join(each) or "—" for each in (right, changed, never))])
+        by_dtypes: dict[str, list[str]] = {}
+        changed, never = list[str](), list[str]()
+        for op in ops:
+            key = f"{kernels}, {op}"
+            if found := as_they_are(key):
+                dtypes = dict.fromkeys(dtype for one in found.values() for dtype in one["cases"])
+                by_dtypes.setdefault(", ".join(dtypes), []).append(op)
+            else:
+                (changed if any(key in of for of in record().values()) else never).append(op)
+        right = "; ".join(f"{dtypes}: {', '.join(of)}" for dtypes, of in by_dtypes.items())
+        lines.append([kernels, *(text or "—" for text in (right, ", ".join(changed), ", ".join(never)))])
     return choosing.table(lines)
 
 

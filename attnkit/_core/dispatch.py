@@ -139,10 +139,10 @@ def hand_tables(tables: Tables) -> None:
     _tables = tables
 
 
-Judgement = Callable[[str, str], str | None]
+Judgement = Callable[[str, str, object], str | None]
 
 
-def _trusted(kernels: str, op: str) -> str | None:
+def _trusted(kernels: str, op: str, array: object) -> str | None:
     return None
 
 
@@ -150,7 +150,8 @@ _unjudged: Judgement = _trusted
 
 
 def hand_judgement(unjudged: Judgement) -> None:
-    """Register who knows what no GPU has judged: `unjudged("torch triton", op)` is a sentence or None."""
+    """Register who knows what no GPU has judged: `unjudged("torch triton", op, array)` is a sentence or None; the
+    array's dtype and device count."""
     global _unjudged
     _unjudged = unjudged
 
@@ -161,9 +162,10 @@ class Explanation(dict[str, str | None]):
 
     unjudged: dict[str, str]
 
-    def __init__(self, reasons: Mapping[str, str | None], library: str | None, op: str) -> None:
+    def __init__(self, reasons: Mapping[str, str | None], op: str, arrays: Arrays) -> None:
         super().__init__(reasons)
-        found = {name: _unjudged(f"{library} {name}", op) for name, reason in reasons.items() if reason is None}
+        of, first = (library(arrays[0]), arrays[0]) if arrays else (None, None)
+        found = {name: _unjudged(f"{of} {name}", op, first) for name, reason in reasons.items() if reason is None}
         self.unjudged = {name: text for name, text in found.items() if text is not None}
 
     def __repr__(self) -> str:
@@ -669,4 +671,4 @@ def explain(op: str | AnyFunction, *arrays: Array, **options: object) -> dict[st
             check.refuse_name("explain", "op", op, _operations)
         op = _operations[op]
     reasons: dict[str, str | None] = op(*arrays, impl=_Explain, **options)
-    return Explanation(reasons, library(arrays[0]) if arrays else None, op.__name__)
+    return Explanation(reasons, op.__name__, arrays)

@@ -1,7 +1,9 @@
 """Which kernels a GPU has judged: classes of devices, and the sources that the judged kernels were compiled from.
 
 A kernel that changed since is as little judged as a new one. What a kernel is compiled from are the files that its op
-names below and all that these import or include, without comments and docstrings; tiles (`sizes.py`) are no part of it.
+names below and all that these import or include, without comments and docstrings. Tiles (`sizes.py`) are no part of it:
+a sweep on a GPU writes those that returned there what the judged ones return. Nor are the host's files, which plan and
+launch: what they compute is tested without a GPU.
 """
 
 import io
@@ -13,10 +15,20 @@ import warnings
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Any, NotRequired, TypedDict
 
 FOLDER = Path(__file__).parent
 RECORD = FOLDER / "judged.json"
-"""{compute capability: {key: digest}}, written by `python -m benchmarks gpu --read`."""
+"""{compute capability: {key: Judged}}, written by `python -m benchmarks gpu --read`."""
+
+
+class Judged(TypedDict):
+    """Kernels that were right in every case that a GPU judged."""
+
+    sources: str  # digest of what they were compiled from
+    cases: dict[str, int]  # by dtype
+    left: NotRequired[int]  # cases that its time did not suffice for
+
 
 POINTWISE = (
     "triton/pointwise.py",
@@ -130,21 +142,49 @@ def digest(key: str) -> str:
 
 
 @cache
-def record() -> dict[str, dict[str, str]]:
-    """What is committed: by compute capability, the digests of the kernels that a GPU found right."""
-    found: dict[str, dict[str, str]] = json.loads(RECORD.read_text())
+def record() -> dict[str, dict[str, Judged]]:
+    """What is committed, by compute capability."""
+    found: dict[str, dict[str, Judged]] = json.loads(RECORD.read_text())
     return found
 
 
-def unjudged(kernels: str, op: str) -> str | None:
-    """What is to be said of kernels of an op that no GPU has found right as they are; None for all others."""
+def as_they_are(key: str) -> dict[str, Judged]:
+    """By compute capability, what is committed of the kernels of a key as they are now."""
+    found = {capability: of[key] for capability, of in record().items() if key in of}
+    return {capability: one for capability, one in found.items() if one["sources"] == digest(key)}
+
+
+def unjudged(kernels: str, op: str, dtype: str = "", capability: str = "") -> str | None:
+    """What is to be said of kernels of an op that no GPU has found right as they are, in a dtype and on devices of a
+    compute capability where these are known; None for all others.
+    """
     key = key_of(kernels, op)
     if kernels not in SOURCES or key not in all_keys():
         return None
-    verdicts = [digests[key] for digests in record().values() if key in digests]
-    if digest(key) in verdicts:
-        return None
-    return "no GPU has judged these kernels" + (" since they changed" if verdicts else "")
+    found = as_they_are(key)
+    if not found:
+        changed = any(key in of for of in record().values())
+        return "no GPU has judged these kernels" + (" since they changed" if changed else "")
+    if capability and capability not in found:
+        return f"judged on {', '.join(found)} only"
+    judges = [found[capability]] if capability else found.values()
+    dtypes = dict.fromkeys(name for one in judges for name in one["cases"])
+    return f"judged in {', '.join(dtypes)} only" if dtype and dtype not in dtypes else None
+
+
+def unjudged_for(kernels: str, op: str, x: Any) -> str | None:
+    """The same for calls whose first array is `x`."""
+    return unjudged(kernels, op, str(getattr(x, "dtype", "")).rpartition(".")[2], capability_of(x))
+
+
+def capability_of(x: Any) -> str:
+    """The compute capability of an array's device, or "" where it has none or cannot be asked yet."""
+    device = getattr(x, "device", None)
+    if getattr(device, "type", "") == "cuda":
+        cuda = sys.modules["torch"].cuda
+        return ".".join(map(str, cuda.get_device_capability(device))) if cuda.is_available() else ""
+    found = str(getattr(device, "compute_capability", ""))  # of JAX "9.0", of CuPy "90"
+    return found if "." in found or not found else f"{found[:-1]}.{found[-1]}"
 
 
 def judged() -> frozenset[str]:
