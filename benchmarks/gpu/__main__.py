@@ -85,20 +85,22 @@ def show(listed: Sequence[queue.Due], places: box.Places) -> None:
     for job, reason in [*listed, *rest]:
         lack = box.missing(job, places)
         print(
-            f"{job.name:16} {job.minutes:3g} min  {job.question} {reason}" + (f"  (not here: {lack})" if lack else "")
+            f"{job.name:16} {job.minutes:4g} min  {job.question} {reason}" + (f"  (not here: {lack})" if lack else "")
         )
 
 
 def plan(listed: Sequence[queue.Due], options: argparse.Namespace, places: box.Places) -> None:
-    """What would run, if every job took as long as expected."""
-    left = options.minutes
+    """What would run, if every job took as long as expected, and what would have to wait."""
+    left, later = options.minutes, list[str]()
     for job, reason in listed:
         if box.missing(job, places) or (box.was_done(job, options.out / job.name) and not options.again):
             continue
-        if job.minutes <= left:
-            left -= job.minutes
-            print(f"{job.name:16} {job.minutes:3g} min  {reason}")
-    print(f"{options.minutes - left:g} of {options.minutes:g} minutes")
+        if job.minutes > left:
+            later.append(f"{job.name} ({job.minutes:g})")
+            continue
+        left -= job.minutes
+        print(f"{job.name:16} {job.minutes:4g} min  {reason}")
+    print(f"{options.minutes - left:g} of {options.minutes:g} minutes" + (f"; later: {', '.join(later)}" * bool(later)))
 
 
 def run(listed: Sequence[queue.Due], options: argparse.Namespace, places: box.Places) -> int:
@@ -109,17 +111,19 @@ def run(listed: Sequence[queue.Due], options: argparse.Namespace, places: box.Pl
         if lack := box.missing(job, places):
             print(f"{job.name:16} left out: {lack} is not on this machine", flush=True)
             continue
-        if box.was_done(job, folder) and not options.again:
+        before = box.was_done(job, folder)
+        if before and not options.again:
             print(f"{job.name:16} done before: {(folder / 'done.json').read_text().strip()}", flush=True)
             continue
         if left < 60 * job.minutes:
             print(f"{job.name:16} not started: {left / 60:.0f} minutes would not suffice", flush=True)
             continue
-        if not job.resumes:
-            shutil.rmtree(folder, ignore_errors=True)  # of one that was cut short, or of other kernels
+        if before:
+            shutil.rmtree(folder)
         record = box.run(job, folder, places, left if options.rehearse else min(LIMIT, left))
-        failed += record["late"] or record["status"] != 0
-        states = {0: "ok", AGAIN: "not finished"}
+        whole = box.was_done(job, folder)
+        failed += record["status"] != 0 or not whole
+        states = {0: "ok" if whole else "not finished", AGAIN: "not finished"}
         state = "ended after its time" if record["late"] else states.get(record["status"], "FAILED")
         print(f"{job.name:16} {state}, {record['seconds']} s: {box.last_line(folder)}", flush=True)
         box.archive(options.out)

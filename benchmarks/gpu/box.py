@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnkit.kernels import verdicts
-from benchmarks.gpu import queue
+from benchmarks.gpu import queue, reading
 from benchmarks.gpu.jobs import LIMIT, Job
 
 ROOT = Path(__file__).parents[2]
@@ -108,11 +108,12 @@ def _is_installed(name: str) -> bool:
 
 def run(job: Job, folder: Path, places: Places, limit: float = LIMIT) -> dict[str, Any]:
     """Run a job, its output into `log`, for `limit` seconds; then it is interrupted, and if it goes on ended."""
-    folder.mkdir(parents=True, exist_ok=True)
+    open_folder(job, folder)
     names = {"out": folder, "workers": os.cpu_count() or 1, "data": places.data, "cache": places.cache}
-    command = [*job.under, sys.executable, *(word.format(**names) for word in job.arguments)]
+    words = [word.format(**names) for word in job.arguments]
+    command = [*job.under, sys.executable, *words, *(but_for(folder) if job.judges else ())]
     start = time.monotonic()
-    with (folder / "log").open("w") as log:
+    with (folder / "log").open("a") as log:
         log.write(" ".join(command) + "\n")
         log.flush()
         with interruptible():
@@ -145,6 +146,40 @@ def run(job: Job, folder: Path, places: Places, limit: float = LIMIT) -> dict[st
     return record
 
 
+def open_folder(job: Job, folder: Path) -> None:
+    """The folder of a job, with what it left there if it resumes and its kernels are the same, or left elsewhere on
+    such a device and came back.
+    """
+    mark, sources = folder / "sources", queue.sources_of(job)
+    if job.resumes and mark.exists() and mark.read_text() == sources:
+        (folder / "done.json").unlink(missing_ok=True)
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    device = nvidia_smi("name")
+    if device and (records := reading.records_of(job, device)):
+        written(folder / f"{job.says}.json", json.dumps({"left": 1, "records": records}))
+    written(mark, sources)
+
+
+def but_for(folder: Path) -> list[str]:
+    """What has the kit leave out the cases that were judged here before: their files get numbers."""
+    before = sorted(folder.glob("verdicts-*.json"))
+    last = folder / "verdicts.json"
+    if content_of(last) is not None:
+        before.append(last.rename(folder / f"verdicts-{len(before) + 1}.json"))
+    return ["--but", *map(str, before)] if before else []
+
+
+def content_of(path: Path) -> dict[str, Any] | None:
+    """A JSON file; None if there is none, or only a part of it."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+    return content
+
+
 def written(path: Path, text: str) -> None:
     """A file that is whole or not there."""
     aside = path.with_name(path.name + ".part")
@@ -154,9 +189,10 @@ def written(path: Path, text: str) -> None:
 
 def was_done(job: Job, folder: Path) -> bool:
     """Whether a job came to its end here, with the kernels as they are."""
-    done = folder / "done.json"
-    record = json.loads(done.read_text()) if done.exists() else {}
-    return record.get("sources") == queue.sources_of(job) and not (job.resumes and record["status"])
+    done = content_of(folder / "done.json")
+    if done is None or done["sources"] != queue.sources_of(job):
+        return False
+    return queue.is_whole(job, done, content_of(folder / f"{job.says}.json"))
 
 
 @contextmanager

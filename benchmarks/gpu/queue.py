@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnkit.kernels import verdicts
+from attnkit_conformance.opdb import OPDB
 from benchmarks.gpu.jobs import JOBS, VERDICTS, Job
 from benchmarks.gpu.studies import EVIDENCE
 
@@ -34,9 +35,19 @@ def sources_of(job: Job) -> str:
     return sha256(" ".join(digests).encode()).hexdigest()[:16]
 
 
-def unjudged() -> list[str]:
-    """The kernels that no GPU has found right as they are."""
-    return [key for key in verdicts.all_keys() if verdicts.unjudged(*key.split(", ")) is not None]
+def without_verdict() -> list[str]:
+    """The kernels that no GPU has found right as they are, in all cases that it was asked for."""
+    found = {key: verdicts.as_they_are(key).values() for key in verdicts.all_keys()}
+    return [key for key, several in found.items() if all(one.get("left") for one in several)]
+
+
+def is_whole(job: Job, done: dict[str, Any], said: dict[str, Any] | None) -> bool:
+    """Whether a job has done all that it was asked for: by the file that says what is left, or by its record. That
+    kernels are wrong is an answer.
+    """
+    if job.says:
+        return said is not None and not said.get("left")
+    return done["status"] == 0 and not done["late"]
 
 
 def record() -> dict[str, Any]:
@@ -56,11 +67,28 @@ def reason_for(job: Job, known: dict[str, Any], missing: Sequence[str]) -> str |
     return "its kernels changed since it ran" if job.about else "its settings changed since it ran"
 
 
+def of_kernels(job: Job, missing: Sequence[str]) -> Job:
+    """A run of the kit on those of a job's kernels that miss a verdict, and its share of the time."""
+    keys = [key for key in keys_of(job) if key in missing]
+    ops = " or ".join(f"::{op.name}/" for op in OPDB if verdicts.key_of(job.about[0], op.name) in keys)
+    words, share = [*job.arguments], len(keys) / len(keys_of(job))
+    if "-k" in words:
+        at = words.index("-k") + 1
+        words[at] = f"({words[at]}) and ({ops})"
+    else:
+        words += ["-k", ops]
+    return job._replace(arguments=tuple(words), minutes=max(1.0, round(job.minutes * share, 1)))
+
+
 def due() -> list[Due]:
     """What the commit lacks, what is worth most first."""
-    known, missing = record(), unjudged()
+    known, missing = record(), without_verdict()
     reasons = [(job, reason_for(job, known, missing)) for job in JOBS]
-    found = [Due(job, reason) for job, reason in reasons if reason is not None]
+    found = [
+        Due(of_kernels(job, missing) if job.judges and job.worth == VERDICTS else job, reason)
+        for job, reason in reasons
+        if reason is not None
+    ]
     return sorted(found, key=lambda each: each.job.worth)
 
 

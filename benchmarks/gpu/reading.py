@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnkit.kernels import verdicts
+from attnkit.kernels.verdicts import Judged
 from benchmarks.gpu import queue
-from benchmarks.gpu.jobs import JOBS, VERDICTS
+from benchmarks.gpu.jobs import JOBS, Job
 
 KERNELS = {
     "torch_cuda-triton": "torch triton",
@@ -26,6 +27,14 @@ KERNELS = {
 }
 """An adapter of the kit -> whose kernels it judges."""
 Row = dict[str, Any]
+RESULTS = queue.ROOT / "benchmarks" / "results"
+KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "tiles": ("tiles-{}.json", ("call", "table", "key", "tile")),
+    "times": ("{}.json", ("name", "mode")),
+    "crossover": ("crossover-{}.json", ("kind", "dtype", "width", "units", "mode")),
+    "overhead": ("overhead-{}.json", ()),
+}
+"""What a job says beside verdicts -> the file of a device, and what its records are called by."""
 
 
 class Archive(NamedTuple):
@@ -96,27 +105,82 @@ def summed(results: Iterable[Row]) -> Iterator[Row]:
 
 def rows_of(archive: Archive) -> list[Row]:
     """Of all jobs that judged; a case that two of them judged counts once."""
-    found = [row for files in archive.jobs.values() for row in files.get("verdicts", {}).get("results", ())]
+    found = [row for files in archive.jobs.values() for row in results_of(files)]
     return [*summed(merged([], found, "id", "adapter"))]
 
 
-def judge(judged: dict[str, dict[str, str]], rows: Iterable[Row], archive: Archive) -> list[str]:
-    """Note the sources of kernels that were right in every case, and take back what was wrong; the latter's keys."""
-    right: dict[str, bool] = {}
+def results_of(files: dict[str, Any]) -> Iterator[Row]:
+    """The verdicts of a job, of all its runs."""
+    for name, content in files.items():
+        if name.startswith("verdicts"):
+            yield from content["results"]
+
+
+def last_of(files: dict[str, Any]) -> dict[str, Any]:
+    """What the last of these runs wrote: earlier ones have numbers."""
+    numbered = sorted(name for name in files if name.startswith("verdicts-"))
+    last: dict[str, Any] = next((files[name] for name in ("verdicts", *reversed(numbered)) if name in files), {})
+    return last
+
+
+def key_of(adapter: str, op: str) -> str | None:
+    """Whose kernels a verdict is about."""
+    return verdicts.key_of(KERNELS[adapter], op) if adapter in KERNELS else None
+
+
+def left_in(archive: Archive) -> dict[str, int]:
+    """How many cases of each kernel are not judged, by the job that left the fewest of them."""
+    fewest: dict[str, int] = {}
+    for files in archive.jobs.values():
+        left = dict.fromkeys((key_of(row["adapter"], row["op"]) for row in results_of(files)), 0)
+        for adapter, of in last_of(files).get("left_of", {}).items():
+            for op, number in of.items():
+                key = key_of(adapter, op)
+                left[key] = left.get(key, 0) + number
+        fewest |= {key: min(number, fewest.get(key, number)) for key, number in left.items() if key is not None}
+    return fewest
+
+
+def judge(judged: dict[str, dict[str, Judged]], rows: Iterable[Row], archive: Archive) -> list[str]:
+    """Note what a GPU judged of kernels that were right in every case, and take back the wrong ones; whose keys."""
+    cases: dict[str, dict[str, int]] = {}
+    wrong, left = list[str](), left_in(archive)
     for row in rows:
-        if row["adapter"] in KERNELS and row["pass"] + row["fail"]:
-            key = verdicts.key_of(KERNELS[row["adapter"]], row["op"])
-            right[key] = right.get(key, True) and not row["fail"]
+        key = key_of(row["adapter"], row["op"])
+        if key is not None and row["pass"] + row["fail"]:
+            of = cases.setdefault(key, {})
+            of[row["dtype"]] = of.get(row["dtype"], 0) + row["pass"]
+            wrong += [key] if row["fail"] and key not in wrong else []
     of_class = judged.setdefault(archive.about["capability"], {})
-    for key, fine in right.items():
-        theirs = archive.about["kernels"].get(key)
-        if of_class.get(key) == verdicts.digest(key) != theirs:
-            continue  # of other kernels, and these have been judged
-        of_class.pop(key, None)
-        if fine and theirs is not None:
-            of_class[key] = theirs
+    for key, of in cases.items():
+        theirs, old = archive.about["kernels"].get(key), of_class.pop(key, None)
+        if old and old["sources"] == verdicts.digest(key) != theirs:
+            of_class[key] = old  # the archive is of other kernels, and these have been judged
+        elif key not in wrong and theirs is not None:
+            of_class[key] = join(old, {"sources": theirs, "cases": of, "left": left[key]})
     judged[archive.about["capability"]] = dict(sorted(of_class.items()))
-    return [key for key, fine in right.items() if not fine]
+    return wrong
+
+
+def join(old: Judged | None, new: Judged) -> Judged:
+    """Both verdicts, if they are on the same sources."""
+    cases, left = new["cases"], new.get("left", 0)
+    if old is not None and old["sources"] == new["sources"]:
+        cases = old["cases"] | {dtype: max(n, old["cases"].get(dtype, 0)) for dtype, n in cases.items()}
+        left = min(left, old.get("left", 0))
+    found: Judged = {"sources": new["sources"], "cases": dict(sorted(cases.items()))}
+    return found | {"left": left} if left else found
+
+
+def write_judged(path: Path, judged: dict[str, dict[str, Judged]]) -> None:
+    """A line for each key."""
+    of = (
+        f" {json.dumps(capability)}: {{\n"
+        + ",\n".join(f"  {json.dumps(key)}: {json.dumps(one)}" for key, one in ones.items())
+        + "\n }"
+        for capability, ones in judged.items()
+    )
+    path.write_text("{\n" + ",\n".join(of) + "\n}\n")
 
 
 # ---------------------------------------------------------------------------------------------- all of it
@@ -140,41 +204,44 @@ def read(path: Path, results: Path, judged: Path = verdicts.RECORD, jobs: Path =
         yield f"verdicts: {write(file, old | {'rows': merged(old['rows'], marked, 'adapter', 'op', 'dtype')})}"
         known = content_of(judged, {})
         wrong = judge(known, rows, archive)
-        write(judged, known)
+        write_judged(judged, known)
         yield from (f"WRONG, not judged: {key}" for key in wrong)
     yield from tables(archive, results, name, commit)
     done = {
         job.name: {"sources": files["done"]["sources"], "commit": commit, "device": archive.device}
         for job in JOBS
-        if (files := archive.jobs.get(job.name)) and succeeded(files["done"], job.worth == VERDICTS or job.resumes)
+        if (files := archive.jobs.get(job.name))
+        if not files["done"]["status"] and queue.is_whole(job, files["done"], files.get(job.says))
     }
     write(jobs, content_of(jobs, {}) | done)
     yield f"jobs that are not due again for these kernels: {', '.join(done) or 'none'}"
 
 
-def succeeded(done: Row, whole: bool) -> bool:
-    """A sweep or a run of times that was ended has said what it could; a verdict or a study has not."""
-    return done["status"] == 0 or (done["late"] and not whole)
-
-
 def tables(archive: Archive, results: Path, name: str, commit: str) -> Iterator[str]:
-    """Tiles, times and costs into the files of the device."""
-    kinds = (
-        ("tiles", f"tiles-{name}.json", "records", ("call", "table", "key", "tile")),
-        ("times", f"{name}.json", "records", ("name", "mode")),
-        ("crossover", f"crossover-{name}.json", "records", ("kind", "dtype", "width", "units", "mode")),
-        ("overhead", f"overhead-{name}.json", "records", ()),
-    )
-    for kind, file, rows, names in kinds:
-        for content in (files[kind] for files in archive.jobs.values() if kind in files):
-            path = results / file
+    """Tiles, times and costs into the files of the device. A tile whose turn did not come keeps what is known of it."""
+    from benchmarks.tiles import is_untimed
+
+    for kind, (file, names) in KINDS.items():
+        for files in (files for files in archive.jobs.values() if kind in files):
+            path, content = results / file.format(name), files[kind]
+            about = {"commit": commit, "sources": files["done"]["sources"]}
             if names:
-                old = content_of(path, content | {rows: []})
-                new = [row | {"commit": commit} for row in content[rows]]
-                write(path, old | {rows: merged(old[rows], new, *names)})
+                old = content_of(path, {n: x for n, x in content.items() if n != "left"} | {"records": []})
+                new = [about | row for row in content["records"] if not is_untimed(row)]
+                write(path, old | {"records": merged(old["records"], new, *names)})
             else:
                 write(path, content | {"commit": commit})
             yield f"{kind}: {path}"
+
+
+def records_of(job: Job, device: str, results: Path = RESULTS) -> list[Row]:
+    """What came back of a job from such a device and these kernels, if that was not all of it."""
+    file, names = KINDS.get(job.says, ("", ()))
+    sources = queue.sources_of(job)
+    if not names or queue.record().get(job.name, {}).get("sources") == sources:
+        return []
+    rows = content_of(results / file.format(slug(device)), {"records": []})["records"]
+    return [row for row in rows if row.get("sources") == sources]
 
 
 def written_docs(results: Path, name: str) -> None:

@@ -14,7 +14,7 @@ LEFT = {
     "reference": (19, 1),
     "conformance": (51, 4),
     "experiments": (109, 2),
-    "benchmarks": (53, 5),
+    "benchmarks": (51, 5),
     "docs": (18, 17),
 }
 
