@@ -19,7 +19,6 @@ import tyro
 
 import attnkit
 from attnkit._core import dispatch
-from attnkit.backends.torch.triton import pointwise
 from attnkit.kernels import verdicts
 from attnkit_conformance import __main__ as kit
 from attnkit_conformance.adapters.base import implementations
@@ -531,20 +530,6 @@ def test_a_verdict_is_on_dtypes_and_a_class_of_devices(monkeypatch):
     assert verdicts.unjudged_for("cupy cuda", op, OnCuda("float64")) == "judged in float16, float32 only"
     assert verdicts.unjudged_for("cupy cuda", op, OnCuda("float32", Cuda("120"))) == "judged on 9.0 only"
     assert verdicts.unjudged_for("cupy cuda", op, torch.zeros(1, dtype=torch.float64)).endswith("float32 only")
-
-
-def test_kernels_are_refused_on_amd_by_name(monkeypatch):
-    """Their torch calls its devices cuda."""
-    q = torch.zeros(1, 1, 4, 4, device="meta").as_subclass(OfCuda)
-    assert pointwise.unsupported_device(q) is None
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert pointwise.unsupported_device(q) == "compiled and tested for NVIDIA only"
-
-
-class OfCuda(torch.Tensor):
-    @property
-    def device(self):
-        return torch.device("cuda")
 
 
 def test_explain_says_what_no_gpu_has_judged(monkeypatch):

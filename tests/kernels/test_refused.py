@@ -1,6 +1,7 @@
 """What the kernels for GPUs say of calls that they do not serve, and that the interpreter is never chosen."""
 
 import importlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,6 +71,32 @@ def test_what_is_refused(module: str, arguments: dict[str, Any], reason: str | N
     }
     told = importlib.import_module(f"attnkit.{module}").unsupported_options(**given)
     assert told is None if reason is None else reason in str(told)
+
+
+ONLY = "compiled and tested for NVIDIA only"
+
+
+def test_triton_kernels_are_refused_on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose torch calls its devices cuda."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    import torch
+
+    from attnkit.backends.torch.triton import pointwise
+
+    q: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
+    assert pointwise.unsupported_device(q) is None
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert pointwise.unsupported_device(q) == ONLY
+
+
+def test_cuda_kernels_are_refused_on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = pytest.importorskip("cupy")
+    from attnkit.backends.cupy import cuda
+
+    x: Any = SimpleNamespace(device=SimpleNamespace(compute_capability="90"))
+    assert cuda.unsupported_device(x) is None
+    monkeypatch.setattr(cupy.cuda.runtime, "is_hip", True)
+    assert cuda.unsupported_device(x) == ONLY
 
 
 MATRIX = {"a": (2, 3, 3)}

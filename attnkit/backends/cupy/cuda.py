@@ -4,6 +4,7 @@ They are right on an H100, but not timed, and their clocks are not counted: `imp
 they save.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
@@ -45,6 +46,9 @@ def on_its_device(function: AnyFunction, x: Array, *arrays: Array, **options: ob
 
 def unsupported_device(x: Array) -> str | None:
     """Why kernels do not run on the device of an array."""
+    cupy = sys.modules.get("cupy")  # whose arrays these are, unless a test has others
+    if cupy is not None and cupy.cuda.runtime.is_hip:
+        return "compiled and tested for NVIDIA only"
     capability = int(x.device.compute_capability)
     if capability < OLDEST:
         return f"needs compute capability {_dotted(OLDEST)} or higher; the device has {_dotted(capability)}"
