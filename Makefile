@@ -290,8 +290,8 @@ gpu:
 # The packages in pure Python that such a machine may lack, to be carried there with the checkout.
 gpu-wheels: install
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: -c constraints.txt \
-	  -d $(OUT)/wheels array-api-compat jax-triton entmax fla-core einops tyro docstring-parser \
-	  typeguard sacremoses
+	  -d $(OUT)/wheels array-api-compat jax-triton entmax fla-core einops packaging tyro \
+	  docstring-parser typeguard sacremoses
 
 # The data of what is trained there (JOBS=evidence), from the sets that ATTNKIT_DATA names.
 gpu-data: install

@@ -212,6 +212,7 @@ def read(path: Path, results: Path, judged: Path = verdicts.RECORD, jobs: Path =
         for job in JOBS
         if (files := archive.jobs.get(job.name))
         if not files["done"]["status"] and queue.is_whole(job, files["done"], files.get(job.says))
+        if not job.judges or any(row["status"] != "unsupported" for row in results_of(files))
     }
     write(jobs, content_of(jobs, {}) | done)
     yield f"jobs that are not due again for these kernels: {', '.join(done) or 'none'}"

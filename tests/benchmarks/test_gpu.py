@@ -262,9 +262,12 @@ def test_other_kernels_are_run_again(machine, tmp_path, monkeypatch, capsys):
     assert "one              ok" in capsys.readouterr().out.splitlines()[-2]
 
 
-def test_what_failed_is_run_again(machine, capsys):
+def test_what_failed_is_run_again(machine, tmp_path, capsys):
+    """From its beginning, unless it resumes."""
     assert machine(job("one", "raise SystemExit(3)")) == 1
+    (tmp_path / "gpu" / "one" / "half").touch()
     assert machine(job("one", "raise SystemExit(3)")) == 1
+    assert not (tmp_path / "gpu" / "one" / "half").exists()
     assert "one              FAILED" in capsys.readouterr().out.splitlines()[-2]
 
 
@@ -429,6 +432,9 @@ def test_an_archive_is_read_and_twice_is_once(archived):
             softmax: {"sources": digests[softmax], "cases": {"bfloat16": 2}},
         }
     }
+    assert json.loads(files["a-gpu.json"])["records"] == [
+        {"commit": "abc", "sources": "s", "name": "relu", "mode": "forward", "seconds": 1}
+    ]
     rows = json.loads(files["verdicts-a-gpu.json"])["rows"]
     assert [(row["op"], row["pass"], row["worst"]) for row in rows] == [
         ("pointwise_attention", 1, 0.4),
@@ -474,8 +480,24 @@ def test_verdicts_that_were_cut_are_due_again(archived, tmp_path, monkeypatch):
     assert softmax in queue.without_verdict()
     assert "torch triton, pointwise" not in queue.without_verdict()
     assert verdicts.unjudged("torch triton", "softmax_attention") is None
+    _, files = archived(digests, more={"results": [CASE | {"id": "1", "status": "unsupported"}]})
+    assert [*json.loads(files["gpu-jobs.json"])] == ["times-relu"]
     _, files = archived(digests)
     assert "left" not in json.loads(files["judged.json"])["9.9"][softmax]
+    assert {*json.loads(files["gpu-jobs.json"])} == {"first", "times-relu"}
+
+
+def test_the_job_that_left_the_fewest_cases_counts():
+    """By its last run; one that ended in a crash left what the run before said."""
+
+    def said(left: int) -> dict:
+        left_of = {CASE["adapter"]: {"softmax_attention": left}}
+        return {"results": [CASE | {"id": "1", "status": "pass"}], "left_of": left_of}
+
+    jobs = {"verify": {"verdicts": said(9)}, "first": {"verdicts-1": said(2), "verdicts": said(4)}}
+    assert reading.left_in(reading.Archive({}, jobs)) == {"torch triton, softmax": 4}
+    del jobs["first"]["verdicts"]
+    assert reading.left_in(reading.Archive({}, jobs)) == {"torch triton, softmax": 2}
 
 
 def test_what_is_no_archive_of_a_gpu_is_refused(tmp_path):
