@@ -17,7 +17,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 import tyro
 
-from attnkit_experiments.commands import classify, decoded, estimate, export, profile, repeat, runner
+from attnkit_experiments.commands import classify, decoded, estimate, evaluate, export, profile, repeat, runner
 from attnkit_experiments.data.images import throughput
 from attnkit_experiments.data.prepare import IMAGES, PREPARE, TEXT
 from attnkit_experiments.engine.errors import Diverged, UserError, unknown
@@ -179,6 +179,28 @@ class Repeat:
 
 
 @dataclass(frozen=True)
+class Evaluate:
+    """Evaluate the finished cells of a study anew, on more test samples: with the weights that they kept, once these
+    have given the study's numbers again. Nothing is trained; `report` reads what is written like any study.
+    """
+
+    folder: tyro.conf.Positional[Path]
+    """The --out of a run, which stays as it is."""
+    out: Path
+    """A new directory; an evaluation that was interrupted there is continued."""
+    settings: Annotated[
+        tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(name="set", metavar="KEY=VALUE")
+    ] = ()
+    """What changes, such as test_pairs=1000: settings that training does not read (0: all samples)."""
+    data: str | None = None
+    """As of run."""
+    device: str | None = None
+    """As of work."""
+    cache: Path | None = None
+    """As of run."""
+
+
+@dataclass(frozen=True)
 class Prepare:
     """Write the sentence pairs of IWSLT14, WMT14 or Europarl7, ImageNet as tar shards, checked and counted, or any text
     as tokens.
@@ -328,6 +350,7 @@ Command = (
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Results, tyro.conf.subcommand("results")]
     | Annotated[Repeat, tyro.conf.subcommand("repeat")]
+    | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Prepare, tyro.conf.subcommand("prepare")]
     | Annotated[Cache, tyro.conf.subcommand("cache")]
     | Annotated[Decode, tyro.conf.subcommand("decode")]
@@ -390,11 +413,16 @@ def source_of(recipe: str) -> str:
     return RECIPES[recipe].domain.source() if recipe in RECIPES else ""
 
 
+def words(settings: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    """The KEY=VALUE of every --set."""
+    return tuple(word for each in settings for word in each)
+
+
 def request_of(command: Run | Profile | Cache) -> dict[str, Any]:
     """The fields of a `runner.Request`."""
     fields = {field.name for field in dataclasses.fields(runner.Request)}
     return {name: value for name, value in vars(command).items() if name in fields} | {
-        "settings": tuple(word for words in command.settings for word in words),
+        "settings": words(command.settings),
         "data": command.data if command.data is not None else source_of(command.recipe),
         **command.reading.said(),
     }
@@ -410,9 +438,7 @@ def one_line(error: Exception) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    command: (
-        List | Run | Work | Report | Results | Repeat | Prepare | Cache | Decode | Export | Classify | Profile | Cost
-    ) = tyro.cli(
+    command: Command = tyro.cli(
         Command,
         prog="python -m experiments",
         args=arguments,
@@ -439,6 +465,10 @@ def main(arguments: list[str] | None = None) -> int:
             say(f"done; python -m experiments report {folder}")
         elif isinstance(command, Repeat):
             return repeat_cell(command)
+        elif isinstance(command, Evaluate):
+            where = {name: getattr(command, name) for name in ("data", "device", "cache")}
+            out = evaluate.evaluate(command.folder, command.out, words(command.settings), **where)
+            say(f"done; python -m experiments report {out}")
         elif isinstance(command, Prepare):
             prepare(command)
         elif isinstance(command, Cache):

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -97,8 +98,11 @@ def choose(request: Request) -> tuple[Recipe, Any]:
     return recipe, study
 
 
-def open_study(request: Request, world: World, before: dict[str, Any] | None) -> Opened:
-    """Read the data and expand the cells of a study; `before` is its study.json if it was started already.
+def open_study(
+    request: Request, world: World, before: dict[str, Any] | None, more: Mapping[str, Any] = MappingProxyType({})
+) -> Opened:
+    """Read the data and expand the cells of a study; `before` is its study.json if it was started already, `more` are
+    fields of it that are not those of this request and this machine.
 
     Errors: UserError for settings that do not fit the data, and if it was started with others.
     """
@@ -130,6 +134,7 @@ def open_study(request: Request, world: World, before: dict[str, Any] | None) ->
         "cells": [cell.name for cell in cells],
         "deviations": list(recipe.presets[request.preset].deviations or recipe.deviations),
         "environment": describe(device, threads, not request.fast) | {"processes": world.size},
+        **more,
     }
     if before:
         _require_same(before, about, request.out)

@@ -126,6 +126,7 @@ class ImageDomain(Domain):
     result = Result
     inspected = inspection.Inspected
     measure = Measure("accuracy", "accuracy", factor=100, unit="%", better="more")
+    evaluation = ("test_images",)
 
     source = staticmethod(image_source)
 

@@ -103,6 +103,7 @@ class LanguageDomain(Domain):
     result = Result
     inspected = Inspected
     measure = Measure("bits_per_byte", "bits per byte", digits=3, better="less")
+    evaluation = ("tested",)
 
     def source(self) -> str:
         """The default source, resolved by `load`."""

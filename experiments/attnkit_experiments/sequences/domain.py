@@ -122,6 +122,7 @@ class SequenceDomain(Domain):
     result = Result
     inspected = Layers
     measure = Measure("accuracy", "accuracy", factor=100, unit="%", better="more")
+    evaluation = ("test_samples",)
 
     def source(self) -> str:
         """The default source, resolved by `load`."""

@@ -72,6 +72,7 @@ class SoftDomain(Domain):
     result = Result
     inspected = Inspected
     measure = Measure("accuracy", "accuracy", factor=100, unit="%", better="more")
+    evaluation = ("test_images",)
 
     source = staticmethod(image_source)
     load = staticmethod(read_images)

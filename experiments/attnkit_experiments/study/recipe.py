@@ -187,6 +187,8 @@ class Domain(ABC):
     inspected: ClassVar[type]
     """The same of `inspect`."""
     measure: ClassVar[Measure]
+    evaluation: ClassVar[tuple[str, ...]]
+    """Settings that training does not read, so that trained cells can be evaluated anew with others."""
 
     @abstractmethod
     def source(self) -> str:

@@ -82,11 +82,22 @@ class Asked(TypedDict):
     environment: StoredEnvironment
 
 
+class Evaluated(TypedDict):
+    """What has evaluated cells anew; `training` are the settings that their training had otherwise."""
+
+    commit: str
+    torch: str
+    device: str
+    native: str
+    training: dict[str, Any]
+
+
 class Trained(Asked):
     data: StoredData
     variants: list[StoredVariant]
     cells: list[str]
     deviations: list[str]
+    evaluated: NotRequired[Evaluated]
 
 
 class Compiled(TypedDict):

@@ -145,6 +145,7 @@ class TranslationDomain(Domain):
     result = Result
     inspected = Inspected
     measure = Measure("bleu", "BLEU", digits=2, better="more")
+    evaluation = ("test_pairs", "test_set", "beam", "length_penalty", "analysed")
 
     def source(self) -> str:
         return data_place("multi30k", otherwise="")
