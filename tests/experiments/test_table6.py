@@ -88,7 +88,7 @@ def test_every_method_trains_and_the_report_shows_it_beside_chance(run, undrawn)
         assert result["tokens"] == 32
     with_rows = {name.removesuffix("-seed0") for name, result in found.items() if result["layers"]}
     assert with_rows == {
-        *("transformer", "performer", "performer_relu", "linear", "cosine", "efficient", "relu", "zeros")
+        *("transformer", "performer", "performer_relu", "linear", "cosine", "efficient", "relu", "average", "zeros")
     }
     assert all(len(result["layers"]) in (0, 2) for result in found.values())
 

@@ -110,7 +110,8 @@ def evaluate_cell(then: Opened, now: Opened, old: Cell, new: Cell, *, label: str
         rows.append({"step": trained["steps"], "evaluation": found})
         write_outcomes(folder, task.outcomes, config_hash)
         write_weights(folder / WEIGHTS, task.model.state_dict(), {"config_hash": config_hash})
-        result |= found | domain.inspect(task, initial, new, folder) | {key: trained[key] for key in TIMES & {*trained}}
+        result |= {**found, **domain.inspect(task, initial, new, folder)}
+        result |= {key: trained[key] for key in TIMES & {*trained}}
         result.pop("uninspected", None)
         said = " now ".join(domain.measure.text(each[domain.measure.key]) for each in (trained, result))
         said += f", {time.perf_counter() - begun:.0f} s"

@@ -159,6 +159,11 @@ METHODS: dict[str, Method] = {
         _SEPARATE,
         "relu / n over the tokens that are there (Wortsman et al. 2023); weights can be dropped",
     ),
+    "average": Method(
+        multi_head("softmax_attention", scale=0.0),
+        _SEPARATE,
+        "the mean of the values of all tokens: what the model reaches without scores",
+    ),
     "zeros": Method(
         multi_head("pointwise_attention", activation="relu", alpha=1.0, gain=0.0),
         _SEPARATE,

@@ -100,26 +100,29 @@ DEVIATIONS = (
 
 
 NOTHING = {"activation": "relu", "alpha": 1.0, "gain": 0.0}
-FLOOR = Variant("zeros", "zeros", attnkit.pointwise_attention.__name__, NOTHING)
-"""Attention that returns zeros: what a model reaches without. A study takes it for an activation, once at every point
-and with no factor: activations=relu,zeros."""
+FLOORS = {
+    "zeros": Variant("zeros", "zeros", attnkit.pointwise_attention.__name__, NOTHING),
+    "average": Variant("average", "average", attnkit.softmax_attention.__name__, {"scale": 0.0}),
+}
+"""Attention that returns zeros, and the mean of all visible values: what a model reaches without attention, and without
+scores. A study takes them for activations, once at every point and with no factor: activations=relu,zeros,average."""
 
 
 def require_activations(names: tuple[str, ...]) -> None:
-    require_names("activations", "activation", names, (*attnkit.ACTIVATIONS, FLOOR.name))
+    require_names("activations", "activation", names, (*attnkit.ACTIVATIONS, *FLOORS))
 
 
 def pointwise_grid(activations: tuple[str, ...], alphas: tuple[float, ...]) -> tuple[Variant, ...]:
-    """L^-alpha·h for every h and alpha, without the FLOOR."""
+    """L^-alpha·h for every h and alpha, without FLOORS."""
     require_activations(activations)
     require_in("(-inf, inf)", alphas=alphas)
-    named = [activation for activation in activations if activation != FLOOR.name]
+    named = [activation for activation in activations if activation not in FLOORS]
     return tuple(pointwise_variant(activation, alpha) for activation in named for alpha in alphas)
 
 
 def floor(activations: tuple[str, ...]) -> tuple[Variant, ...]:
-    """FLOOR where its name is among the activations."""
-    return (FLOOR,) * (FLOOR.name in activations)
+    """Those of FLOORS that are among the activations."""
+    return tuple(FLOORS[activation] for activation in activations if activation in FLOORS)
 
 
 def grid_with_floor(activations: tuple[str, ...], alphas: tuple[float, ...]) -> tuple[Variant, ...]:
