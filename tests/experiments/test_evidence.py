@@ -274,7 +274,8 @@ def test_recipes_that_share_cells_train_the_same_models(recipe, other):
 @pytest.mark.parametrize(("recipe", "other"), FLOORS.items())
 def test_recipes_that_share_a_floor_train_the_same_model_without_attention(recipe, other):
     mine, theirs = (dataclasses.asdict(RECIPES[each].presets["cpu"].study) for each in (recipe, other))
-    assert {key for key in mine.keys() & theirs.keys() if mine[key] != theirs[key]} <= {*CHOICES}
+    published = {"full_scale", "measured_batch"}  # what is counted and measured of models that are not trained
+    assert {key for key in mine.keys() & theirs.keys() if mine[key] != theirs[key]} <= {*CHOICES, *published}
 
 
 def added(tmp_path, seeds, *, name, base=0.5, checksum="d", **more):

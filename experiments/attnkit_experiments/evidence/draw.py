@@ -262,11 +262,11 @@ def curves(run: Run) -> str | None:
     """The training loss of each seed, thin, and their mean; diverged trainings are dotted to where they end."""
     if not run.curves:
         return None
-    colour = colours(run.variants)
+    colour, drawn = colours(run.variants), {row["variant"] for row in run.curves}
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(WIDTH, 3.4))
         starts: list[float] = []
-        for variant in run.variants:
+        for variant in (name for name in run.variants if name in drawn):
             seeds: dict[str, dict[int, float]] = {}
             for row in run.curves:
                 if row["variant"] == variant and row["loss"]:

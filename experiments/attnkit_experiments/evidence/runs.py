@@ -23,8 +23,20 @@ SAME_MODELS = {
 }
 """Recipes by the one that trains some of their cells too: a run takes those that it lacks from there."""
 
-FLOORS = {"000-learned": "000-fig3", "002-table4": "002-table1", "002-table6": "003-sequences"}
-"""Recipes by the one whose floor is theirs: without attention they train the same model."""
+FLOORS = {
+    "000-causal": "005-causal",
+    "000-fig4": "000-fig3",
+    "000-learned": "000-fig3",
+    "001-layernorm": "001-table4",
+    "001-table2": "001-table4",
+    "001-table3": "001-table4",
+    "001-table5": "001-table4",
+    "002-kernel": "002-table1",
+    "002-sampling": "002-table1",
+    "002-table4": "002-table1",
+    "002-table6": "003-sequences",
+}
+"""Recipes by the one whose floors are theirs: without attention, or without scores, they train the same model."""
 
 CHOICES = ("activations", "alphas", "kinds", "memories", "methods", "sizes", "softmax")
 """Settings that choose variants and change none of them."""
@@ -181,8 +193,8 @@ def _extended(run: Run, other: Run) -> Run:
 
 def with_shared(run: Run, runs: Sequence[Run]) -> Run:
     """The run with the variants that it lacks and a run of the same models has, of the same preset on the same data,
-    and with the floor of one that has the same without attention. Variants that were trained without their baseline
-    have that of the recipe.
+    and with the floors, of the same seeds, of one that has the same without attention. Variants that were trained
+    without their baseline have that of the recipe.
     """
     own = [{**cell, "baseline": cell["baseline"] or _baselines(run).get(cell["variant"], "")} for cell in run.cells]
     shared = [
@@ -191,13 +203,14 @@ def with_shared(run: Run, runs: Sequence[Run]) -> Run:
         for cell in other.cells
         if cell["variant"] not in run.variants
     ]
-    floor = [
+    seeds = {cell["seed"] for cell in own}
+    floors = [
         {"report": other.name, **cell, "baseline": ""}
         for other in _alike(run, runs, FLOORS)
         for cell in other.cells
-        if cell["series"] == FLOOR and cell["variant"] not in run.variants
+        if cell["series"] in WITHOUT_SCORES and cell["variant"] not in run.variants and cell["seed"] in seeds
     ]
-    return replace(run, cells=[*shared, *own, *floor])
+    return replace(run, cells=[*shared, *own, *floors])
 
 
 def _alike(run: Run, runs: Sequence[Run], recipes: Mapping[str, str]) -> list[Run]:
