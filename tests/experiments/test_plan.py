@@ -11,7 +11,7 @@ from attnkit_experiments.recipes import RECIPES
 from attnkit_experiments.study.overrides import override
 
 ROOT = Path(__file__).parents[2]
-PLAN = (ROOT / "experiments/plan.sh").read_text().splitlines()
+PLAN = (ROOT / "experiments/plan.sh").read_text().replace("\\\n", "").splitlines()
 STUDIES = [shlex.split(line)[1:] for line in PLAN if line.startswith("study ")]
 TABLE = dict(re.findall(r"^\| (\S+-cpu) \| (\d+) \| \d+\.\d \|", (ROOT / "docs/experiments.md").read_text(), re.M))
 
