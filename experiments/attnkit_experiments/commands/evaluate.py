@@ -113,7 +113,7 @@ def evaluate_cell(then: Opened, now: Opened, old: Cell, new: Cell, *, label: str
         result |= {**found, **domain.inspect(task, initial, new, folder)}
         result |= {key: trained[key] for key in TIMES & {*trained}}
         result.pop("uninspected", None)
-        said = " now ".join(domain.measure.text(each[domain.measure.key]) for each in (trained, result))
+        said = ", now ".join(domain.measure.text(each[domain.measure.key]) for each in (trained, result))
         said += f", {time.perf_counter() - begun:.0f} s"
     write_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     write_json(folder / "result.json", result)
