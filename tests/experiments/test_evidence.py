@@ -278,6 +278,17 @@ def test_recipes_that_share_a_floor_train_the_same_model_without_attention(recip
     assert {key for key in mine.keys() & theirs.keys() if mine[key] != theirs[key]} <= {*CHOICES, *published}
 
 
+def test_a_run_takes_the_floors_of_its_seeds_from_a_run_of_the_same_model(tmp_path):
+    every = [(variant, seed) for variant in ("vanilla", "average", FLOOR) for seed in range(4)]
+    cells = [{"variant": variant, "seed": seed, "valid_loss": 2.0 + seed} for variant, seed in every]
+    write_cells(tmp_path, "001-table4", cells)
+    write_cells(tmp_path, "001-table2", [cell for cell in cells if cell["variant"] == "vanilla" and cell["seed"] < 3])
+    run = next(run for run in read_runs(tmp_path) if run.recipe == "001-table2")
+    assert run.variants == ["vanilla", "average", FLOOR]
+    assert [*run.numbers(FLOOR, "valid_loss")] == [*run.numbers("average", "valid_loss")] == [0, 1, 2]
+    assert run.report(FLOOR) == "001-table4-cpu"
+
+
 def added(tmp_path, seeds, *, name, base=0.5, checksum="d", **more):
     """A report of relu, softmax and, where `floor` says so, of zeros, on data that are known."""
     losses = {"relu-alpha1": base, "softmax": base + 0.01, **({FLOOR: 2.0} if more.pop("floor", False) else {})}
