@@ -83,7 +83,8 @@ def test_exact_numbers_and_parts_of_a_claim():
     assert [exactly(x) for x in ([True, True], [True, False], [False, False])] == [YES, OPEN, NO]
     assert together([YES, YES]) is YES
     assert together([YES, OPEN]) is OPEN
-    assert together([YES, OPEN, NO]) is NO
+    assert together([YES, OPEN, NO]) is Verdict.MIXED
+    assert together([NO, NO]) is NO
     assert together([YES, ABSENT]) is OPEN, "a claim with a part that was not run is not supported"
     assert together([ABSENT, ABSENT]) is ABSENT
     assert together([]) is Verdict.SHOWN
@@ -186,8 +187,11 @@ def test_levels_and_cells(tmp_path):
 
 def test_divergence_is_counted(tmp_path):
     run = made(tmp_path, {"a": (None, None), "b": (0.5, None), "c": (0.5, 0.5), "d": (None,)})
-    assert [verdicts(Diverges(name), run) for name in "abcd"] == [[YES], [OPEN], [NO], [OPEN]]
-    assert Diverges("a").on(run)[0].text == "a: 2 of 2 trainings diverged"
+    assert [verdicts(Diverges(name), run) for name in "abcd"] == [[YES], [OPEN], [OPEN], [OPEN]]
+    texts = [Diverges(name).on(run)[0].text for name in "abc"]
+    assert texts == [
+        "a: 2 of 2 trainings diverged", "b: 1 of 2 trainings diverged", "c: divergence not seen in 2 trainings"
+    ]  # fmt: skip
 
 
 def test_exact_statements(tmp_path):
@@ -414,8 +418,20 @@ def test_a_claim_is_answered_by_parts(tmp_path):
     assert "contradicted, uncorrected" in paper_page.table([found])
     against = dataclasses.replace(parts, checks=(better("a", "e"), better("e", "b")))
     found = answer(against, runs)
-    assert found.verdict is NO
+    assert found.verdict is Verdict.MIXED
+    assert "| ◐ mixed<br>1 of 2 parts supported" in paper_page.table([found])
     assert found.parts == "1 of 2 parts supported, also after correction; 1 contradicted, also after correction"
+
+
+def test_a_claim_is_contradicted_where_all_of_its_parts_are(tmp_path):
+    runs = [both(tmp_path, {**NEARLY, "e": (1.50, 1.51, 1.52)})]
+    against = Claim("x", "", "", "000-fig2", (better("e", "a"), better("b", "a")))
+    others = [Claim(str(n), "", "", "000-fig2", (Compare("c", "d", high=n / 10_000),)) for n in range(90)]
+    found = answers([against, *others], runs)[0]
+    assert [part.final for part in found.findings] == [NO, OPEN], "the second uncorrected"
+    assert found.verdict is NO
+    undecided = dataclasses.replace(against, checks=(better("e", "a"), better("c", "d")))
+    assert answer(undecided, runs).verdict is Verdict.MIXED
 
 
 def test_equality_needs_a_floor(tmp_path):
@@ -431,6 +447,13 @@ def test_equality_needs_a_floor(tmp_path):
     assert answer(equal, floored).verdict is YES
     blind = [both(tmp_path / "blind", {**NEARLY, FLOOR: (0.51, 0.50, 0.52)})]
     assert answer(equal, blind).verdict is Verdict.BLIND, "the model is as good without attention"
+    told = [both(tmp_path / "told", {**NEARLY, FLOOR: (0.520, 0.540, 0.530)})]
+    assert verdicts(worse(FLOOR, "c"), told[0]) == [YES]
+    assert answer(equal, told).verdict is Verdict.BLIND, "it is worse, but passes the test of the claim as well"
+    assert "without attention, zeros beside c: test loss +0.020 ± 0.000 nats" in paper_page.table([answer(equal, told)])
+    ahead = [both(tmp_path / "ahead", {**NEARLY, FLOOR: (0.1, 0.1, 0.1)})]
+    both_sides = dataclasses.replace(equal, checks=(alike("a", "c"),))
+    assert answer(both_sides, ahead).verdict is Verdict.BLIND, "it is far from equal, and better"
 
 
 @pytest.mark.parametrize(("floor", "expected"), [(2.0, YES), (0.5, Verdict.BLIND), (None, Verdict.NO_FLOOR)])
@@ -480,7 +503,7 @@ def test_a_study_that_is_too_small_touches_what_is_trained_alone():
     assert found["a pyramid is better than a plain stack"].findings[0].verdict is YES
     assert found["linear methods halve the multiply-adds"].verdict is YES
     kernel = found["the full kernel does not converge"]
-    assert (kernel.findings[0].final, kernel.verdict) == (NO, OPEN), "a count that a longer training may turn"
+    assert (kernel.findings[0].text, kernel.verdict) == ("kernel: divergence not seen in 3 trainings", OPEN)
 
 
 def test_what_is_not_evidence(tmp_path):

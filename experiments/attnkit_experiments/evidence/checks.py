@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
+from attnkit_experiments.engine.progress import many
+from attnkit_experiments.evidence.estimate import Ends, Estimate
 from attnkit_experiments.evidence.measures import TIMES, UNTRAINED, headline, measure_of
 from attnkit_experiments.evidence.runs import Record, Run
 from attnkit_experiments.evidence.verdict import Finding, Verdict, exactly, judged
@@ -78,13 +80,17 @@ class Compare:
             ]
             return [Finding(f"{text}: {', '.join(lost)}", Verdict.UNDECIDED, 0, run.report(names[0]))] if lost else []
         shown = Measure(measure.key, measure.name, 1.0, 2) if self.relative else measure
-        found = _estimated(text, Difference.of(gaps), self, shown, run.report(names[0]))
+        estimate = Estimate.of(gaps, self._ends(run, names, measure.key, len(gaps)))
+        found = _estimated(text, estimate, self, shown, run.report(names[0]))
         if measure.key in TIMES and run.busy:
             return [replace(found, text=f"{found.text}, on a busy machine", verdict=Verdict.UNDECIDED, p=None)]
         found = replace(found, of_equality=of_equality(self))
         beside = self._gaps(run, names, metric) if not self.key and measure != metric else []
         unit = f" {metric.unit}" if metric.unit else ""
         return [replace(found, beside=f"{metric.name} {Difference.of(beside).shown(metric)}{unit}" if beside else "")]
+
+    def _ends(self, run: Run, names: Sequence[str], key: str, seeds: int) -> Ends | None:
+        return None if self.relative or self.beyond else run.ends(names[0], names[1], key, seeds)
 
     def _gaps(self, run: Run, names: Sequence[str], measure: Measure) -> list[float]:
         numbers = [run.numbers(name, measure.key) for name in names]
@@ -121,8 +127,7 @@ class Level:
         for name, _ in run.matching(self.variant):
             numbers = list(run.numbers(name, measure.key).values())
             if numbers:
-                estimate = Difference.of(numbers)
-                found.append(_estimated(run.label(name), estimate, self, measure, run.report(name)))
+                found.append(_estimated(run.label(name), Estimate.of(numbers), self, measure, run.report(name)))
         return found
 
 
@@ -158,7 +163,7 @@ class Everywhere:
 
 @dataclass(frozen=True)
 class Diverges:
-    """Every cell of a variant diverges; one seed decides nothing."""
+    """Every cell of a variant diverges; one seed decides nothing, nor do some that did not: a count has no p-value."""
 
     variant: str
 
@@ -174,8 +179,13 @@ class Diverges:
         found = []
         for name, _ in run.matching(self.variant):
             lost, of = run.diverged(name)
-            verdict = exactly([number < lost for number in range(of)]) if of > 1 else Verdict.UNDECIDED
-            found.append(Finding(f"{run.label(name)}: {lost} of {of} trainings diverged", verdict, of, run.name))
+            verdict = Verdict.SUPPORTED if lost == of > 1 else Verdict.UNDECIDED
+            seen = (
+                f"{lost} of {many(of, 'training')} diverged"
+                if lost
+                else f"divergence not seen in {many(of, 'training')}"
+            )
+            found.append(Finding(f"{run.label(name)}: {seen}", verdict, of, run.name))
         return found
 
 
@@ -258,7 +268,7 @@ def _rows(run: Run, where: Mapping[str, str]) -> list[Record]:
     return [row for row in run.results if all(row.get(key) == value for key, value in where.items())]
 
 
-def _estimated(text: str, estimate: Difference, bounds: Compare | Level, measure: Measure, run: str) -> Finding:
+def _estimated(text: str, estimate: Estimate, bounds: Compare | Level, measure: Measure, run: str) -> Finding:
     """A number with its interval, and what would have been seen."""
     verdict, p = judged(estimate, bounds.low, bounds.high)
     shift, sign = (1, "×") if bounds.relative else (0, "")
@@ -268,15 +278,16 @@ def _estimated(text: str, estimate: Difference, bounds: Compare | Level, measure
     if estimate.half_width is None:
         return Finding(f"{text}: {measure.name} {mean}{unit}, one seed", verdict, estimate.n, run)
     width = f"{measure.factor * estimate.half_width:.{measure.digits}f}"
+    samples = f" ({estimate.samples(measure)} with test samples)" if estimate.ends else ""
     return Finding(
-        f"{text}: {measure.name} {mean} ± {width}{unit}, n = {estimate.n}",
+        f"{text}: {measure.name} {mean} ± {width}{unit}{samples}, n = {estimate.n}",
         verdict,
         estimate.n,
         run,
         p,
         would_see=f"{estimate.would_see(measure)}{unit}" if isinstance(bounds, Compare) else "",
         estimate=estimate,
-        key=measure.key,
+        measure=Measure(measure.key, measure.name, 100.0, 1, "%") if bounds.relative else measure,
     )
 
 
@@ -285,9 +296,14 @@ def of_training(check: Check) -> bool:
     return isinstance(check, Diverges) or (isinstance(check, Compare | Level) and check.key not in UNTRAINED)
 
 
-def of_equality(check: Check) -> bool:
+def of_equality(check: Check) -> TypeGuard[Compare]:
     """Whether it holds where two variants are equal: then a study that does not see attention supports it too."""
     return isinstance(check, Compare) and check.key in QUALITY and check.low < 0 < check.high
+
+
+def no_worse(check: Compare) -> Compare:
+    """A check of equality without its bound on what is better."""
+    return replace(check, high=math.inf) if check.key else replace(check, low=-math.inf)
 
 
 QUALITY = ("", "accuracy", "bleu")

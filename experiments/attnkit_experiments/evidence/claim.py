@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attnkit_experiments.engine.progress import many
-from attnkit_experiments.evidence.checks import Check, of_equality, of_training, worse
+from attnkit_experiments.evidence.checks import Check, Compare, no_worse, of_equality, of_training
 from attnkit_experiments.evidence.runs import FLOOR, Run
 from attnkit_experiments.evidence.size import too_small
 from attnkit_experiments.evidence.verdict import Finding, Verdict, together
-from attnkit_experiments.report.statistics import LEVEL, holm
+from attnkit_experiments.report.statistics import holm
 
 
 @dataclass(frozen=True)
@@ -33,25 +33,39 @@ class Claim:
 
 @dataclass(frozen=True)
 class Answer:
-    """`findings` are the parts that decide, `beside` the others; `too_small` says why runs of this size decide nothing,
-    `floor` why equality says nothing here, if it does.
+    """`findings` are the parts that decide, `beside` the others; `too_small` says why runs of this size decide nothing.
+
+    Where a claim is of equality, `floors` are its parts with a model without attention in the variant's place, None
+    where a study has no such model.
     """
 
     claim: Claim
     findings: tuple[Finding, ...]
     beside: tuple[Finding, ...] = ()
     too_small: str = ""
-    floor: Verdict | None = None
+    floors: tuple[Finding, ...] | None = ()
+
+    @property
+    def floor(self) -> Verdict | None:
+        """Why equality says nothing here, if it does: what passes without attention tells nothing of attention."""
+        if self.floors is None:
+            return Verdict.NO_FLOOR
+        return None if all(each.final is Verdict.CONTRADICTED for each in self.floors) else Verdict.BLIND
 
     @property
     def verdict(self) -> Verdict:
-        """That of the parts after correction, where the study can decide the claim."""
+        """That of the parts after correction, where the study can decide the claim; it is contradicted where all parts
+        are, of which one at least is after correction.
+        """
         verdict = together([finding.final for finding in self.findings])
         if verdict in (Verdict.ABSENT, Verdict.SHOWN):
             return verdict
-        if self.floor and not any(finding.verdict is Verdict.CONTRADICTED for finding in self.findings):
+        against = [finding.verdict is Verdict.CONTRADICTED for finding in self.findings]
+        if self.floor and not any(against):
             return self.floor
-        return Verdict.UNDECIDED if self.too_small else verdict
+        if self.too_small:
+            return Verdict.UNDECIDED
+        return Verdict.CONTRADICTED if verdict is Verdict.MIXED and all(against) else verdict
 
     @property
     def parts(self) -> str:
@@ -73,20 +87,24 @@ class Answer:
 
 def answers(claims: Sequence[Claim], runs: Sequence[Run]) -> list[Answer]:
     """What the runs say about claims, corrected for the number of comparisons that may decide them: those of
-    studies that are too small do not.
+    studies that are too small do not, but their floors do.
     """
     found = [_alone(claim, runs) for claim in claims]
-    values = [p for each in found if not each.too_small for finding in each.findings if (p := finding.p) is not None]
+    family = [part for each in found for part in (*(each.floors or ()), *(() if each.too_small else each.findings))]
+    values = [part.p for part in family if part.p is not None]
     corrected = dict(zip(values, holm(values), strict=True))
     return [
-        replace(each, findings=tuple(_corrected(finding, corrected) for finding in each.findings)) for each in found
+        replace(
+            each,
+            findings=_corrected(each.findings, corrected),
+            floors=None if each.floors is None else _corrected(each.floors, corrected),
+        )
+        for each in found
     ]
 
 
-def _corrected(finding: Finding, values: dict[float, float]) -> Finding:
-    if finding.p is None or values.get(finding.p, 1.0) < LEVEL:
-        return finding
-    return replace(finding, corrected=Verdict.UNDECIDED)
+def _corrected(findings: Sequence[Finding], values: Mapping[float, float]) -> tuple[Finding, ...]:
+    return tuple(each if each.p is None else replace(each, corrected=values.get(each.p, 1.0)) for each in findings)
 
 
 def _alone(claim: Claim, runs: Sequence[Run]) -> Answer:
@@ -96,26 +114,26 @@ def _alone(claim: Claim, runs: Sequence[Run]) -> Answer:
         shown = Finding("", Verdict.ABSENT)
         return Answer(claim, tuple(Finding(_seen(run), Verdict.SHOWN, 0, run.name) for run in ours[:1]) or (shown,))
     findings = [finding for check in claim.checks for finding in _best(check, ours)]
-    beside = [_corrected(each, {}) for check in claim.beside for each in _best(check, ours) if each.text]
+    beside = [each for check in claim.beside for each in _best(check, ours) if each.text]
     asked = [run for run in ours if any(check.on(run) for check in claim.checks)]
     small = next((why for run in asked if (why := too_small(run))), "") if any(map(of_training, claim.checks)) else ""
-    equal = [check for check in claim.checks if of_equality(check)]
-    floors = [floor for run in asked for check in equal if (floor := _blind(check, run))]
-    return Answer(claim, tuple(findings), tuple(beside), small, floors[0] if floors else None)
+    floors = [_floors(check, run) for run in asked for check in claim.checks if of_equality(check)]
+    without = None if None in floors else tuple({each.text: each for found in floors for each in found or ()}.values())
+    return Answer(claim, tuple(findings), _corrected(beside, {}), small, without)
 
 
-def _blind(check: Check, run: Run) -> Verdict | None:
-    """Why a run says nothing of equality, None where each variant that is compared with is better than the floor of its
-    point. Where one is not, equality says nothing of attention.
+def _floors(check: Compare, run: Run) -> list[Finding] | None:
+    """What a check of equality finds where attention that returns zeros stands in the variant's place; None where a
+    variant that is compared with has no such floor at its point.
     """
-    found = []
-    for name, _ in run.matching(check.variants[1]):
+    found: list[Finding] = []
+    for name, _ in run.matching(check.other):
         point = run.first(name)["point"]
         floors = [each for each in run.variants if _is_floor(run, each) and run.first(each)["point"] in (point, "")]
         if not floors:
-            return Verdict.NO_FLOOR
-        found += [finding.verdict for finding in worse(floors[0], name).on(run)]
-    return None if found and set(found) == {Verdict.SUPPORTED} else Verdict.BLIND
+            return None
+        found += no_worse(replace(check, variant=floors[0], other=name)).on(run)
+    return found
 
 
 def _is_floor(run: Run, variant: str) -> bool:

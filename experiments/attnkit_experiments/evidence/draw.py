@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from attnkit_conformance.report.pages import figures
 from attnkit_conformance.report.pages.figures import BETTER, DASHES, INK, PAPER, SERIES, UNDECIDED, WORSE, svg
+from attnkit_experiments.evidence.estimate import Estimate
 from attnkit_experiments.evidence.measures import headline, measure_of
 from attnkit_experiments.evidence.runs import Run
 from attnkit_experiments.report.statistics import Difference
@@ -110,14 +111,14 @@ def differences(run: Run) -> str | None:
         return svg(figure, f"differences in {measure.name} of {run.recipe}, with intervals")
 
 
-def difference(run: Run, variant: str, key: str) -> Difference | None:
+def difference(run: Run, variant: str, key: str) -> Estimate | None:
     """A variant less its baseline, over the seeds that both have."""
     baseline = run.first(variant)["baseline"]
     if not baseline or baseline not in run.variants:
         return None
     ours, theirs = run.numbers(variant, key), run.numbers(baseline, key)
     gaps = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-    return Difference.of(gaps) if gaps else None
+    return Estimate.of(gaps, run.ends(variant, baseline, key, len(gaps))) if gaps else None
 
 
 def against_alpha(run: Run) -> str | None:

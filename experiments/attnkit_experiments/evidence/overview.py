@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from attnkit_experiments.evidence import draw, paper_page
 from attnkit_experiments.evidence.claim import answers
+from attnkit_experiments.evidence.estimate import Estimate
 from attnkit_experiments.evidence.measures import headline, in_nats, measure_of
 from attnkit_experiments.evidence.papers import PAPERS
 from attnkit_experiments.evidence.runs import WITHOUT_SCORES, Run
@@ -26,35 +27,13 @@ OPENING = (
 )
 BESIDE = (
     "Beside softmax, at this size, by the loss over a test set, of which less is better: *better* or *worse* after "
-    "Holm's correction for {count} comparisons; *better* or *worse, uncorrected*, by the 95 % interval of the "
+    "Holm's correction for {count} comparisons; *better* or *worse, uncorrected*, by the 95 % intervals of the "
     "comparison alone; *undecided*, which does not mean equal, with the difference that four such studies in five "
-    "would see. Studies that are too small decide nothing and do not count. In the tables are means ± standard "
-    "deviations over seeds, and differences paired by seed with 95 % intervals, uncorrected."
+    "would see ([how verdicts are made](statistics.md#how-verdicts-are-made)). Studies that are too small decide "
+    "nothing and do not count. In the tables are means ± standard deviations over seeds, and differences paired by "
+    "seed with 95 % intervals, uncorrected: over seeds (±), and over seeds and test samples where these were kept. "
+    "[Statistics](statistics.md#every-comparison) has a row for each comparison."
 )
-HOW = """## How verdicts are made
-
-A claim is a comparison that a machine can check: a difference or a level, and the bounds that it should lie in.
-Its parts *decide*: of trained models the loss over a test set (of translations that over the 1,014 pairs of the
-validation set), and what a claim names where it is about something else. The metric of the task stands beside it.
-Differences are paired by seed (same first weights where shapes agree, same batches); intervals are Student's, 95 %,
-over seeds, uncorrected. They say nothing of other test sets: studies from now on have an interval [over seeds and test
-samples](../experiments.md#other-seeds-and-other-test-samples) beside it on their pages, as 005-recall has; the
-others above have none.
-
-- **Supported**: each part that decides is within its bounds, after Holm's correction for all comparisons that may
-  decide claims of the same paper. *Uncorrected* is said of a part whose own interval is, and no more after correction.
-- **Contradicted**: a part that decides is outside, after correction.
-- **Undecided**: neither, or there is one seed. What a comparison *would see* is the difference that is found with 80 %
-  power: by four studies in five of so many seeds, before correction. With three seeds it is 3.3 standard deviations of
-  a paired difference.
-- **No floor yet**: the claim is that two variants are equal or nearly so, and the study has no model whose attention
-  returns zeros (the method `zeros`). Where that one is not worse by the same test, *this study does not see attention*.
-- **Too small**: fewer than 3 passes over the data, sequences of less than half of the paper's tokens, language models
-  that have not come to use their context, or more compute that is no better where a claim is of compute. Claims about
-  trained models are undecided then; what is counted or timed is not touched.
-
-Counted and exact numbers need no seeds; times of a busy machine decide nothing. All verdicts are of this size: the
-papers' models, data and trainings are far larger. [Sentences that changed](../changed-sentences.md), and why."""
 
 
 def render(runs: Sequence[Run]) -> dict[str, str]:
@@ -75,7 +54,7 @@ def render(runs: Sequence[Run]) -> dict[str, str]:
     for task, recipes in TASKS.items():
         tables = [table(run, corrected) for run in runs if run.recipe in recipes and rows(run)]
         parts += [f"### {task}", *tables] if tables else []
-    parts += ["## By paper", papers(runs), HOW, TREE]
+    parts += ["## By paper", papers(runs), TREE]
     return files | {"index.md": "\n\n".join(parts) + "\n"}
 
 
@@ -98,10 +77,10 @@ def comparisons(runs: Sequence[Run], corrected: Mapping[float, float]) -> list[d
     ]
 
 
-TREE = "```{toctree}\n:hidden:\n\n" + "\n".join(paper.file for paper in PAPERS) + "\n```"
+TREE = "```{toctree}\n:hidden:\n\nstatistics\n" + "\n".join(paper.file for paper in PAPERS) + "\n```"
 
 
-def rows(run: Run) -> list[tuple[str, Difference]]:
+def rows(run: Run) -> list[tuple[str, Estimate]]:
     """Variants that have softmax as their baseline, with the differences that decide over at least two seeds."""
     key = measure_of(run.recipe).key
     return [
@@ -156,7 +135,10 @@ def answer_of(runs: Sequence[Run], recipes: Sequence[str], corrected: Mapping[fl
 def table(run: Run, corrected: Mapping[float, float]) -> str:
     measure, metric, found, why = measure_of(run.recipe), headline(run.recipe), dict(rows(run)), too_small(run)
     shown = [measure] if measure == metric else [measure, metric]
+    kept = any(each.ends for each in found.values())
     heads = [head for each in shown for head in (each.head, "beside softmax")]
+    if kept:
+        heads.insert(2, "seeds and samples")
     lines = [
         f"{run.link}:" + (f" **too small to decide:** {why}." if why else ""),
         "",
@@ -164,17 +146,18 @@ def table(run: Run, corrected: Mapping[float, float]) -> str:
         "|---" * (3 + len(heads)) + "|",
     ]
     for variant in run.variants:
+        floor, softmax = run.first(variant)["series"] in WITHOUT_SCORES, draw.is_softmax(run, variant)
         scores = run.spread(variant, measure.key)
-        if not scores or not (variant in found or draw.is_softmax(run, variant)):
+        if not scores or not (variant in found or softmax or floor):
             continue
         cells = [run.label(variant)]
         for each in shown:
-            spread, gap = run.spread(variant, each.key), draw.difference(run, variant, each.key)
-            cells += [spread.text(each.digits, each.factor) if spread else ""]
-            cells += [gap.shown(each) if gap and variant in found else ""]
-        said = word(found[variant], corrected) if variant in found and not why else ""
-        would = f": {found[variant].would_see(measure)}" if said == "undecided" else ""
-        lines.append(f"| {' | '.join([*cells, str(scores.n), said + would])} |")
+            spread = run.spread(variant, each.key)
+            gap = draw.difference(run, variant, each.key) if variant in found or floor else None
+            cells += [spread.text(each.digits, each.factor) if spread else "", gap.shown(each) if gap else ""]
+            cells += [gap.samples(each) if gap else ""] * (kept and each == measure)
+        said = "" if why or variant not in found else word(found[variant], corrected)
+        lines.append(f"| {' | '.join([*cells, str(scores.n), 'floor' if floor else said])} |")
     return "\n".join(lines)
 
 

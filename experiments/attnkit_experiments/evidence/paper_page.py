@@ -9,12 +9,13 @@ from attnkit_experiments.evidence.claim import Answer, answers
 from attnkit_experiments.evidence.measures import LOSSES, in_nats, measure_of
 from attnkit_experiments.evidence.papers import Figure, Paper
 from attnkit_experiments.evidence.runs import Run
-from attnkit_experiments.evidence.verdict import Verdict
+from attnkit_experiments.evidence.verdict import Finding, Verdict
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 
 MARKS = {
     Verdict.SUPPORTED: "✔",
     Verdict.CONTRADICTED: "✘",
+    Verdict.MIXED: "◐",
     Verdict.UNDECIDED: "?",
     Verdict.NO_FLOOR: "?",
     Verdict.BLIND: "?",
@@ -60,7 +61,7 @@ def comparisons(found: Sequence[Answer]) -> list[draw.Comparison]:
     rows: dict[str, draw.Comparison] = {}
     for each in found:
         for finding in each.findings:
-            if finding.estimate and finding.key in LOSSES:
+            if finding.estimate and finding.measure and finding.measure.key in LOSSES:
                 factor = in_nats(measure_of(each.claim.recipe))
                 name = f"{finding.run.removesuffix('-cpu')}: {finding.text.partition(':')[0]}"
                 # A part that is contradicted differs from 0; one that is supported does where equality would not do.
@@ -74,7 +75,7 @@ def comparisons(found: Sequence[Answer]) -> list[draw.Comparison]:
 
 HOW = (
     "Claims are in our words; *here* marks a bound that is ours. "
-    "[How verdicts are made](index.md#how-verdicts-are-made)."
+    "[How verdicts are made](statistics.md#how-verdicts-are-made)."
 )
 
 
@@ -127,11 +128,19 @@ def evidence(answer: Answer) -> str:
     links = [f"[report](../reports/{run}/summary.md)" for run in dict.fromkeys(each.run for each in findings)]
     lines = "<br>".join(
         [each.line for each in answer.findings if each.run]
+        + [f"without attention, {each.text}: {word_of_floor(each)}" for each in answer.floors or ()]
         + [f"decides nothing: {each.line}" for each in answer.beside]
     )
     if len(findings) > FOLDED:
         lines = f"<details><summary>{answer.parts}</summary>{lines}</details>"
     return f"{lines} {', '.join(links)}"
+
+
+def word_of_floor(floor: Finding) -> str:
+    """Whether a model without attention passes a test of equality."""
+    if floor.final is Verdict.CONTRADICTED:
+        return "does not pass"
+    return {Verdict.SUPPORTED: "passes as well"}.get(floor.verdict, "undecided")
 
 
 FOLDED = 4

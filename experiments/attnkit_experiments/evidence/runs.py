@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from attnkit_experiments.evidence.estimate import Ends
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.report.results import is_busy, read_csv
 from attnkit_experiments.report.statistics import Spread
@@ -49,7 +50,8 @@ WITHOUT_SCORES = (FLOOR, "average")
 
 @dataclass(frozen=True)
 class Run:
-    """A report: `results` are the records of results.csv, `cells`, `curves` and `exact` those of the other files.
+    """A report: `results` are the records of results.csv, `cells`, `curves`, `exact` and `differences` those of the
+    other files.
 
     Cells that another report has, of the same study or with the same models, have its name as "report".
     """
@@ -59,6 +61,7 @@ class Run:
     cells: Sequence[Record] = ()
     curves: Sequence[Record] = ()
     exact: Sequence[Record] = ()
+    differences: Sequence[Record] = ()
 
     @property
     def recipe(self) -> str:
@@ -133,6 +136,19 @@ class Run:
     def spread(self, variant: str, key: str) -> Spread | None:
         numbers = self.numbers(variant, key)
         return Spread.of(list(numbers.values())) if numbers else None
+
+    def ends(self, variant: str, other: str, key: str, seeds: int) -> Ends | None:
+        """The interval over seeds and test samples of a variant less another, None where not of as many seeds: those
+        that another report adds have no samples beside these.
+        """
+        for row in self.differences:
+            pair, ends = (row["variant"], row["baseline"]), (float(row["low_95"]), float(row["high_95"]))
+            if (row["score"], int(row["seeds"])) == (key, seeds):
+                if pair == (variant, other):
+                    return ends
+                if pair == (other, variant):
+                    return -ends[1], -ends[0]
+        return None
 
     def diverged(self, variant: str) -> tuple[int, int]:
         """How many of the variant's cells diverged, of how many."""
@@ -238,6 +254,6 @@ def _settings(run: Run) -> dict[str, str]:
     return {key: value for key, value in run.changed.items() if key not in CHOICES}
 
 
-FILES = ("results", "cells", "curves", "exact")
+FILES = ("results", "cells", "curves", "exact", "differences")
 LEFT_OUT = ("000-fig2-activations-cpu",)
 """Reports of one seed and 300 steps, whose cells were read from their page: too little to be evidence."""

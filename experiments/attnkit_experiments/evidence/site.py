@@ -6,7 +6,7 @@ from pathlib import Path
 
 from attnkit_experiments.engine.errors import UserError
 from attnkit_experiments.engine.files import write_text
-from attnkit_experiments.evidence import overview, paper_page
+from attnkit_experiments.evidence import comparisons, overview, paper_page
 from attnkit_experiments.evidence.papers import PAPERS
 from attnkit_experiments.evidence.runs import read_runs
 
@@ -16,7 +16,7 @@ def render(reports: Path) -> dict[str, str]:
     if not reports.is_dir():
         raise UserError(f"{reports}: not a folder; expected one with a folder for each report")
     runs = read_runs(reports)
-    files = overview.render(runs)
+    files = overview.render(runs) | comparisons.render(runs)
     for paper in PAPERS:
         files |= paper_page.render(paper, runs)
     return files

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from attnkit_experiments.evidence.estimate import Estimate
 from attnkit_experiments.report.statistics import LEVEL, Difference
+from attnkit_experiments.study.recipe import Measure
 
 
 class Verdict(StrEnum):
     SUPPORTED = "supported at this size"
     CONTRADICTED = "contradicted at this size"
+    MIXED = "mixed"
     UNDECIDED = "undecided"
     NO_FLOOR = "no floor yet"
     BLIND = "this study does not see attention"
@@ -27,9 +30,10 @@ WORDS = {Verdict.SUPPORTED: "supported", Verdict.CONTRADICTED: "contradicted"}
 class Finding:
     """What one test on one run came to; `n` counts seeds, or what else was measured.
 
-    `verdict` is that of the finding's own interval, with the p-value `p`: None for what is counted or exact, where no
-    correction is needed. `corrected` is the verdict after Holm's correction, `beside` what stands beside it and decides
-    nothing, `would_see` what an undecided difference would have to be. `of_equality`: it is supported where two
+    `verdict` is that of the finding's own intervals, with the p-value `p`: None for what is counted or exact, where no
+    correction is needed. `corrected` is the p-value after Holm's correction, None before it and 1 where it is of no
+    family. `beside` stands beside it and decides nothing, `would_see` is what an undecided difference would have to be,
+    `measure` in what the `estimate` is shown: a ratio as a difference in %. `of_equality`: it is supported where two
     variants are equal.
     """
 
@@ -38,26 +42,29 @@ class Finding:
     n: int = 0
     run: str = ""
     p: float | None = None
-    corrected: Verdict | None = None
+    corrected: float | None = None
     would_see: str = ""
     beside: str = ""
-    estimate: Difference | None = None
-    key: str = ""
+    estimate: Estimate | None = None
+    measure: Measure | None = None
     of_equality: bool = False
 
     @property
     def final(self) -> Verdict:
-        return self.corrected or self.verdict
+        """The verdict after correction."""
+        return self.verdict if self.corrected is None or self.corrected < LEVEL else Verdict.UNDECIDED
+
+    @property
+    def word(self) -> str:
+        """That of its verdict, which says whether it is corrected."""
+        word = WORDS.get(self.verdict, "undecided")
+        return word if self.final is self.verdict else f"{word}, uncorrected"
 
     @property
     def line(self) -> str:
-        """The text with its word, which says whether it is corrected."""
-        word = WORDS.get(self.verdict, "")
-        if word and self.final is not self.verdict:
-            word += ", uncorrected"
-        elif not word and self.would_see:
-            word = f"undecided: {self.would_see}"
-        decided = f", {word}" if word and self.p is not None else ""
+        """The text with its word."""
+        word = f"{self.word}: {self.would_see}" if self.word == "undecided" and self.would_see else self.word
+        decided = f", {word}" if self.p is not None and word != "undecided" else ""
         return f"{self.text}{decided}{f'; beside it {self.beside}' if self.beside else ''}"
 
 
@@ -82,11 +89,9 @@ def exactly(inside: Sequence[bool]) -> Verdict:
 
 
 def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict on a claim of several parts that decide: one that is contradicted contradicts it, and all must be
-    supported.
-    """
+    """The verdict on a claim of several parts that decide: that of all, mixed where some are contradicted."""
     if not verdicts:
         return Verdict.SHOWN
     if len(set(verdicts)) == 1:
         return verdicts[0]
-    return Verdict.CONTRADICTED if Verdict.CONTRADICTED in verdicts else Verdict.UNDECIDED
+    return Verdict.MIXED if Verdict.CONTRADICTED in verdicts else Verdict.UNDECIDED
