@@ -145,9 +145,137 @@ def test_the_readme_says_what_the_cells_say():
     count = f"{len(corrected)} comparisons"
     assert count in text
     assert (DOCS / "which-variant.md").read_text().count(count) == 2
-    small = {run.recipe for run in COMMITTED if run.cells and size.too_small(run)}
-    assert {"000-fig1", "002-table1", "002-table6", "003-sequences"} <= small
-    assert {run.name for run in COMMITTED if FLOOR in run.variants} >= {"002-table1-cpu", "003-sequences-cpu"}
+    recall = next(run for run in COMMITTED if run.name == "005-recall-cpu")
+    right = {x: f"{100 * recall.spread(x, 'accuracy').mean:.1f}" for x in recall.variants}
+    all_found = ("softmax", "relu", "sink", "ssmax", "softpick", "delta", "gated_delta", "kimi_delta")
+    assert {right[x] for x in all_found} == {"100.0"}
+    told = "linear and gated linear attention {linear} and {gated_linear} %, decays of tokens {decay_tokens} %"
+    assert told.format(**right) in text
+    assert f"keeping half, {right['stick_breaking']} and {right['forgetting']} % (a guess: {100 / 24:.1f} %)" in text
+
+
+def test_the_readme_says_which_studies_are_too_small():
+    """And what its picture shows."""
+    text = " ".join((DOCS.parent / "README.md").read_text().split())
+    recipes = {recipe for each in overview.TASKS.values() for recipe in each}
+    small = {f"{run.recipe} {run.task}".strip() for run in COMMITTED if run.recipe in recipes and size.too_small(run)}
+    assert small == {
+        "000-fig1", "002-table1", "003-sequences listops", *(f"002-table6 {x}" for x in ("listops", "text", "image"))
+    }  # fmt: skip
+    assert "SOFT's backbones, ListOps, reviews and pixels in a row, and growing compute of ViTs" in text
+    corrected = overview.family(COMMITTED)
+    found = [
+        (run.label(variant), overview.word(difference, corrected))
+        for run in COMMITTED
+        if run.recipe in recipes and not size.too_small(run)
+        for variant, difference in overview.rows(run)
+    ]
+    words = [word for _, word in found]
+    assert [label for label, word in found if word == "worse"] == ["sparsemax", "stick_breaking", "forgetting"]
+    assert [label for label, word in found if word.startswith("better")] == ["relu, α = 1"]
+    assert "better" not in words
+    alone = sum(word.endswith("uncorrected") for word in words)
+    assert f"{alone} are on one side of 0 by their own interval" in text
+    assert f"{words.count('undecided')} are undecided" in text
+
+
+def test_what_does_not_see_attention_is_said_so_everywhere():
+    """The model of 002-table1 without attention, by its loss and the claim's own test."""
+    run = next(run for run in COMMITTED if run.name == "002-table1-cpu")
+    floor = draw.difference(run, FLOOR, "test_loss")
+    assert floor.decided
+    (claim,) = (
+        each for each in answers(PAPERS[2].claims, COMMITTED) if each.claim.name == "SOFT is as accurate as softmax"
+    )
+    assert claim.verdict is Verdict.BLIND
+    assert [each.final for each in claim.floors] == [YES], "it passes as well, after correction"
+    shown, sees = f"{floor.shown(measure_of(run.recipe))} nats", "see attention"
+    for page in ("experiments.md", "changed-sentences.md", "which-variant.md", "results/soft.md"):
+        text = (DOCS / page).read_text()
+        assert any(shown in line and sees in line for line in re.split(r"\n\n|\n- |\n\|", text)), page
+    assert f"| {shown.removesuffix(' nats')} |" in (DOCS / "results" / "index.md").read_text()
+
+
+NUMBER = r"\d+(?:\.\d+)?"
+WITH_UNIT = re.compile(
+    rf"(?<!± )(?<![\d.])((?:{NUMBER}(?:, | to | and ))*{NUMBER})(?: ± {NUMBER})? (?:%|points|BLEU|nats|bits)"
+)
+GUESS = 100 / 24
+
+
+def numbers_of(run):
+    """Of the loss that decides and the metric: of each cell, their means, and differences without a sign."""
+    for measure in {measure_of(run.recipe), headline(run.recipe)}:
+        for variant in run.variants:
+            found = [*run.numbers(variant, measure.key).values()]
+            gap = draw.difference(run, variant, measure.key)
+            for number in (*found, *([statistics.fmean(found)] if found else []), *([gap.mean] if gap else [])):
+                yield measure.factor * abs(number)
+
+
+def unknown_numbers(text):
+    """The results in paragraphs that no study has which they link or whose task they begin with."""
+    unknown = []
+    for paragraph in re.split(r"\n\n|\n- ", text):
+        linked = {*re.findall(r"reports/([\w-]+)/", paragraph)}
+        tasks = {*re.findall(r"results/index\.md#([\w-]+)", paragraph)}
+        tasks |= {name.lower().replace(" ", "-") for name in re.findall(r"^(?:- )?\*\*(.+?)\*\*", paragraph)}
+        recipes = {x for task, each in overview.TASKS.items() if task.lower().replace(" ", "-") in tasks for x in each}
+        known = [x for run in COMMITTED if run.name in linked or run.recipe in recipes for x in numbers_of(run)]
+        if known:
+            written = [x for group in WITH_UNIT.findall(paragraph) for x in re.findall(NUMBER, group)]
+            unknown += [x for x in written if not any(rounds_to(number, x) for number in (*known, GUESS))]
+    return unknown
+
+
+def rounds_to(number, written):
+    return abs(number - float(written)) < 0.5001 * 10.0 ** -len(written.partition(".")[2])
+
+
+def prose_of(page):
+    """What the README and the list of variants to use say of results."""
+    begin, end = {"README.md": ("Every recipe for", "Presets `small`"), "docs/which-variant.md": ("# ", "\n## ")}[page]
+    return (DOCS.parent / page).read_text().partition(begin)[2].partition(end)[0]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/which-variant.md"])
+def test_percentages_points_and_losses_in_prose_are_those_of_cells(page):
+    assert unknown_numbers(prose_of(page)) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "right", "wrong"),
+    [
+        ("README.md", "(7.7 points)", "(6.1 points)"),
+        ("README.md", "by 0.22 nats and 3 BLEU", "by 0.27 nats and 3 BLEU"),
+        ("README.md", "99.1 and 98.5 %", "99.1 and 97.5 %"),
+        ("docs/which-variant.md", "linear attention 99.1 %", "linear attention 99.4 %"),
+        ("docs/which-variant.md", "58 to 98 % by seed", "48 to 98 % by seed"),
+        ("docs/which-variant.md", "33, 28 and 19 % with", "33, 28 and 12 % with"),
+        ("docs/which-variant.md", "0.13 to 0.22 nats", "0.13 to 0.29 nats"),
+        ("docs/which-variant.md", "5.0 points above", "5.3 points above"),
+    ],
+)
+def test_a_wrong_number_in_prose_is_found(page, right, wrong):
+    text = prose_of(page)
+    assert right in text
+    planted, wanted = text.replace(right, wrong), {*re.findall(NUMBER, wrong)} - {*re.findall(NUMBER, right)}
+    assert {*unknown_numbers(planted)} == wanted
+
+
+def unknown_ratios(text):
+    """How many times as fast something is, by the page's own tables."""
+    known = [float(x) for table in re.findall(r"<!-- facts of .*?<!-- end -->", text, re.DOTALL)
+             for x in re.findall(rf"({NUMBER})×", table)]  # fmt: skip
+    prose = re.sub(r"<!-- facts of .*?<!-- end -->", "", text, flags=re.DOTALL)
+    written = [x for group in re.findall(rf"((?:{NUMBER} to )?{NUMBER}) times", prose) for x in group.split(" to ")]
+    return [x for x in written if not any(rounds_to(number, x) for number in known)]
+
+
+def test_ratios_in_prose_are_those_of_the_tables_of_the_page():
+    text = (DOCS / "which-variant.md").read_text()
+    assert unknown_ratios(text) == []
+    assert unknown_ratios(text.replace("25 times as fast", "27 times as fast")) == ["27"]
 
 
 @pytest.mark.parametrize("line", read_csv(DOCS / "reports" / "repeated.csv"), ids=lambda line: line["report"])

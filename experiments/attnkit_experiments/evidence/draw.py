@@ -55,13 +55,13 @@ REACH = 0.4  # nats; what lies beyond is an arrow, and its number is in the row'
 
 
 def forest(rows: Sequence[Comparison], title: str) -> str | None:
-    """Differences with their 95 % intervals, one below the other, names and numbers above each."""
+    """Differences with their 95 % intervals over seeds, one below the other, names and numbers above each."""
     if not rows:
         return None
     names = [row.name if len(row.name) < 46 else row.name.replace(" beside ", "\nbeside ") for row in rows]
     places = list(itertools.accumulate(1.1 + 0.45 * name.count("\n") for name in names))
     with mpl.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(WIDTH, 0.7 + 0.38 * places[-1]))
+        figure, axes = plt.subplots(figsize=(WIDTH, 0.7 + 0.33 * places[-1]))
         across = axes.get_yaxis_transform()
         for name, place, row in zip(names, places, rows, strict=True):
             mean, width = (row.factor * x for x in (row.estimate.mean, row.estimate.half_width or 0.0))
@@ -77,7 +77,9 @@ def forest(rows: Sequence[Comparison], title: str) -> str | None:
             ink = colour if row.decided else INK
             look: dict[str, Any] = {"transform": across, "fontsize": 9, "va": "bottom", "color": ink}
             axes.text(0.0, -place + 0.18, name, **look)
-            axes.text(1.0, -place + 0.18, f"{mean:+.3f} ± {width:.3f}".replace("-", "−"), ha="right", **look)
+            axes.text(
+                1.0, -place + 0.18, f"{round(mean, 3) + 0.0:+.3f} ± {width:.3f}".replace("-", "−"), ha="right", **look
+            )
         axes.axvline(0, color=INK, linewidth=1, zorder=0)
         axes.set(xlim=(-REACH * 1.04, REACH * 1.04), ylim=(-places[-1] - 0.5, 0.0), yticks=[])
         axes.grid(axis="y", visible=False)

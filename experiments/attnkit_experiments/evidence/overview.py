@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from attnkit_experiments.evidence import draw, paper_page
@@ -50,7 +51,7 @@ def render(runs: Sequence[Run]) -> dict[str, str]:
     )
     if forest := draw.forest(comparisons(runs, corrected), "variants and softmax"):
         files[FIGURE] = forest
-        parts.append(f"![Variants beside softmax]({FIGURE})\n\n{paper_page.FOREST}")
+        parts.append(f"![Variants beside softmax]({FIGURE})\n\n{SEEN}")
     for task, recipes in TASKS.items():
         tables = [table(run, corrected) for run in runs if run.recipe in recipes and rows(run)]
         parts += [f"### {task}", *tables] if tables else []
@@ -58,23 +59,27 @@ def render(runs: Sequence[Run]) -> dict[str, str]:
     return files | {"index.md": "\n\n".join(parts) + "\n"}
 
 
+SEEN = (
+    "*Variants beside softmax by the loss over a test set, in nats: left of 0 better, right of 0 worse. Bars are 95 % "
+    "intervals over seeds, uncorrected; blue is better and red worse after Holm's correction, grey is undecided then.*"
+)
 FIGURE = f"{paper_page.PICTURES}/beside-softmax.svg"
 
 
 def comparisons(runs: Sequence[Run], corrected: Mapping[float, float]) -> list[draw.Comparison]:
-    """Variants beside softmax, of the studies that are not too small."""
-    return [
-        draw.Comparison(
-            f"{run.name.removesuffix('-cpu')}: {run.label(variant)} beside softmax",
-            difference,
-            in_nats(measure_of(run.recipe)),
-            word(difference, corrected) in ("better", "worse"),
-        )
-        for recipes in TASKS.values()
-        for run in runs
-        if run.recipe in recipes and not too_small(run)
-        for variant, difference in rows(run)
-    ]
+    """Variants beside softmax, of the studies that are not too small, by task; two of one name have their studies."""
+    found = []
+    for task, recipes in TASKS.items():
+        ours = [run for run in runs if run.recipe in recipes and not too_small(run)]
+        names = Counter(run.label(variant) for run in ours for variant, _ in rows(run))
+        for run in ours:
+            for variant, difference in rows(run):
+                label, factor = run.label(variant), in_nats(measure_of(run.recipe))
+                study = f" ({run.name.removesuffix('-cpu')})" if names[label] > 1 else ""
+                name = f"{task.lower()}: {label.replace('_', ' ')}{study}"
+                decided = word(difference, corrected) in ("better", "worse")
+                found.append(draw.Comparison(name, difference, factor, decided))
+    return found
 
 
 TREE = "```{toctree}\n:hidden:\n\nstatistics\n" + "\n".join(paper.file for paper in PAPERS) + "\n```"

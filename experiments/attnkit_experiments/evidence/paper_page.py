@@ -51,8 +51,8 @@ def render(paper: Paper, runs: Sequence[Run]) -> dict[str, str]:
 
 FOREST = (
     "*Comparisons of trained models by the loss over a test set, in nats: left of 0 the first named is better, right "
-    "of 0 worse. Bars are 95 % intervals, uncorrected; blue is better and red worse after Holm's correction, grey is "
-    "undecided then, and hollow is of a study that is too small to decide.*"
+    "of 0 worse. Bars are 95 % intervals over seeds, uncorrected; blue is better and red worse after Holm's "
+    "correction, grey is undecided then, and hollow is of a study that is too small to decide.*"
 )
 
 
@@ -168,5 +168,5 @@ def _shown(figure: Figure, run: Run, name: str) -> str:
 
 
 def picture(title: str, name: str) -> str:
-    """A picture that the site alone shows: a comment in the repository, which does not keep it."""
-    return f"<!-- {name}: {title} -->"
+    """A picture that the site shows in the place of this line: the repository does not keep it."""
+    return f"<!-- {name}: {title} --> *Picture, on the site.*"
