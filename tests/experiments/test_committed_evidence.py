@@ -234,7 +234,10 @@ def rounds_to(number, written):
 
 def prose_of(page):
     """What the README and the list of variants to use say of results."""
-    begin, end = {"README.md": ("Every recipe for", "Presets `small`"), "docs/which-variant.md": ("# ", "\n## ")}[page]
+    begin, end = {
+        "README.md": ("Every recipe for", "`attnkit.nn.context_parallel`"),
+        "docs/which-variant.md": ("# ", "\n## "),
+    }[page]
     return (DOCS.parent / page).read_text().partition(begin)[2].partition(end)[0]
 
 

@@ -137,11 +137,14 @@ def test_an_adapter_that_inherits_nothing_is_judged_and_passes(tmp_path, monkeyp
     assert "unsupported" in done.stdout
 
 
-def test_the_readme_is_short_and_has_two_pictures():
-    """One of speed and one of weights; what is long is in docs."""
+def test_the_readme_is_short_and_has_three_pictures():
+    """Of speed, of weights and of results; what is long is in docs."""
     assert README.count("\n") < 180
     pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
-    assert pictures == [f"docs/families/pictures/{name}.svg" for name in ("speed", "overview")]
+    assert pictures == [
+        *(f"docs/families/pictures/{name}.svg" for name in ("speed", "overview")),
+        "docs/results/pictures/beside-softmax.svg",
+    ]
 
 
 def test_links_lead_somewhere():
