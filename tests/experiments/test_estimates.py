@@ -122,8 +122,8 @@ def test_a_committed_difference_recomputes_from_its_cells(report, row):
 
 def test_the_page_has_each_comparison_with_its_numbers():
     """In its table beside softmax every difference that counts, with the intervals of its cells and its word."""
-    text = comparisons.render(COMMITTED)["statistics.md"]
-    first = text.partition("### Which variant should I use?")[2].partition("###")[0]
+    text = comparisons.render(COMMITTED)["statistics.md"].replace("\u00a0", " ")
+    first = text.partition("### Variants beside softmax")[2].partition("###")[0]
     corrected = overview.family(COMMITTED)
     counted = [line for line in first.splitlines() if line.startswith("| [") and not line.endswith("| too small |")]
     assert len(counted) == len(corrected)
@@ -131,7 +131,7 @@ def test_the_page_has_each_comparison_with_its_numbers():
     run = next(run for run in COMMITTED if run.name == "005-recall-cpu")
     row = next(x for x in run.differences if (x["variant"], x["score"]) == ("gated_linear", "test_loss"))
     mean, half, low, high = (float(row[key]) for key in ("difference", "student_95", "low_95", "high_95"))
-    (line,) = (line for line in counted if "gated_linear beside softmax" in line)
+    (line,) = (line for line in counted if ": gated_linear |" in line)
     intervals = f"+{mean:.3f} nats | +{mean - half:.3f} to +{mean + half:.3f} | +{low:.3f} to +{high:.3f} |"
     assert intervals in line
     assert line.endswith("| worse, uncorrected |")

@@ -35,29 +35,33 @@ class Row:
     level: bool = False
 
     @property
-    def line(self) -> str:
+    def cells(self) -> dict[str, str]:
+        """What the table has of it, by column; numbers are not broken."""
         measure, estimate = self.measure, self.estimate
         sign, unit = "" if self.level else "+", f" {measure.unit}" if measure.unit else ""
-        cells = (
-            f"[{self.report.removesuffix('-cpu')}](../reports/{self.report}/summary.md): {self.name}",
-            measure.name,
-            str(estimate.n),
-            f"{round(measure.factor * estimate.mean, measure.digits) + 0.0:{sign}.{measure.digits}f}{unit}",
-            estimate.seeds(measure, sign),
-            estimate.samples(measure),
-            "" if self.p is None or self.corrected is None else _p_value(self.corrected),
-            "" if self.level else estimate.would_see(measure).removeprefix("would see "),
-            self.word,
-        )
-        return f"| {' | '.join(cells)} |"
+        mean = round(measure.factor * estimate.mean, measure.digits) + 0.0
+        numbers = {
+            "difference": f"{mean:{sign}.{measure.digits}f}{unit}",
+            "95 %, seeds": estimate.seeds(measure, sign),
+            SAMPLES: estimate.samples(measure),
+            "Holm's p": "" if self.p is None or self.corrected is None else _p_value(self.corrected),
+            "would see": "" if self.level else estimate.would_see(measure).removeprefix("would see "),
+        }
+        return {
+            "comparison": f"[{self.report.removesuffix('-cpu')}](../reports/{self.report}/summary.md): {self.name}",
+            "measure": measure.name,
+            "n": str(estimate.n),
+            **{head: number.replace(" ", "\u00a0") for head, number in numbers.items()},
+            "": self.word,
+        }
+
+
+SAMPLES = "95 %, with samples"
 
 
 def _p_value(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
-
-HEAD = """| comparison | measure | n | difference | 95 %, seeds | 95 %, with samples | Holm's p | would see | |
-|---|---|---|---|---|---|---|---|---|"""
 
 HOW = """# Statistics
 
@@ -119,7 +123,7 @@ attention, in the place of a variant that a claim calls equal.
 
 def render(runs: Sequence[Run]) -> dict[str, str]:
     beside = list(_beside_softmax(runs))
-    families = [("Which variant should I use?", beside)]
+    families = [("Variants beside softmax", beside)]
     families += [(paper.title, list(_of_claims(answers(paper.claims, runs)))) for paper in PAPERS]
     parts = [HOW.format(kept=_reports_with_samples(runs, [row for _, rows in families for row in rows]))]
     parts += [_table(title, rows) for title, rows in families if rows]
@@ -142,9 +146,9 @@ def _beside_softmax(runs: Sequence[Run]) -> Iterator[Row]:
     for run in (run for recipes in overview.TASKS.values() for run in runs if run.recipe in recipes):
         small, measure = bool(too_small(run)), measure_of(run.recipe)
         for variant, estimate in overview.rows(run):
-            name, p = f"{run.label(variant)} beside softmax", None if small else estimate.p
+            p = None if small else estimate.p
             word = SMALL if small else overview.word(estimate, corrected)
-            yield Row(run.name, name, measure, estimate, p, corrected.get(estimate.p), word)
+            yield Row(run.name, run.label(variant), measure, estimate, p, corrected.get(estimate.p), word)
 
 
 def _of_claims(found: Sequence[Answer]) -> Iterator[Row]:
@@ -170,4 +174,7 @@ def _row(finding: Finding, word: str) -> Row | None:
 def _table(title: str, rows: Sequence[Row]) -> str:
     counted = len({f"{row.p:.9g}" for row in rows if row.p is not None})
     told = f"Holm's correction is for {many(counted, 'comparison')}."
-    return "\n".join([f"### {title}", "", told, "", HEAD, *(row.line for row in rows), ""])
+    lines = [row.cells for row in rows]
+    heads = [head for head in lines[0] if head != SAMPLES or any(line[head] for line in lines)]
+    table = [heads, ["---"] * len(heads), *([line[head] for head in heads] for line in lines)]
+    return "\n".join([f"### {title}", "", told, "", *(f"| {' | '.join(cells)} |" for cells in table), ""])
