@@ -38,10 +38,10 @@ class Row:
     def cells(self) -> dict[str, str]:
         """What the table has of it, by column; numbers are not broken."""
         measure, estimate = self.measure, self.estimate
-        sign, unit = "" if self.level else "+", f" {measure.unit}" if measure.unit else ""
+        sign = "" if self.level else "+"
         mean = round(measure.factor * estimate.mean, measure.digits) + 0.0
         numbers = {
-            "difference": f"{mean:{sign}.{measure.digits}f}{unit}",
+            "difference": f"{mean:{sign}.{measure.digits}f}",
             "95 %, seeds": estimate.seeds(measure, sign),
             SAMPLES: estimate.samples(measure),
             "Holm's p": "" if self.p is None or self.corrected is None else _p_value(self.corrected),
@@ -49,10 +49,10 @@ class Row:
         }
         return {
             "comparison": f"[{self.report.removesuffix('-cpu')}](../reports/{self.report}/summary.md): {self.name}",
-            "measure": measure.name,
+            "verdict": self.word,
+            "measure": measure.head,
             "n": str(estimate.n),
             **{head: number.replace(" ", "\u00a0") for head, number in numbers.items()},
-            "": self.word,
         }
 
 

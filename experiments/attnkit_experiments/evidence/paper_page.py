@@ -90,7 +90,7 @@ def conclusion(answers: Sequence[Answer]) -> str:
     ]
     named = [
         f"- {MARKS[verdict]} {verdict}: {'; '.join(names)}"
-        for verdict in (Verdict.SUPPORTED, Verdict.CONTRADICTED)
+        for verdict in (Verdict.SUPPORTED, Verdict.CONTRADICTED, Verdict.MIXED)
         if (names := [each.claim.name for each in answers if each.verdict is verdict])
     ]
     named += [f"- {MARKS[Verdict.UNDECIDED]} every part supported, uncorrected: {'; '.join(alone)}"] if alone else []
