@@ -56,7 +56,7 @@ def test_a_p_value_is_that_of_the_wider_interval():
     assert (twice.seeds(NATS), twice.samples(NATS)) == ("+0.085 to +0.135", "+0.060 to +0.160")
 
 
-def run_of(tmp_path, low, high, seeds=3):
+def run_of(tmp_path, low, high, seeds=3, difference=0.11):
     cells = [
         {"variant": variant, "baseline": "softmax" * (variant == "relu"), "seed": seed, "test_loss": loss}
         | {"steps": 5000}
@@ -64,7 +64,14 @@ def run_of(tmp_path, low, high, seeds=3):
         for seed, loss in enumerate(losses)
     ]
     folder = write_cells(tmp_path, "000-fig2", cells)
-    row = {"variant": "relu", "baseline": "softmax", "score": "test_loss", "low_95": low, "high_95": high}
+    row = {
+        "variant": "relu",
+        "baseline": "softmax",
+        "score": "test_loss",
+        "difference": difference,
+        "low_95": low,
+        "high_95": high,
+    }
     (folder / "differences.csv").write_text(as_csv([row | {"seeds": seeds, "samples": 9}]))
     return read_runs(tmp_path)[-1]
 
@@ -97,6 +104,15 @@ def test_the_overview_shows_both_intervals(tmp_path, low, high, seeds, expected)
     kept = f" | {low:+.3f} to {high:+.3f}" if seeds == 3 else ""
     assert f"| relu | 1.210 ± 0.110 | +0.110 ± 0.025{kept} |  |  | 3 | {expected} |" in text
     assert ("| seeds and samples |" in text) == bool(kept), "samples of other seeds are not of this difference"
+
+
+def test_an_interval_is_of_the_same_trainings(tmp_path):
+    assert worse("relu", "softmax").on(run_of(tmp_path / "other", -0.01, 0.23, difference=0.12))[0].verdict is YES
+    copying = next(run for run in COMMITTED if run.name == "003-copying-cpu")
+    assert {row["report"] for row in copying.differences} == {"003-copying-more-cpu"}
+    (floor,), (linear,) = (worse(name, "softmax").on(copying) for name in ("zeros", "linear"))
+    assert (floor.n, floor.estimate.ends) == (2, pytest.approx((3.31849, 3.3212), abs=1e-4))
+    assert (linear.n, linear.estimate.ends) == (3, None), "one of its seeds is of the first report"
 
 
 COMMITTED_ROWS = [

@@ -80,7 +80,7 @@ class Compare:
             ]
             return [Finding(f"{text}: {', '.join(lost)}", Verdict.UNDECIDED, 0, run.report(names[0]))] if lost else []
         shown = Measure(measure.key, measure.name, 1.0, 2) if self.relative else measure
-        estimate = Estimate.of(gaps, self._ends(run, names, measure.key, len(gaps)))
+        estimate = Estimate.of(gaps, self._ends(run, names, measure.key, gaps))
         found = _estimated(text, estimate, self, shown, run.report(names[0]))
         if measure.key in TIMES and run.busy:
             return [replace(found, text=f"{found.text}, on a busy machine", verdict=Verdict.UNDECIDED, p=None)]
@@ -89,8 +89,8 @@ class Compare:
         unit = f" {metric.unit}" if metric.unit else ""
         return [replace(found, beside=f"{metric.name} {Difference.of(beside).shown(metric)}{unit}" if beside else "")]
 
-    def _ends(self, run: Run, names: Sequence[str], key: str, seeds: int) -> Ends | None:
-        return None if self.relative or self.beyond else run.ends(names[0], names[1], key, seeds)
+    def _ends(self, run: Run, names: Sequence[str], key: str, gaps: Sequence[float]) -> Ends | None:
+        return None if self.relative or self.beyond else run.ends(names[0], names[1], key, gaps)
 
     def _gaps(self, run: Run, names: Sequence[str], measure: Measure) -> list[float]:
         numbers = [run.numbers(name, measure.key) for name in names]

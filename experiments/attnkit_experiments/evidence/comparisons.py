@@ -132,7 +132,7 @@ def render(runs: Sequence[Run]) -> dict[str, str]:
 
 def _reports_with_samples(runs: Sequence[Run], rows: Sequence[Row]) -> str:
     """Which reports have the second interval, and of how many rows."""
-    names = [run.name for run in runs if run.differences]
+    names = dict.fromkeys(row.get("report", run.name) for run in runs for row in run.differences)
     found = sum(row.estimate.ends is not None for row in rows)
     have = f"{', '.join(names)} have it" if names else "No report has it yet"
     return (

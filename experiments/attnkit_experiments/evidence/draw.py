@@ -120,7 +120,7 @@ def difference(run: Run, variant: str, key: str) -> Estimate | None:
         return None
     ours, theirs = run.numbers(variant, key), run.numbers(baseline, key)
     gaps = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-    return Estimate.of(gaps, run.ends(variant, baseline, key, len(gaps))) if gaps else None
+    return Estimate.of(gaps, run.ends(variant, baseline, key, gaps)) if gaps else None
 
 
 def against_alpha(run: Run) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -137,17 +138,18 @@ class Run:
         numbers = self.numbers(variant, key)
         return Spread.of(list(numbers.values())) if numbers else None
 
-    def ends(self, variant: str, other: str, key: str, seeds: int) -> Ends | None:
-        """The interval over seeds and test samples of a variant less another, None where not of as many seeds: those
-        that another report adds have no samples beside these.
+    def ends(self, variant: str, other: str, key: str, gaps: Sequence[float]) -> Ends | None:
+        """The interval over seeds and test samples of a variant less another, whose paired differences are `gaps`.
+
+        None where it is not of these: the samples of seeds that another report adds were not drawn with them.
         """
         for row in self.differences:
             pair, ends = (row["variant"], row["baseline"]), (float(row["low_95"]), float(row["high_95"]))
-            if (row["score"], int(row["seeds"])) == (key, seeds):
-                if pair == (variant, other):
-                    return ends
-                if pair == (other, variant):
-                    return -ends[1], -ends[0]
+            sign = {(variant, other): 1, (other, variant): -1}.get(pair)
+            if sign is None or (row["score"], int(row["seeds"])) != (key, len(gaps)):
+                continue
+            if math.isclose(sign * float(row["difference"]), statistics.fmean(gaps), rel_tol=1e-6, abs_tol=1e-9):
+                return ends if sign == 1 else (-ends[1], -ends[0])
         return None
 
     def diverged(self, variant: str) -> tuple[int, int]:
@@ -204,7 +206,13 @@ def _extended(run: Run, other: Run) -> Run:
         return [each for each in theirs if (each["variant"], each["seed"]) not in have]
 
     cells = [{**cell, "report": other.name} for cell in added(run.cells, other.cells)]
-    return replace(run, cells=[*run.cells, *cells], curves=[*run.curves, *added(run.curves, other.curves)])
+    differences = [{**row, "report": other.name} for row in other.differences]
+    return replace(
+        run,
+        cells=[*run.cells, *cells],
+        curves=[*run.curves, *added(run.curves, other.curves)],
+        differences=[*run.differences, *differences],
+    )
 
 
 def with_shared(run: Run, runs: Sequence[Run]) -> Run:
