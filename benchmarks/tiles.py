@@ -29,7 +29,7 @@ from attnkit_conformance.model import tolerance
 from benchmarks import stubbed
 from benchmarks.sass.clocks import MACHINES, SYSTEM, counted
 from benchmarks.sass.compiling import compiled, device_of
-from benchmarks.sass.workloads import WORKLOADS
+from benchmarks.sass.workloads import WORKLOADS, times_of
 from benchmarks.timing import Ratio, ratio, repeats_for, rounds_of
 
 ITEMS = 32  # sequences of a call: a kernel takes longer than its launch
@@ -242,12 +242,12 @@ def clocks_of(trial: Trial, capability: int) -> tuple[float, int]:
     """Predicted clocks for a unit of work, and instructions of a main loop that spill, of the launches of a trial."""
     with device_of(capability):
         made = launches(trial, 1)
-    kernels = [counted(compiled(launch, capability), capability) for launch in made]
+    kernels = [counted(compiled(launch, capability), capability, times_of(launch)) for launch in made]
     units = [WORKLOADS[trial.call].units(launch) for launch in made]
-    clocks = sum(kernel.main.predicted / n for kernel, n in zip(kernels, units, strict=True))
+    clocks = sum(kernel.work.predicted / n for kernel, n in zip(kernels, units, strict=True))
     if any(kernel.shared > SHARED[capability] for kernel in kernels):
         raise RuntimeError("more shared memory than a multiprocessor has")
-    return clocks, max(kernel.main.kinds["spill"] for kernel in kernels)
+    return clocks, max(kernel.work.kinds["spill"] for kernel in kernels)
 
 
 def first_line(error: Exception) -> str:

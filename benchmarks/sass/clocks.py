@@ -8,6 +8,7 @@ its slowest warp waits, and the clock under load is below the nominal one.
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.sass.compiling import Compiled
@@ -48,11 +49,22 @@ class Loop(NamedTuple):
     products: float  # multiplications and additions of tensor cores
     predicted: float  # clocks
     chain: tuple[int, int] = (0, 0)  # products and barriers that wait for one another
-    repeated: bool = False  # it is in another loop
 
     @property
     def instructions(self) -> int:
         return self.kinds.total()
+
+
+class Pass(NamedTuple):
+    """A pass over the keys, or over what else a loop runs through."""
+
+    times: int  # that an iteration is run for the units of work of a kernel
+    loops: list[Loop]  # alternatives with the same products: tiles at edges have one of their own
+
+    @property
+    def main(self) -> Loop:
+        """The one with the fewest instructions: the others also look at edges."""
+        return min(self.loops, key=lambda loop: loop.instructions)
 
 
 class Kernel(NamedTuple):
@@ -62,18 +74,31 @@ class Kernel(NamedTuple):
     shared: int
     spills: int  # bytes of stack
     programs: int  # that fit on a multiprocessor
-    loops: list[Loop]
+    passes: list[Pass]
 
     @property
-    def main(self) -> Loop:
-        """Of the loops with the most products, the one with the fewest instructions: the others also look at edges.
+    def work(self) -> Loop:
+        """All passes, one after the other."""
+        run = [each.main for each in self.passes for _ in range(each.times)]
+        kinds = sum((loop.kinds for loop in run), Counter[str]())
+        clocks = {unit: sum(loop.clocks[unit] for loop in run) for unit in UNITS}
+        chain = sum(loop.chain[0] for loop in run), sum(loop.chain[1] for loop in run)
+        return Loop(kinds, clocks, sum(x.products for x in run), sum(x.predicted for x in run), chain)
 
-        A loop that another repeats goes before those that are run once.
-        """
-        loops = [loop for loop in self.loops if loop.repeated and loop.products] or self.loops
-        products = max(loop.products for loop in loops)
-        most = [loop for loop in loops if loop.products == products]
-        return (min if products else max)(most, key=lambda loop: loop.instructions)
+
+def passes_of(loops: list[Loop], times: Sequence[int]) -> list[Pass]:
+    """The passes of a kernel, which are run so often: each has as many loops, one after the other, that multiply alike.
+
+    AssertionError if that is not what the loops are: products are in a pass that is not declared.
+    """
+    multiplying = [loop for loop in loops if loop.products]
+    each = len(multiplying) // len(times)
+    passes = [Pass(n, multiplying[i * each : (i + 1) * each]) for i, n in enumerate(times)]
+    products = ", ".join(f"{loop.products:g}" for loop in multiplying) or "no"
+    fault = f"loops of {products} products are not {len(times)} passes"
+    assert each * len(times) == len(multiplying) > 0, fault
+    assert all(loop.products == one.loops[0].products for one in passes for loop in one.loops), fault
+    return passes
 
 
 def tensor_work(instruction: Instruction, machine: Machine) -> tuple[float, float, int]:
@@ -141,24 +166,20 @@ def predicted(clocks: dict[str, float], kinds: Counter[str], kernel: Compiled, p
     return max(clocks["l2"], clocks["shared"], long + short * (1 - OVERLAP[form]) + waiting)
 
 
-def counted(kernel: Compiled, capability: int) -> Kernel:
-    """The counts of every inner loop of a kernel; partitions of warps run their loops beside one another.
+def counted(kernel: Compiled, capability: int, times: Sequence[int] = (1,)) -> Kernel:
+    """The counts of every pass of a kernel, which are run so often; partitions of warps run their loops beside one
+    another.
 
-    AssertionError if it multiplies and no loop that was found does.
+    AssertionError if products are in no pass, or in one that is not declared.
     """
     machine, warps = MACHINES[capability], kernel.threads // 32
     by_registers = machine.registers // (-(-kernel.registers // 8) * 8 * kernel.threads)
     by_memory = machine.shared // (kernel.shared + SYSTEM)
     programs = max(1, min(by_registers, by_memory, machine.warps // warps, machine.programs))
-    loops = [
-        loop_of(code, kernel, machine, programs)._replace(repeated=repeated)
-        for code, repeated in inner_loops(kernel.cubin)
-    ]
+    loops = [loop_of(code, kernel, machine, programs) for code in inner_loops(kernel.cubin)]
     if kernel.threads > 32 * kernel.warps:
         loops = [together(loops, kernel, programs)]
-    multiplies = any(loop.products for loop in loops)
-    assert multiplies or not kernel.tensor_core_instructions(), "products are in the code, and none were counted"
-    return Kernel(kernel.registers, kernel.shared, kernel.stack, programs, loops)
+    return Kernel(kernel.registers, kernel.shared, kernel.stack, programs, passes_of(loops, times))
 
 
 def together(loops: list[Loop], kernel: Compiled, programs: int) -> Loop:

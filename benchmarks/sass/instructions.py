@@ -128,19 +128,21 @@ def loops_of(followers: list[list[int]]) -> dict[int, set[int]]:
 
 
 def counted_loops(bodies: list[set[int]], multiply: set[int]) -> list[set[int]]:
-    """The loops that are counted: those with products in which no other loop has products, with what they repeat
-    beside them, and innermost loops outside of these. `multiply`: the blocks with products.
+    """What is counted of loops: of each what no loop in it counts, if it has products, with what it repeats beside
+    them; and innermost loops without products elsewhere. `multiply`: the blocks with products.
     """
     products = [body for body in bodies if body & multiply]
-    innermost = [body for body in products if not any(other < body for other in products)]
-    rest = [body for body in bodies if not any(body <= other for other in innermost)]
-    return innermost + [body for body in rest if not any(other < body for other in bodies)]
+    own = [body.difference(*(other for other in products if other < body)) for body in products]
+    own = [body for body in own if body & multiply]
+    rest = [body for body in bodies if body not in products and not any(body <= other for other in own)]
+    return own + [body for body in rest if not any(other < body for other in bodies)]
 
 
-def inner_loops(cubin: bytes) -> list[tuple[list[Instruction], bool]]:
-    """The instructions of the loops that are counted, and whether they are in another one.
+def inner_loops(cubin: bytes) -> list[list[Instruction]]:
+    """The instructions of the loops that are counted, in order.
 
-    If products are in none of them, the whole kernel is one: a program multiplies once.
+    If products are in none of them, the whole kernel is one: a program multiplies once. AssertionError if some are, and
+    others are in none.
     """
     code, labels = instructions(cubin)
     blocks, followers = blocks_of(code, labels)
@@ -148,14 +150,10 @@ def inner_loops(cubin: bytes) -> list[tuple[list[Instruction], bool]]:
     loops = loops_of(followers).values()
     computing = [body for body in loops if sum(blocks[n][1] - blocks[n][0] for n in body) >= SHORTEST]
     if multiply and not any(body & multiply for body in computing):
-        return [(code, False)]
-    return [
-        (
-            [step for n in sorted(body) for step in code[slice(*blocks[n])]],
-            any(body < other for other in computing),
-        )
-        for body in sorted(counted_loops(computing, multiply), key=min)
-    ]
+        return [code]
+    bodies = sorted(counted_loops(computing, multiply), key=min)
+    assert multiply <= set[int]().union(*bodies), "products are outside of the loops that are counted"
+    return [[step for n in sorted(body) for step in code[slice(*blocks[n])]] for body in bodies]
 
 
 STORES = ("shared store", "matrix store", "global store", "atomic", "control", "spill")  # no register changes

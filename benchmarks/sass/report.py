@@ -1,6 +1,7 @@
 """Count the kernels of calls, print them, and compare them with what was committed and with their budgets."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,17 +17,20 @@ BEYOND = 1.05  # of a budget
 
 
 def launches_of(call: str) -> Iterator[tuple[str, Launch]]:
-    """The names of the kernels that a call spends its time in, with their launches."""
+    """The names of the kernels that a call spends its time in, from the second launch on with a number, and these."""
+    seen = Counter[str]()
     for launch in WORKLOADS[call].launches():
-        if launch.kernel.fn.__name__ not in workloads.BESIDE:
-            yield launch.kernel.fn.__name__, launch
+        if (name := launch.kernel.fn.__name__) not in workloads.BESIDE:
+            seen[name] += 1
+            yield f"{name} {seen[name]}" if seen[name] > 1 else name, launch
 
 
 def kernels_of(call: str, capability: int) -> Iterator[tuple[str, Kernel, float]]:
     """These names, the counts of the kernels, and the units of work of an iteration."""
     with device_of(capability):
         for name, launch in launches_of(call):
-            yield name, counted(compiled(launch, capability), capability), WORKLOADS[call].units(launch)
+            kernel = counted(compiled(launch, capability), capability, workloads.times_of(launch))
+            yield name, kernel, WORKLOADS[call].units(launch)
 
 
 def digests_of(call: str, capability: int) -> dict[str, str]:
@@ -62,23 +66,27 @@ def still_true(record: Record, version: str) -> Record:
 
 
 def record_of(kernel: Kernel, units: float, capability: int) -> Record:
-    """The resources of a kernel and its main loop, per unit of work; the chain is that of an iteration."""
-    main = kernel.main
-    clocks = {unit: round(main.clocks[unit] / units) for unit in UNITS}
+    """The resources of a kernel and of its passes, per unit of work; the chain is that of an iteration. If there are
+    several passes, also what is predicted for one of each."""
+    work, each = kernel.work, [round(one.main.predicted / units) for one in kernel.passes]
+    clocks = {unit: round(work.clocks[unit] / units) for unit in UNITS}
     return {
         "registers": kernel.registers, "shared": kernel.shared, "spills": kernel.spills, "programs": kernel.programs,
-        "barriers": main.kinds["barrier"], "chain": main.chain, "units": units, "clocks": clocks,
-        "predicted": round(main.predicted / units),
-        "peak": round(100 * of_peak(main.products, main.predicted, MACHINES[capability])),
+        "barriers": work.kinds["barrier"], "chain": work.chain, "units": units, "clocks": clocks,
+        "predicted": round(work.predicted / units),
+        "peak": round(100 * of_peak(work.products, work.predicted, MACHINES[capability])),
+        **({"passes": each} if len(each) > 1 else {}),
     }  # fmt: skip
 
 
 def lines_of(name: str, kernel: Kernel, units: float, capability: int) -> Iterator[str]:
-    """A line for the resources of a kernel and one for each of its loops."""
+    """A line for the resources of a kernel and one for each loop of its passes, with how often those are run that are
+    counted."""
     stack = f", {kernel.spills} bytes of stack" if kernel.spills else ""
     yield f"  {name}: {kernel.registers} registers, {kernel.shared} bytes shared, {kernel.programs} per SM{stack}"
-    for loop in kernel.loops:
-        yield ("   *" if loop is kernel.main else "    ") + line_of(loop, units, capability)
+    for each in kernel.passes:
+        for loop in each.loops:
+            yield (f"  {each.times}×" if loop is each.main else "    ") + line_of(loop, units, capability)
 
 
 def line_of(loop: Loop, units: float, capability: int) -> str:
@@ -92,8 +100,8 @@ def calibrated() -> dict[str, Record]:
     """The published kernels: predicted beside published shares of the peak."""
     records = {}
     for name, (launch, low, high) in calibration.PUBLISHED.items():
-        main = counted(compiled(launch, 90), 90).main
-        share = of_peak(main.products, main.predicted, MACHINES[90])
+        work = counted(compiled(launch, 90), 90).work
+        share = of_peak(work.products, work.predicted, MACHINES[90])
         records[name] = {"predicted": round(100 * share), "published": [low, high]}
     return records
 

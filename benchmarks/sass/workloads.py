@@ -40,6 +40,15 @@ class Workload(NamedTuple):
         return sizes["ROWS"] * sizes.get("PARTS", 1) * sizes["KEYS"] / PAIRS
 
 
+def times_of(made: Launch) -> tuple[int, ...]:
+    """How often an iteration of each pass of a kernel is run for its units: in passes over the keys once."""
+    name, sizes = made.kernel.fn.__name__, made.constants
+    if name == "gradient_gates":  # of features at a time: of values, keys, states before, states behind
+        of_keys, of_values = (-(-sizes[width] // sizes["FEATURES"]) for width in "de")
+        return of_values, of_keys, of_keys * of_values, of_keys * of_values
+    return {"backward_tiled": (1, 1), "forward_tiled": (0, 1, 0)}.get(name, (1,))
+
+
 def inputs(dtype: torch.dtype, d: int, tokens: int, items: int) -> Tensor:
     return torch.empty(items, 8, tokens, d, dtype=dtype)
 

@@ -85,7 +85,7 @@ def test_tiny_calls_go_to_what_launches_less(op: str, dtype: torch.dtype, fake: 
 def test_half_types_go_earlier_than_float32(fake: FakeTensorMode) -> None:
     """Gradients in float32 are predicted slower than the generic ones: memory alone decides."""
     limit = math.isqrt(predicted.KEPT // 4 // 8)  # tokens whose weights are still small
-    for op in ("sparsemax_attention", "entmax_attention"):
+    for op in ("softmax_attention", "sigmoid_attention"):
         assert chosen(op, limit) == "triton"
         assert chosen(op, limit, torch.float32) == "generic"
         assert chosen(op, limit + 1, torch.float32) == "triton"
