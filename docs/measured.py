@@ -293,10 +293,11 @@ def fitted() -> str:
 
 
 def goals() -> str:
-    """Calls beside cuDNN's softmax: aimed at, timed before they changed, and predicted."""
+    """Calls beside cuDNN's softmax: aimed at, timed before they changed, and predicted; and which miss their goal."""
     from benchmarks.sass import goals
 
-    return choosing.table(goals.lines(json.loads((RESULTS / "predicted.json").read_text())["capabilities"]["90"]))
+    calls = json.loads((RESULTS / "predicted.json").read_text())["capabilities"]["90"]
+    return f"{choosing.table(goals.lines(calls))}\n{goals.missed(calls)}\n"
 
 
 def plan() -> str:

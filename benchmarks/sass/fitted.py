@@ -8,7 +8,7 @@ linear attention, whose launches take as long as its kernels, is left out.
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,9 +37,9 @@ class Fit(NamedTuple):
     times: float
     wait: float
 
-    def clocks(self, kernels: dict[str, Record]) -> float:
+    def clocks(self, kernels: Iterable[Record]) -> float:
         """Of a unit of work of a call."""
-        return sum(max(self.times * x["predicted"], self.wait * steps_of(x)) for x in kernels.values())
+        return sum(max(self.times * x["predicted"], self.wait * steps_of(x)) for x in kernels)
 
 
 def steps_of(kernel: Record) -> float:
@@ -77,7 +77,7 @@ def fit(calls: dict[str, dict[str, Record]]) -> Fit:
     """The constants whose model is off least."""
     rows = timed()
     tried = [Fit(times, wait) for times in TIMES for wait in WAITS]
-    return min(tried, key=lambda each: off_by(rows, lambda call: each.clocks(calls[call]))[0])
+    return min(tried, key=lambda each: off_by(rows, lambda call: each.clocks(calls[call].values()))[0])
 
 
 def counted() -> dict[str, dict[str, Record]]:
@@ -91,7 +91,7 @@ def lines() -> list[list[str]]:
     calls = counted()
     rows, found, plain = timed(), fit(calls), Fit(1.0, 0.0)
     table = [["call", "tokens", "clocks, timed", "counted", f"{found.times:g} of them, or {found.wait:g} a step"]]
-    models = [lambda call, each=each: each.clocks(calls[call]) for each in (plain, found)]
+    models = [lambda call, each=each: each.clocks(calls[call].values()) for each in (plain, found)]
     table += [
         [row.call, f"{row.tokens:,}", *(f"{x:,.0f}" for x in (row.clocks, *(f(row.call) for f in models)))]
         for row in rows

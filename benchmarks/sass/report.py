@@ -107,17 +107,20 @@ def calibrated() -> dict[str, Record]:
 
 
 def more_than(before: dict[str, Record], now: dict[str, Record]) -> list[str]:
-    """What the kernels of a call ask for beyond what they did: spills, and clocks beyond the slack."""
-    worse = [f"{name} spills {x['spills']} bytes" for name, x in now.items() if x["spills"] > spills(before, name)]
+    """What the kernels of a call ask for beyond what they did: spills, room on a multiprocessor, and clocks beyond the
+    slack."""
+    pairs = [(name, before.get(name, {"spills": 0, "programs": 0}), x) for name, x in now.items()]
+    worse = [f"{name} spills {x['spills']} bytes" for name, old, x in pairs if x["spills"] > old["spills"]]
+    worse += [
+        f"{name}: {x['programs']} programs on a multiprocessor, {old['programs']} before"
+        for name, old, x in pairs
+        if x["programs"] < old["programs"]
+    ]
     for unit in (*UNITS, "predicted"):
-        old, new = cost(before, unit), cost(now, unit)
-        if new > old * SLACK + 8:
-            worse.append(f"{unit}: {new} clocks, {old} before")
+        clocks, most = cost(now, unit), cost(before, unit)
+        if clocks > most * SLACK + 8:
+            worse.append(f"{unit}: {clocks} clocks, {most} before")
     return worse
-
-
-def spills(kernels: dict[str, Record], name: str) -> int:
-    return kernels[name]["spills"] if name in kernels else 0
 
 
 def beyond(calls: dict[str, dict[str, Record]]) -> list[tuple[Budget, int]]:

@@ -11,6 +11,7 @@ import attnkit_reference
 from attnkit.backends.torch.triton import rows as triton_rows
 from attnkit.kernels.triton import rows as kernels
 from attnkit.kernels.triton import sizes
+from benchmarks.sass.goals import STEPS
 
 from .in_interpreter import EPS, agree, draw, inputs
 
@@ -83,8 +84,10 @@ def test_a_row_does_not_see_how_many_steps_its_neighbours_need(
 
 
 @pytest.mark.parametrize("alpha", [2.0, 1.5, 1.3])
-def test_a_threshold_of_many_keys_takes_three_passes(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of normal scores in a half type: each pass sums weights and slopes of every tile, the last one weights alone."""
+def test_a_threshold_of_many_keys_takes_the_steps_that_goals_count(
+    alpha: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of normal scores in a half type: each step sums weights and slopes of every tile, the last pass weights alone."""
     monkeypatch.setattr(sizes, "rows", lambda *of: sizes.Tile(16, 64, 4, 1))
     tiles, summed, sums_of = 16, [], kernels.sums_of
     monkeypatch.setattr(kernels, "sums_of", lambda x: summed.append(x) or sums_of(x))
@@ -92,7 +95,7 @@ def test_a_threshold_of_many_keys_takes_three_passes(alpha: float, monkeypatch: 
     o = triton_rows.attend(OP, q, k, v, alpha=alpha)
     exact = expected(OP, q, k, v, alpha=alpha)
     assert (o - exact).abs().max() <= 2e-3 * exact.abs().max()
-    assert len(summed) <= tiles * (2 * 3 + 1)
+    assert len(summed) <= tiles * (2 * STEPS + 1)
 
 
 WINDOWS = (None, (20, 3))

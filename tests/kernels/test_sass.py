@@ -73,7 +73,12 @@ def test_more_is_noticed(committed: dict[str, Any]) -> None:
     assert report.more_than(before, now) == []
     now["forward"]["spills"] = 8
     now["forward"]["clocks"]["mufu"] = 100
-    assert report.more_than(before, now) == ["forward spills 8 bytes", "mufu: 100 clocks, 0 before"]
+    now["forward"]["programs"] = 1
+    assert report.more_than(before, now) == [
+        "forward spills 8 bytes",
+        "forward: 1 programs on a multiprocessor, 2 before",
+        "mufu: 100 clocks, 0 before",
+    ]
 
 
 def test_a_loop_is_not_what_waits_elsewhere() -> None:
@@ -167,8 +172,8 @@ def test_the_longest_chain_of_products_and_barriers() -> None:
 def test_the_fit_is_better_than_the_counts() -> None:
     calls, rows = fitted.counted(), fitted.timed()
     plain, found = fitted.Fit(1.0, 0.0), fitted.fit(calls)
-    typical, most = fitted.off_by(rows, lambda call: found.clocks(calls[call]))
-    assert typical < 1.25 < 1.35 < fitted.off_by(rows, lambda call: plain.clocks(calls[call]))[0]
+    typical, most = fitted.off_by(rows, lambda call: found.clocks(calls[call].values()))
+    assert typical < 1.25 < 1.35 < fitted.off_by(rows, lambda call: plain.clocks(calls[call].values()))[0]
     assert most < 1.4
 
 
