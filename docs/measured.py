@@ -297,7 +297,7 @@ def goals() -> str:
     from benchmarks.sass import goals
 
     calls = json.loads((RESULTS / "predicted.json").read_text())["capabilities"]["90"]
-    return f"{choosing.table(goals.lines(calls))}\n{goals.missed(calls)}\n"
+    return f"{choosing.table(goals.lines(calls))}\n{goals.describe_missed(calls)}\n"
 
 
 def plan() -> str:

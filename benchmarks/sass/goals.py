@@ -81,7 +81,7 @@ class Found(NamedTuple):
     by_fit: float
 
 
-def found(calls: dict[str, dict[str, Record]]) -> list[Found]:
+def compare(calls: dict[str, dict[str, Record]]) -> list[Found]:
     """Every goal, as it was timed, and is predicted by counts alone and by the fit."""
     seconds = {
         (Cell(**record["cell"]), record["mode"], name): contender["seconds"]["median"]
@@ -99,15 +99,15 @@ def found(calls: dict[str, dict[str, Record]]) -> list[Found]:
 def lines(calls: dict[str, dict[str, Record]]) -> list[list[str]]:
     """A table."""
     table = [["call", "tokens", "goal", "timed before", "predicted by counts", "by the fit"]]
-    for goal, timed, *predicted in found(calls):
+    for goal, timed, *predicted in compare(calls):
         before = "no" if goal.like else f"{timed:.2g}"
         table.append([goal.name, f"{goal.n:,}", f"{goal.aim:g}", before, *(f"{x:.2g}" for x in predicted)])
     return table
 
 
-def missed(calls: dict[str, dict[str, Record]]) -> str:
+def describe_missed(calls: dict[str, dict[str, Record]]) -> str:
     """Which goals are predicted to be missed, in a sentence."""
-    rows = found(calls)
+    rows = compare(calls)
     by_counts, by_fit = (
         [f"{row.goal.name} at {row.goal.n:,} ({value:.2f})" for row, value in zip(rows, values, strict=True)
          if value < row.goal.aim]
