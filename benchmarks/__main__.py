@@ -250,7 +250,7 @@ def count(options: argparse.Namespace) -> int:
         record = report.still_true(known, triton.__version__)
     worse = 0
     for capability in options.capability:
-        chosen = report.changed(record, capability) if options.changed else report.WORKLOADS
+        chosen = report.changed(record, capability) if options.changed else report.COUNTED
         calls = [call for call in chosen if matcher(options.k)(call)]
         if not calls and not options.changed:
             raise ValueError(f"-k {options.k!r} matches no call; one is called 'sigmoid, d = 128'")

@@ -225,7 +225,7 @@ class Prediction(NamedTuple):
     capability: int
 
     def record(self, trial: Trial) -> dict[str, Any]:
-        """The ratio of predicted clocks; what spills more in its main loop than the tile of the table is none."""
+        """The ratio of predicted clocks; what spills more in its loops than the tile of the table is none."""
         try:
             (own, spilled), (clocks, spills) = (
                 clocks_of(each, self.capability) for each in (trial._replace(tile=None), trial)
@@ -233,13 +233,13 @@ class Prediction(NamedTuple):
         except (TritonError, RuntimeError) as error:
             return record_of(trial) | {"fault": f"{type(error).__name__}: {first_line(error)}"}
         if spills > spilled:
-            return record_of(trial) | {"fault": f"spills {spills} times in its main loop"}
+            return record_of(trial) | {"fault": f"spills {spills} times in its loops"}
         return record_of(trial) | {"ratio": [round(own / clocks, 4)] * 3}
 
 
 @lru_cache
 def clocks_of(trial: Trial, capability: int) -> tuple[float, int]:
-    """Predicted clocks for a unit of work, and instructions of a main loop that spill, of the launches of a trial."""
+    """Predicted clocks for a unit of work, and instructions of their loops that spill, of the launches of a trial."""
     with device_of(capability):
         made = launches(trial, 1)
     kernels = [counted(compiled(launch, capability), capability, times_of(launch)) for launch in made]

@@ -9,7 +9,7 @@ from benchmarks.sass import calibration, workloads
 from benchmarks.sass.budgets import BUDGETS, Budget, Record, cost
 from benchmarks.sass.clocks import MACHINES, UNITS, Kernel, Loop, counted, of_peak
 from benchmarks.sass.compiling import compiled, device_of, digest_of
-from benchmarks.sass.workloads import WORKLOADS, Launch
+from benchmarks.sass.workloads import COUNTED, Launch
 
 RESULTS = Path(__file__).parents[1] / "results" / "predicted.json"
 SLACK = 1.03  # of clocks, before they count as more
@@ -19,7 +19,7 @@ BEYOND = 1.05  # of a budget
 def launches_of(call: str) -> Iterator[tuple[str, Launch]]:
     """The names of the kernels that a call spends its time in, from the second launch on with a number, and these."""
     seen = Counter[str]()
-    for launch in WORKLOADS[call].launches():
+    for launch in COUNTED[call].launches():
         if (name := launch.kernel.fn.__name__) not in workloads.BESIDE:
             seen[name] += 1
             yield f"{name} {seen[name]}" if seen[name] > 1 else name, launch
@@ -30,7 +30,7 @@ def kernels_of(call: str, capability: int) -> Iterator[tuple[str, Kernel, float]
     with device_of(capability):
         for name, launch in launches_of(call):
             kernel = counted(compiled(launch, capability), capability, workloads.times_of(launch))
-            yield name, kernel, WORKLOADS[call].units(launch)
+            yield name, kernel, COUNTED[call].units(launch)
 
 
 def digests_of(call: str, capability: int) -> dict[str, str]:
@@ -44,7 +44,7 @@ def changed(record: Record, capability: int) -> list[str]:
     known = record["capabilities"].get(str(capability), {})
     return [
         call
-        for call in WORKLOADS
+        for call in COUNTED
         if digests_of(call, capability) != {name: x.get("source") for name, x in known.get(call, {}).items()}
     ]
 
@@ -61,7 +61,7 @@ def counts_of(call: str, capability: int) -> tuple[dict[str, Record], list[str]]
 def still_true(record: Record, version: str) -> Record:
     """The counts of a record that are of a call that there is; none if another version of Triton counted."""
     capabilities = record["capabilities"] if record.get("triton") == version else {}
-    kept = {name: {call: x for call, x in calls.items() if call in WORKLOADS} for name, calls in capabilities.items()}
+    kept = {name: {call: x for call, x in calls.items() if call in COUNTED} for name, calls in capabilities.items()}
     return record | {"triton": version, "capabilities": kept}
 
 
@@ -136,9 +136,9 @@ def committed() -> Record:
 
 
 def write(record: Record, path: Path = RESULTS) -> Path:
-    """Calls in the order of `WORKLOADS`."""
+    """Calls in the order of `COUNTED`."""
     ordered = {
-        capability: {call: calls[call] for call in WORKLOADS if call in calls}
+        capability: {call: calls[call] for call in COUNTED if call in calls}
         for capability, calls in record["capabilities"].items()
     }
     path.write_text(json.dumps(record | {"capabilities": ordered}, indent=1) + "\n")

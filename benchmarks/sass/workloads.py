@@ -49,8 +49,9 @@ def times_of(made: Launch) -> tuple[int, ...]:
     return {"backward_tiled": (1, 1), "forward_tiled": (0, 1, 0)}.get(name, (1,))
 
 
-def inputs(dtype: torch.dtype, d: int, tokens: int, items: int) -> Tensor:
-    return torch.empty(items, 8, tokens, d, dtype=dtype)
+def inputs(dtype: torch.dtype, d: int, tokens: int, items: int, packed: bool = False) -> Tensor:
+    """Heads first; packed sequences have no axis of items."""
+    return torch.empty(*(() if packed else (items,)), 8, tokens, d, dtype=dtype)
 
 
 def gradients_of(**arrays: Tensor) -> dict[str, Tensor]:
@@ -62,7 +63,7 @@ def forward(dtype: torch.dtype, d: int, **options: Any) -> Workload:
     """Point-wise attention."""
 
     def launches(items: int) -> list[Launch]:
-        q = inputs(dtype, d, 1024, items)
+        q = inputs(dtype, d, 1024, items, "edges_q" in options)
         return launch.forward_launches(q, q, q, torch.empty_like(q), launch.call_of(q, q, q, **options))
 
     return Workload(launches, "pairs")
@@ -72,7 +73,7 @@ def backward(dtype: torch.dtype, d: int, tokens: int = 1024, **options: Any) -> 
     """dq, dk and dv of point-wise attention."""
 
     def launches(items: int) -> list[Launch]:
-        q = inputs(dtype, d, tokens, items)
+        q = inputs(dtype, d, tokens, items, "edges_q" in options)
         grads = gradients_of(q=q, k=q, v=q)
         return launch.backward_launches(q, q, q, q, grads, launch.call_of(q, q, q, **options))
 
@@ -115,7 +116,7 @@ def normalised(dtype: torch.dtype, d: int, op: Callable[..., Any], tokens: int =
     """Softmax, forgetting attention or entmax."""
 
     def launches(items: int) -> list[Launch]:
-        q = inputs(dtype, d, tokens, items)
+        q = inputs(dtype, d, tokens, items, "edges_q" in options)
         call = of_rows.call_of(op.__name__, arguments_of(op, q) | options)
         rows = torch.empty(of_rows.row_numbers(call.a.leading, tokens, of_rows.alpha_of(op.__name__, options)))
         return [of_rows.forward_launch(q, q, q, torch.empty_like(q), None, rows, call)]
@@ -129,7 +130,7 @@ def normalised_backward(
     """Their gradients."""
 
     def launches(items: int) -> list[Launch]:
-        q = inputs(dtype, d, tokens, items)
+        q = inputs(dtype, d, tokens, items, "edges_q" in options)
         call = of_rows.call_of(op.__name__, arguments_of(op, q) | options)
         rows = torch.empty(of_rows.row_numbers(call.a.leading, tokens, of_rows.alpha_of(op.__name__, options)))
         sums = None if call.fade is None else of_rows.room_for_sums(q, call)
@@ -203,7 +204,7 @@ def linear(
     """Linear attention or its gradients, of at least so many sequences, `resumed` from a state."""
 
     def launches(items: int) -> list[Launch]:
-        q, state = inputs(dtype, d, 4096, max(items, least)), None
+        q, state = inputs(dtype, d, 4096, max(items, least), "edges_q" in options), None
         if resumed:
             state = inputs(torch.float32, d, d, len(q)), torch.empty(len(q), 8, d)
         setting = linear_launch.setting(q, q, q, **options, initial_S=state and state[0])
@@ -307,3 +308,36 @@ WORKLOADS: dict[str, Workload] = {
     "cosine, causal, gradients": features(BF16, 64, True, floor=True),
 }
 """bfloat16 and head size 64 where a name says nothing else."""
+
+
+def edges(*ends: int) -> dict[str, Any]:
+    """The options of packed sequences."""
+    return dict.fromkeys(("edges_q", "edges_k"), torch.tensor([0, *ends]))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "lengths": {"key_lengths": torch.full((1, 1), 700)},
+    "mask": {"mask": torch.ones(1024, 1024, dtype=torch.bool)},
+    "packed": edges(100, 1024),
+}
+OTHERS: dict[str, Workload] = {
+    "sigmoid, gradients, d = 128": backward(BF16, 128, activation="sigmoid"),
+    "gelu, gradients, d = 128": backward(BF16, 128, activation="gelu"),
+    "gaussian, gradients, d = 128": backward(BF16, 128, **GAUSSIAN),
+    "softmax, gradients, d = 128": normalised_backward(BF16, 128, softmax_attention),
+    "entmax, gradients, d = 128": normalised_backward(BF16, 128, entmax_attention, alpha=1.5),
+    "linear, gradients, d = 128": linear(BF16, 128, True),
+    **{f"relu, {name}": forward(BF16, 64, **options) for name, options in OPTIONS.items()},
+    **{f"relu, {name}, gradients": backward(BF16, 64, **options) for name, options in OPTIONS.items()},
+    **{f"softmax, {name}": normalised(BF16, 64, softmax_attention, **options) for name, options in OPTIONS.items()},
+    **{
+        f"softmax, {name}, gradients": normalised_backward(BF16, 64, softmax_attention, **options)
+        for name, options in OPTIONS.items()
+    },
+    "linear, causal, lengths": linear(BF16, 64, least=32, causal=True, **OPTIONS["lengths"]),
+    "linear, causal, lengths, gradients": linear(BF16, 64, True, causal=True, **OPTIONS["lengths"]),
+    "linear, causal, packed": linear(BF16, 64, causal=True, **edges(100, 4096)),
+    "linear, causal, packed, gradients": linear(BF16, 64, True, causal=True, **edges(100, 4096)),
+}
+"""Counted beside `WORKLOADS`, whose tiles they have."""
+COUNTED = WORKLOADS | OTHERS

@@ -93,7 +93,7 @@ def test_a_trial_is_predicted_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tiles, "clocks_of", lambda trial, capability: clocks[trial.tile])
     assert tiles.Prediction(90).record(RELU)["ratio"] == [1.2, 1.2, 1.2]
     clocks[RELU.tile] = (500.0, 16)
-    assert tiles.Prediction(90).record(RELU)["fault"] == "spills 16 times in its main loop"
+    assert tiles.Prediction(90).record(RELU)["fault"] == "spills 16 times in its loops"
 
 
 def test_predicted_clocks_are_those_that_are_counted() -> None:

@@ -12,7 +12,7 @@ from benchmarks.sass import clocks, compiling, fitted, report, workloads
 from benchmarks.sass import instructions as machine_code
 from benchmarks.sass.clocks import MACHINES, Loop, Pass, tensor_work
 from benchmarks.sass.instructions import Instruction, blocks_of, counted_loops, dominators, longest_chain
-from benchmarks.sass.workloads import WORKLOADS
+from benchmarks.sass.workloads import COUNTED
 
 from .selection import later
 from .spills import MEMORY
@@ -32,7 +32,7 @@ def committed() -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("call", "capability"),
-    [(call, 90) if call in QUICK else later(call, 90) for call in WORKLOADS] + [later(call, 80) for call in WORKLOADS],
+    [(call, 90) if call in QUICK else later(call, 90) for call in COUNTED] + [later(call, 80) for call in COUNTED],
 )
 def test_nothing_spills_more_or_costs_more_than_what_is_committed(
     call: str, capability: int, committed: dict[str, Any]
@@ -46,12 +46,12 @@ def test_nothing_spills_more_or_costs_more_than_what_is_committed(
 def test_what_is_committed_was_counted_of_these_kernels(capability: int, committed: dict[str, Any]) -> None:
     """Code, constants, types and tiles; if not, `python -m benchmarks sass --changed` counts these calls again."""
     assert report.changed({"capabilities": committed}, capability) == []
-    assert [*committed[str(capability)]] == [*WORKLOADS]
+    assert [*committed[str(capability)]] == [*COUNTED]
 
 
 def test_a_kernel_that_changed_is_named(committed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """An edit of a function that a kernel calls; a call that was never counted."""
-    monkeypatch.setattr(report, "WORKLOADS", {call: WORKLOADS[call] for call in ("relu", "sigmoid", "softmax")})
+    monkeypatch.setattr(report, "COUNTED", {call: COUNTED[call] for call in ("relu", "sigmoid", "softmax")})
     assert report.changed({"capabilities": committed}, 90) == []
     known = {call: kernels for call, kernels in committed["90"].items() if call != "relu"}
     assert report.changed({"capabilities": {"90": known}}, 90) == ["relu"]
@@ -104,11 +104,11 @@ def test_products_outside_of_the_loops_that_are_counted_are_an_error(monkeypatch
     """If no loop multiplies, the kernel is counted from its start to its end."""
     product = Instruction("HMMA.16816.F32", "HMMA.16816.F32 R4, R8, R2, R4")
     add, back = Instruction("FADD", "FADD R1, R1, R1"), Instruction("BRA", "@P0 BRA `(.L_x_1)")
-    codes = {"outside": [product, *[add] * 6, product, back], "once": [product, *[add] * 7, back]}
-    monkeypatch.setattr(machine_code, "instructions", lambda name: (codes[name], {"L_x_1": 1}))
+    codes = {b"outside": [product, *[add] * 6, product, back], b"once": [product, *[add] * 7, back]}
+    monkeypatch.setattr(machine_code, "instructions", lambda cubin: (codes[cubin], {"L_x_1": 1}))
     with pytest.raises(AssertionError, match="outside of the loops"):
-        machine_code.inner_loops("outside")
-    assert machine_code.inner_loops("once") == [codes["once"]]
+        machine_code.inner_loops(b"outside")
+    assert machine_code.inner_loops(b"once") == [codes[b"once"]]
 
 
 def test_passes_are_those_declared() -> None:
@@ -142,7 +142,7 @@ def test_every_product_of_a_kernel_of_several_passes_is_counted(call: str, name:
     with compiling.device_of(90):
         kernel = compiling.compiled(launch, 90)
     counts = clocks.counted(kernel, 90, workloads.times_of(launch))
-    assert counts.work.products == products * WORKLOADS[call].units(launch)
+    assert counts.work.products == products * COUNTED[call].units(launch)
     with pytest.raises(AssertionError, match="are not 1 passes"):
         clocks.counted(kernel, 90)
 
