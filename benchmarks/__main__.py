@@ -56,6 +56,7 @@ def environment(device: str) -> dict[str, Any]:
         "numpy": np.__version__,
         "torch": torch.__version__,
         "attnkit": attnkit.__version__,
+        "native": attnkit.native_status().level,
         **versions(),
     }
 
@@ -157,7 +158,6 @@ def every_form(options: argparse.Namespace) -> int:
     if options.rounds < 2:
         raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
     about = environment("cpu") | {"rounds": options.rounds, "load_before": os.getloadavg()}
-    about |= {"native": attnkit.native_status().level}
     path, rows = options.out or RESULTS / "forms-cpu.json", list[dict[str, Any]]()
     for threads in options.threads:
         for row in forms.measure(options.rounds, threads, matcher(options.k)):
@@ -177,7 +177,7 @@ def training_steps(options: argparse.Namespace) -> int:
 
     if options.rounds < 2:
         raise ValueError(f"--rounds must be at least 2, got {options.rounds}")
-    about = {"rounds": options.rounds, "load_before": os.getloadavg(), "native": attnkit.native_status().level}
+    about = {"rounds": options.rounds, "load_before": os.getloadavg()}
     rows = [row for threads in options.threads for row in training.measure(options.rounds, threads)]
     print("\n".join(map(training.line, rows)))
     about["load_after"] = os.getloadavg()
