@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 KEYS_AND_VALUES, OF_FEATURES = "$n (d + e)$", "$f (e + 1)$"
 ROWS = (
-    Row("softmax", "softmax_attention", "torch's own kernel", ("softmax", "transformer"), KEYS_AND_VALUES, "softmax"),
+    Row("softmax", "softmax_attention", "", ("softmax", "transformer"), KEYS_AND_VALUES, "softmax"),
     Row("relu, α = 1", "pointwise_attention", "relu, α = 1", ("relu, α = 1", "relu"), KEYS_AND_VALUES, "relu"),
     Row("ReLUFormer", "reluformer_attention", "", ("ReLUFormer", "relu, scaled"), KEYS_AND_VALUES),
     Row("sigmoid", "sigmoid_attention", "", (), KEYS_AND_VALUES, "sigmoid"),

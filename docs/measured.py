@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby, product
@@ -23,7 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 REPORTS = ROOT / "docs" / "reports"
 DEVICE = "intel-xeon-processor"
 FILES = {"NumPy": f"{DEVICE}-numpy.json", "torch": f"{DEVICE}.json", "JAX": f"{DEVICE}-jax.json"}
-SOFTMAX = {"torch": "sdpa flash"}  # torch's own attention is the softmax that attnkit serves there
+SOFTMAX = {"torch": "sdpa flash"}  # torch's own attention, timed beside each op
 TRAINED = ("000-fig2-cpu", "001-table2-cpu")
 LENGTHS = (1024, 4096)
 TRITON, PEAK = "attnkit triton", 989e12  # dense products of bfloat16 on an H100
@@ -71,9 +72,10 @@ def speed() -> str:
 
 
 def variants() -> str:
-    """Every variant at two lengths: times and how many times faster than softmax of the same form."""
+    """Every variant at two lengths: times and how many times as fast as torch's softmax of the same form."""
     groups: dict[tuple[str, bool, str], dict[tuple[int, str], dict[str, Any]]] = {}
-    for row in json.loads((RESULTS / "variants-cpu.json").read_text())["rows"]:
+    found = json.loads((RESULTS / "variants-cpu.json").read_text())
+    for row in found["rows"]:
         groups.setdefault((row["op"], row["causal"], row["options"]), {})[row["n"], row["mode"]] = row
     lengths = sorted({n for by in groups.values() for n, _ in by})
     lines = [["op", *(f"n = {n}: {head}" for n in lengths for head in ("forward", "with gradients", "MiB"))]]
@@ -85,7 +87,20 @@ def variants() -> str:
             cells += [f"{row['seconds']['median'] * 1e3:.0f} ms, {row['ratio']['median']:.2g}×" for row in both]
             cells.append(f"{both[1]['peak_mebibytes']:.0f}")
         lines.append(cells)
-    return choosing.table(lines)
+    return f"{origin(**found)}\n{choosing.table(lines)}"
+
+
+def origin(environment: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """The machine and the programs of a run, and how far its rounds lay apart."""
+    e = environment
+    times = [row["seconds"] for row in rows if row["rounds"] > 1]
+    spreads = [100 * (x["upper"] - x["lower"]) / x["median"] for x in times]
+    machine = (
+        f"{e['device']}, {e['threads']} threads, CPU library {e.get('native', 'not recorded')}, torch {e['torch']}"
+    )
+    middle, most = statistics.median(spreads), max(spreads)
+    spread = f"interquartile range {middle:.1f} % of the median for the median row, {most:.0f} % at most"
+    return f"{machine}; medians of {e['rounds']} rounds, {spread}.\n"
 
 
 def forms() -> str:

