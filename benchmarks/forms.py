@@ -1,6 +1,7 @@
 """The CPU library in every form beside torch's softmax of the same form and dtype, and what each is meant to reach.
 
-Groups of calls take turns with their baseline, which is the generic body for attention through landmarks: arrays are
+Groups of calls take turns with their baseline, which is the generic body for attention through landmarks; for variants
+since 2023 it is attnkit's own softmax or linear attention, a loop of torch, or fla's plain functions. Arrays are
 (1, 8, n, 64) in float32 where nothing else is said, entmax has α = 1.5. `aim` is the ratio that was aimed at; above 1:
 faster than the baseline. Correctness is judged by attnkit_conformance.
 """
@@ -14,12 +15,14 @@ import jax
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attnkit
 from attnkit._core.typing import AnyFunction
 from attnkit.nn import MultiHeadAttention
 from benchmarks.compare import AT_LEAST
+from benchmarks.recurrences import recurrences
 from benchmarks.timing import Call, ratio, repeats_for, rounds_of, summary
 
 LENGTHS = (1024, 4096)
@@ -29,12 +32,14 @@ RELU, SOFTMAX = attnkit.pointwise_attention, attnkit.softmax_attention
 SIGMOID, GAUSSIAN = attnkit.sigmoid_attention, attnkit.gaussian_attention
 SPARSEMAX, ENTMAX = attnkit.sparsemax_attention, attnkit.entmax_attention
 SOFTPICK, STICK_BREAKING = attnkit.softpick_attention, attnkit.stick_breaking_attention
-FORGETTING = attnkit.forgetting_attention
+FORGETTING, SSMAX = attnkit.forgetting_attention, attnkit.ssmax_attention
 LINEAR, EFFICIENT = attnkit.linear_attention, attnkit.efficient_attention
 NYSTROM, SOFT = attnkit.nystrom_attention, attnkit.soft_attention
 VIT = (16, 6, 197, 64)
 LAYERS = 12
+SINCE = "since 2023"
 Attend = Callable[..., Any]
+COMPILE: Callable[[Attend], Attend] = partial(torch.compile, dynamic=False)
 
 
 class Form(NamedTuple):
@@ -77,19 +82,58 @@ def plain(n: int, causal: bool, mode: str) -> Group:
         SOFTMAX: 1.1,
         SIGMOID: 1.1,
         GAUSSIAN: 1.1,
-        SOFTPICK: 0.8,
         SPARSEMAX: None if causal else 3.0 if both else 1.4,
         ENTMAX: None if causal else 2.3 if both else 1.3 if n > LENGTHS[0] else 1.05,
     }
     if causal and n == LENGTHS[-1]:
         aims |= {LINEAR: 10.0 if both else 12.0, EFFICIENT: 3.0}
     forms = {op.__name__: Form(call(partial(op, **options), arrays, mode), aim) for op, aim in aims.items()}
-    if causal:  # itself
-        gates = torch.nn.functional.logsigmoid(torch.randn(8, n) + 3.0)
-        forms[STICK_BREAKING.__name__] = Form(call(STICK_BREAKING, arrays, mode), 0.5)
-        forms[FORGETTING.__name__] = Form(call(FORGETTING, [*arrays[:3], gates, arrays[3]], mode), 0.9)
     title = f"n = {n}{', causal' if causal else ''}, {mode}"
     return Group(title, "SDPA", call(partial(sdpa, is_causal=causal), arrays, mode), forms)
+
+
+def kin(n: int, causal: bool, mode: str) -> Group:
+    """What changes the rows of softmax, beside attnkit's own: heads learn a sink or a slope, tokens have gates."""
+    options: dict[str, Any] = {"causal": True} if causal else {}
+    *qkv, do = arrays = draw(1, 8, n, 64)
+
+    def of(name: str, attend: Attend, number: Tensor) -> Call:
+        return call(lambda q, k, v, x: attend(q, k, v, **{name: x}, **options), [*qkv, number, do], mode)
+
+    forms = {
+        "softmax_attention(sink=)": Form(of("sink", SOFTMAX, torch.zeros(8)), 0.9),
+        "ssmax_attention(slope=)": Form(of("slope", SSMAX, torch.ones(8)), 0.9),
+        SOFTPICK.__name__: Form(call(partial(SOFTPICK, **options), arrays, mode), 0.8),
+    }
+    if causal:  # itself
+        forms[FORGETTING.__name__] = Form(call(FORGETTING, [*qkv, logsigmoid(torch.randn(8, n) + 3.0), do], mode), 0.9)
+        forms[STICK_BREAKING.__name__] = Form(call(STICK_BREAKING, arrays, mode), 0.5)
+    forms["SDPA"] = Form(call(partial(sdpa, is_causal=causal), arrays, mode))
+    softmax = call(partial(SOFTMAX, **options), arrays, mode)
+    return Group(f"{SINCE}, n = {n}{', causal' if causal else ''}, {mode}", SOFTMAX.__name__, softmax, forms)
+
+
+def beside_others(n: int, mode: str) -> Iterator[Group]:
+    """Sums that fade beside plain ones; recurrences beside a loop of torch, and beside fla's chunks, compiled too."""
+    q, k, v, do = draw(1, 8, n, 64)
+    decay = logsigmoid(torch.randn(8, n, generator=torch.Generator().manual_seed(0)))
+    title, title_compiled = f"{SINCE}, n = {n}, causal, {mode}", f"{SINCE}, compiled, n = {n}, causal, {mode}"
+
+    def fading(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
+        return LINEAR(q, k, v, causal=True, log_decay=log_decay)
+
+    forms = {"linear_attention(log_decay=)": Form(call(fading, [q, k, v, decay, do], mode), 0.9)}
+    yield Group(title, LINEAR.__name__, call(partial(LINEAR, causal=True), [q, k, v, do], mode), forms)
+    for name, attend, others, loop, chunks, unrollable in recurrences(n):
+        arrays = [q, torch.nn.functional.normalize(k, dim=-1), v, *others, do]
+        form = Form(call(attend, arrays, mode), 8.0)
+        yield Group(title, f"a loop: {name}", call(loop, arrays, mode), {name: form})
+        if chunks is not None:
+            forms = {name: form._replace(aim=1.0)}
+            yield Group(title, f"fla's chunks: {name}", call(chunks, arrays, mode), forms)
+            if unrollable:
+                unrolled = call(COMPILE(chunks), arrays, mode)
+                yield Group(title_compiled, f"fla's chunks, compiled: {name}", unrolled, forms)
 
 
 def behind(mode: str) -> Group:
@@ -272,8 +316,11 @@ def groups() -> Iterator[Group]:
     for n in LENGTHS:
         for causal in (False, True):
             yield from (plain(n, causal, mode) for mode in (FORWARD, BOTH))
+            yield from (kin(n, causal, mode) for mode in (FORWARD, BOTH))
         for mode in (FORWARD, BOTH):
             yield from landmarks(n, mode)
+    for mode in (FORWARD, BOTH):
+        yield from beside_others(LENGTHS[-1], mode)
     yield from (behind(mode) for mode in (FORWARD, BOTH))
     yield activations()
     yield from (images(mode) for mode in (FORWARD, BOTH))

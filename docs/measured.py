@@ -113,7 +113,7 @@ def forms() -> str:
     for (title, against, form), by in groups.items():
         aim = next(iter(by.values()))["aim"]
         cells = [cell(by[n], aim) if n in by else "–" for n in threads]
-        lines.append([title, f"`{form}`" if form.endswith("_attention") else form, against, *cells, number(aim)])
+        lines.append([title, f"`{form}`" if "_attention" in form else form, against, *cells, number(aim)])
     return choosing.table(lines)
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from benchmarks import forms
 from benchmarks.__main__ import main
@@ -14,6 +15,7 @@ def small(monkeypatch):
     monkeypatch.setattr(forms, "CACHES", (16, 32))
     monkeypatch.setattr(forms, "VIT", (2, 2, 17, 8))
     monkeypatch.setattr(forms, "LAYERS", 2)
+    monkeypatch.setattr(forms, "COMPILE", lambda function: function)
     monkeypatch.setattr(forms, "AT_LEAST", 1e-5)
 
 
@@ -31,6 +33,20 @@ def test_forms_give_what_their_baselines_give():
         for name, form in group.forms.items():
             assert "sums" in group.against or size(form.call()) == golden, (group.title, name)
     assert len(titles) == len(set(titles))
+
+
+@pytest.mark.parametrize("mode", [forms.FORWARD, forms.BOTH])
+def test_loops_and_chunks_of_others_compute_what_recurrent_ops_do(mode):
+    found = [group for group in forms.beside_others(32, mode) if group.against != "linear_attention"]
+    assert len(found) == 9
+    for group in found:
+        (form,) = group.forms.values()
+        for golden, ours in zip(results(group.baseline()), results(form.call()), strict=True):
+            torch.testing.assert_close(ours, golden, rtol=1e-4, atol=1e-4)
+
+
+def results(found):
+    return [found] if isinstance(found, torch.Tensor) else found
 
 
 def test_forms_are_timed_beside_their_baseline(tmp_path, capsys, monkeypatch):
