@@ -103,10 +103,10 @@ def origin(environment: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     return f"{machine}; medians of {e['rounds']} rounds, {spread}.\n"
 
 
-def forms() -> str:
-    """The CPU library in every form: milliseconds, speed relative to the baseline, and what was aimed at."""
+def forms(file: str) -> str:
+    """The CPU library in every form of a file: milliseconds, speed relative to the baseline, and what was aimed at."""
     groups: dict[tuple[str, str, str], dict[int, dict[str, Any]]] = {}
-    for row in json.loads((RESULTS / "forms-cpu.json").read_text())["rows"]:
+    for row in json.loads((RESULTS / file).read_text())["rows"]:
         groups.setdefault((row["title"], row["against"], row["form"]), {})[row["threads"]] = row
     threads = sorted({n for by in groups.values() for n in by})
     lines = [["form", "op", "beside", *(f"{n} thread{'s' if n > 1 else ''}" for n in threads), "aim"]]
@@ -342,7 +342,8 @@ def cells_of(recipe: Recipe, study: Any) -> list[Any]:
 TABLES = {
     "quality": choosing.trained, "choice": choosing.choice, "plan": plan, "repeated": repeated,
     "gpu": gpu, "verdicts": verdicts, "unjudged": unjudged,
-    "speed": speed, "variants": variants, "forms": forms, "long_sequences": long_sequences, "trained": trained,
+    "speed": speed, "variants": variants, "forms": partial(forms, "forms-cpu.json"),
+    "since_2023": partial(forms, "forms-since-2023-cpu.json"), "long_sequences": long_sequences, "trained": trained,
     "predicted": predicted, "predicted_and_measured": predicted_and_measured, "kept": kept, "taken": taken_at,
     "budgets": budgets, "calibration": calibration, "fitted": fitted, "goals": goals,
 }  # fmt: skip

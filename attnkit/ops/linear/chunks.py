@@ -66,6 +66,11 @@ class Fades(NamedTuple):
     whole: OfLibrary  # (..., 1, w): of all tokens
 
 
+def fade(x: Array, factor: Factor) -> Array:
+    """x times a factor of `Fades`; a product with 1 would be a pass over x for nothing."""
+    return x if isinstance(factor, float) else x * factor
+
+
 def fades(xp: Namespace, g: Array | None) -> Fades:
     if g is None:
         return Fades(1.0, 1.0, 1.0)

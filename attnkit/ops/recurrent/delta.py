@@ -10,7 +10,7 @@ from typing import NamedTuple, Unpack
 from attnkit._core.quadratic import sum_to
 from attnkit._core.special import folded
 from attnkit._core.typing import AnyFunction, Array, Factor, Impl, Keywords, Namespace, Results
-from attnkit.ops.linear.chunks import Fades, fades, inverse, products, pull_products, sums_before, sums_from
+from attnkit.ops.linear.chunks import Fades, fade, fades, inverse, products, pull_products, sums_before, sums_from
 from attnkit.ops.linear.states import State
 from attnkit.ops.recurrent.record import Call, Recurrent, Tokens, op, step_of, step_vjp_of, vjp_of
 
@@ -25,7 +25,7 @@ class _Chunks(NamedTuple):
     """What all chunks have before any state is known."""
 
     f: Fades
-    keys: Array  # (..., chunks, size, size): k·k of pairs
+    keys: Array  # (..., chunks, size, size): k·k of pairs, read below the diagonal
     pairs: Array  # (..., chunks, size, size): q·k of pairs
     inverse: Array  # (..., chunks, size, size)
     k_within: Array  # (..., chunks, size, d)
@@ -37,52 +37,48 @@ class _Chunks(NamedTuple):
 def _chunks(xp: Namespace, m: Call) -> _Chunks:
     g = m.gate("log_decay")
     f = fades(xp, g)
-    keys = products(xp, m.k, m.k, g)
+    keys = m.k @ m.k.mT if g is None else products(xp, m.k, m.k, g)
     inverted = inverse(xp, m.gates["beta"] * keys)
     pairs = products(xp, m.q, m.k, g)
     lead = (*m.first.shape[:-2], m.k.shape[-3])
-    return _Chunks(f, keys, pairs, inverted, m.k * f.within, m.k * f.until, m.q * f.within, lead)
+    return _Chunks(f, keys, pairs, inverted, fade(m.k, f.within), fade(m.k, f.until), fade(m.q, f.within), lead)
 
 
 def _folded(
     xp: Namespace, c: _Chunks, step: AnyFunction, first: Array, *parts: Array, backwards: bool = False
 ) -> tuple[Array, tuple[Array, ...]]:
     """step(S, whole, *parts) for one chunk after another; whole is what all its tokens leave of a state."""
-    whole = c.f.whole if isinstance(c.f.whole, float) else c.f.whole.mT
-    every = parts if isinstance(whole, float) else (whole, *parts)
-    wide = tuple(xp.broadcast_to(x, (*c.lead, *x.shape[-2:])) for x in every)
-    if isinstance(whole, float):
-        return folded(xp, lambda S, *own: step(S, whole, *own), first, wide, backwards)
-    return folded(xp, step, first, wide, backwards)
+    if isinstance(c.f.whole, float):
+        return folded(xp, lambda S, *own: step(S, 1.0, *own), first, parts, backwards)
+    return folded(xp, step, first, (c.f.whole.mT, *parts), backwards)
 
 
-def _run(xp: Namespace, m: Call, c: _Chunks) -> tuple[Array, Array, Array]:
-    """The state before each chunk, the corrections of each, and the last state."""
-    beta = m.gates["beta"]
-    wanted, held = c.inverse @ (beta * m.v), c.inverse @ (beta * c.k_within)
+def _run(xp: Namespace, m: Call, c: _Chunks, outputs: AnyFunction, *parts: Array) -> tuple[Array, tuple[Array, ...]]:
+    """The last state, and outputs(S, u, *parts) of each chunk from the state before it and its corrections."""
+    scaled = c.inverse * m.gates["beta"].mT
+    wanted, held = scaled @ m.v, scaled @ c.k_within
 
-    def step(S: Array, whole: Factor, wanted: Array, held: Array, k: Array) -> tuple[Array, tuple[Array, Array]]:
+    def step(S: Array, whole: Factor, wanted: Array, held: Array, k: Array, *own: Array) -> Results:
         u = wanted - held @ S
-        return S * whole + k @ u, (S, u)
+        return fade(S, whole) + k @ u, outputs(S, u, *own)
 
     if not wanted.shape[-3]:
         none = m.first[..., None, :, :][..., :0, :, :]
-        return none, wanted, m.first + xp.sum(c.k_until.mT @ wanted, axis=-3)
-    last, (states, u) = _folded(xp, c, step, m.first, wanted, held, c.k_until.mT)
-    return states, u, last
+        return m.first + xp.sum(c.k_until.mT @ wanted, axis=-3), outputs(none, wanted, *parts)
+    return _folded(xp, c, step, m.first, wanted, held, c.k_until.mT, *parts)
 
 
 def forward(xp: Namespace, m: Call) -> tuple[Array, Array]:
     """Pairs of queries and corrections of a chunk, and what the state before it gives."""
     c = _chunks(xp, m)
-    states, u, last = _run(xp, m, c)
-    return c.pairs @ u + c.q_within @ states, last
+    last, (o,) = _run(xp, m, c, lambda S, u, pairs, q: (pairs @ u + q @ S,), c.pairs, c.q_within)
+    return o, last
 
 
 def backward(xp: Namespace, m: Call, do: Array, dstate: Array) -> Keywords:
     """The transposes of `forward`, from the last chunk to the first."""
     g, beta, c = m.gate("log_decay"), m.gates["beta"], _chunks(xp, m)
-    states, u, _ = _run(xp, m, c)
+    _, (states, u) = _run(xp, m, c, lambda S, u: (S, u))
     size, (d, e) = m.k.shape[-2], m.first.shape[-2:]
     du = sum_to(xp, c.pairs.mT @ do, (*c.lead, size, e))
     drawn = sum_to(xp, c.q_within.mT @ do, (*c.lead, d, e))
@@ -91,7 +87,7 @@ def backward(xp: Namespace, m: Call, do: Array, dstate: Array) -> Keywords:
 
     def step(R: Array, whole: Factor, du: Array, drawn: Array, k: Array, transposed: Array, held: Array) -> Results:
         db = transposed @ (du + k @ R)
-        return R * whole + drawn - held @ db, (R, db)
+        return fade(R, whole) + drawn - held @ db, (R, db)
 
     held = (beta * c.k_within).mT
     R, (after, db) = _folded(xp, c, step, dstate, du, drawn, c.k_until, c.inverse.mT, held, backwards=True)
@@ -100,8 +96,8 @@ def backward(xp: Namespace, m: Call, do: Array, dstate: Array) -> Keywords:
     de, da = beta * db, -xp.tril(db @ u.mT, k=-1)
     of_keys = pull_products(xp, m.k, m.k, g, beta * da, c.keys)
     of_pairs = pull_products(xp, m.q, m.k, g, do @ u.mT, c.pairs)
-    through_q = (do @ states.mT) * c.f.within
-    through_k, until_k = -(de @ states.mT) * c.f.within, (u @ after.mT) * c.f.until
+    through_q = fade(do @ states.mT, c.f.within)
+    through_k, until_k = -fade(de @ states.mT, c.f.within), fade(u @ after.mT, c.f.until)
     wide = (*c.lead, size, d)
     grads = {
         "q": of_pairs.x + through_q,
@@ -147,7 +143,7 @@ def delta_attention(
     *,
     log_decay: Array | None = None,
     causal: bool = True,
-    chunk_size: int = 64,
+    chunk_size: int = 32,
     initial_state: State | None = None,
     return_state: bool = False,
     impl: Impl = "auto",
