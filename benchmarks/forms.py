@@ -127,13 +127,13 @@ def beside_others(n: int, mode: str) -> Iterator[Group]:
     for name, attend, others, loop, chunks, unrollable in recurrences(n):
         arrays = [q, torch.nn.functional.normalize(k, dim=-1), v, *others, do]
         form = Form(call(attend, arrays, mode), 8.0)
-        yield Group(title, f"a loop: {name}", call(loop, arrays, mode), {name: form})
+        yield Group(title, "a loop of torch", call(loop, arrays, mode), {name: form})
         if chunks is not None:
             forms = {name: form._replace(aim=1.0)}
-            yield Group(title, f"fla's chunks: {name}", call(chunks, arrays, mode), forms)
+            yield Group(title, "fla's chunks", call(chunks, arrays, mode), forms)
             if unrollable:
                 unrolled = call(COMPILE(chunks), arrays, mode)
-                yield Group(title_compiled, f"fla's chunks, compiled: {name}", unrolled, forms)
+                yield Group(title_compiled, "fla's chunks, compiled", unrolled, forms)
 
 
 def behind(mode: str) -> Group:
@@ -373,7 +373,7 @@ def wait() -> None:
 
 def line(row: dict[str, Any]) -> str:
     """One row of the table."""
-    name = f"{row['title']:44} {row['form']:26}{row['threads']} threads"
+    name = f"{row['title']:51} {row['form']:36}{row['threads']} threads"
     median, aim = row["ratio"]["median"], row["aim"]
     about = "" if aim is None else f"  aim {aim:.2f}{'' if median >= aim else ', missed'}"
     return f"{name}{row['seconds']['median'] * 1e3:9.3f} ms {median:7.2f}× {row['against']}{about}"

@@ -97,7 +97,7 @@ def recurrences(n: int) -> list[Recurrence]:
     def with_decay(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor) -> Tensor:
         return delta(q, k, v, beta, log_decay=log_decay)
 
-    of_tokens, of_features = (f"delta_attention(log_decay=) of {what}" for what in ("tokens", "features"))
+    of_tokens, of_features = (f"delta_attention(log_decay={what})" for what in ("tokens", "features"))
     return [
         Recurrence(gated.__name__, gated, [gates], loop_of_gates, None),
         Recurrence(delta.__name__, delta, [beta], loop_of_delta, of_delta),

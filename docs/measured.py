@@ -339,7 +339,7 @@ def cells_of(recipe: Recipe, study: Any) -> list[Any]:
     return [*product(recipe.variants(study), study.seeds)]
 
 
-TABLES = {
+TABLES: dict[str, Callable[[], str]] = {
     "quality": choosing.trained, "choice": choosing.choice, "plan": plan, "repeated": repeated,
     "gpu": gpu, "verdicts": verdicts, "unjudged": unjudged,
     "speed": speed, "variants": variants, "forms": partial(forms, "forms-cpu.json"),
