@@ -136,9 +136,9 @@ NAMED = (
 )
 """The baseline, and ops that need other arrays than q, k and v, have one form, or have options that the table names."""
 OTHERS = {op: plain(record.op) for op, record in RECORDS.items()}
-VARIANTS = tuple({**OTHERS, **{variant.op: variant for variant in NAMED}}.values())
-BY_OP = {variant.op: variant for variant in VARIANTS}
 BASELINE = NAMED[0].op
+BY_OP = {BASELINE: NAMED[0], **OTHERS, **{variant.op: variant for variant in NAMED}}
+VARIANTS = tuple(BY_OP.values())
 
 
 def tasks(n: int, mode: str) -> Iterator[Task]:
