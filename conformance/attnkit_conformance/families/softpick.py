@@ -20,6 +20,9 @@ from attnkit_reference.softpick import softpick_rows
 SINGLE = Scene("single", 1, 1, d=2, e=1, lead=((3, 4),) * 3, size=0.3)
 """One key, a small score and a large eps: elsewhere dw and Σ w dw cancel, and bfloat16 has no digit of dq."""
 
+BELOW = Scene("below", 1, 1, d=2, e=3, lead=((3, 4),) * 3, options=("integers",), params={"scale": 240.0})
+"""One key, often with a score far below 0: exp(-m) overflows, in float64 too, where 0 is left out of m."""
+
 STEEP = (
     tuple(  # scores up to 81: beyond 64 a library has another formula; exact, and often 0, as those of hidden keys are
         Scene(f"steep{name}", 33, 33, d=2, options=("integers",), params={"scale": 4.5, **params})
@@ -65,7 +68,7 @@ OPS = (
             "values": ("normal", "tiny", "large"),
         },
         # in every profile: scores of 0, exact ties
-        extra=((SINGLE, {"eps": 4.0}), (attention.KINKS, {"eps": 0.1}), *((scene, {}) for scene in STEEP)),
+        extra=((SINGLE, {"eps": 4.0}), (BELOW, {}), (attention.KINKS, {"eps": 0.1}), *((scene, {}) for scene in STEEP)),
         optional=tuple(name for name in OPTIONAL if name != "length"),
         differentiable=(*QKV, "bias", "scale"),
         errors=softpick_errors,

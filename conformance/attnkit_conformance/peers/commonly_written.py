@@ -9,6 +9,8 @@ No library's code. Each function is the plain formula with the usual treatment o
     softplus_zeroed  scores are multiplied by a mask of 0 and 1
     linear_mask_v    elu + 1, padding hidden in v only
     efficient        softmax over features of q, softmax over tokens of k
+    softpick         eq 2 of Zuhri, Fuadi and Aji 2025, with the maximum and the ε of the authors' formula in torch
+    softpick_kernel  the same as their kernels compute it: another ε, and gradients for which the maximum is a constant
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ from attnkit_conformance.peers.base import Source
 from attnkit_conformance.peers.torch_base import TorchPeer, visible
 
 Tensor = torch.Tensor
-Function = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
+Function = Callable[..., Tensor]
 QKV = ("q", "k", "v")
 PAIRS = ("mask", "key_lengths", "query_mask", "causal", "window")
 KEYS = ("mask", "key_lengths")
+OWN = ("eps",)  # what else a function takes by name
 RELU: Params = {"activation": "relu", "alpha": 1.0, "gain": 1.0, "shift": 0.0, "length": "visible"}
 
 
@@ -83,6 +86,26 @@ def efficient(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float
     return einops.einsum(q.softmax(-1), memory, "b h i d, b h d e -> b h i e")
 
 
+def softpick(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float, eps: float = 1e-8) -> Tensor:
+    s = einops.einsum(q, k, "b h i d, b h j d -> b h i j") * scale
+    if seen is not None:
+        s = s.masked_fill(~seen, -torch.inf)
+    m = s.max(-1, keepdim=True).values
+    a = (s - m).exp() - (-m).exp()
+    total = a.abs().where(s.isfinite(), 0).sum(-1, keepdim=True)
+    return einops.einsum(a.relu() / (total + eps), v, "b h i j, b h j e -> b h i e")
+
+
+def softpick_kernel(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float) -> Tensor:
+    s = einops.einsum(q, k, "b h i d, b h j d -> b h i j") * scale
+    if seen is not None:
+        s = s.masked_fill(~seen, -torch.inf)
+    m = s.max(-1, keepdim=True).values.detach()
+    a = (s - m).exp() - (-m).exp()
+    total = torch.where(s > 0, a, -a).where(s.isfinite(), 0).sum(-1, keepdim=True)
+    return einops.einsum(a.relu() / (total + 1e-6), v, "b h i j, b h j e -> b h i e")
+
+
 class Written(TorchPeer):
     """One function of an op: `about` are the parameters that it implements, `options` the others that it takes."""
 
@@ -114,17 +137,19 @@ class Written(TorchPeer):
         pairs = visible(arrays, params)
         rows = 1 if self.of_keys else q.shape[2]
         seen = None if pairs is None else pairs.expand(*q.shape[:2], rows, k.shape[2])
-        return {"o": self.function(q, k, v, seen, option(params, "scale", q.shape[-1] ** -0.5))}
+        given = {name: params[name] for name in OWN if name in params}
+        return {"o": self.function(q, k, v, seen, option(params, "scale", q.shape[-1] ** -0.5), **given)}
 
     def source(self, op: str, arrays: Tensors, params: Params) -> Source:
         """The function itself, on its arguments."""
         text = inspect.getsource(self.function).replace(": Tensor | None", "").replace(": Tensor", "")
-        lines = text.replace(": float", "").replace(" -> Tensor", "").rstrip().splitlines()
+        lines = text.replace(": float = ", "=").replace(": float", "").replace(" -> Tensor", "").rstrip().splitlines()
         seen = "None" if visible(arrays, params) is None else "seen"
         if self.of_keys and seen != "None":
             seen = "seen.expand(*q.shape[:2], 1, k.shape[2])"
         scale = repr(params["scale"]) if "scale" in params else "q.shape[-1] ** -0.5"
-        call = f"{self.function.__name__}(q, k, v, {seen}, {scale})"
+        given = "".join(f", {name}={params[name]!r}" for name in OWN if name in params)
+        call = f"{self.function.__name__}(q, k, v, {seen}, {scale}{given})"
         return Source("torch", ("import einops",), (*lines, ""), call, "torch.__version__")
 
 
@@ -139,4 +164,6 @@ def adapters() -> list[Adapter]:
         Written(softplus_zeroed, "pointwise_attention", softplus, (*PAIRS, "scale")),
         Written(linear_mask_v, "linear_attention", {}, KEYS),
         Written(efficient, "efficient_attention", {}, KEYS),
+        Written(softpick, "softpick_attention", {}, (*PAIRS, "scale", *OWN)),
+        Written(softpick_kernel, "softpick_attention", {}, (*PAIRS, "scale")),
     ]
