@@ -46,10 +46,20 @@ class Drawn(NamedTuple):
     pixels: Array  # (64, 64): the weights of pixels
 
     @property
+    def causal(self) -> bool:
+        """Whether no query gives a later key a weight."""
+        return not np.triu(self.weights, 1).any()
+
+    @property
     def visible(self) -> Array:
         """Which pairs may have a weight."""
         full = np.ones(self.weights.shape, dtype=bool)
-        return np.tril(full) if self.params.get("causal") else full
+        return np.tril(full) if self.causal else full
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether `row_statistics` serves the call: not where v is among its arrays."""
+        return self.op.statistics and "v" not in self.arrays
 
     def row_statistics(self, *fields: str) -> Any:
         """Of the rows of the weights, where the op has them."""
@@ -63,7 +73,7 @@ def statistics(x: Drawn) -> list[tuple[str, str]]:
     """Numbers beside the picture: from `row_statistics` where it serves the op, else from the weights drawn."""
     signed = bool((x.weights < 0).any())
     of_rows: Any = None
-    if x.op.statistics:
+    if x.has_statistics:
         fields = ("total", "nonzero", "visible", *(() if signed else ("entropy",)))
         of_rows = x.row_statistics(*fields)
     total = x.weights.sum(axis=-1) if of_rows is None else of_rows.total
@@ -207,7 +217,7 @@ def picture(x: Drawn) -> Figure:
     for n, name in enumerate(QUERIES):
         draw_map(figure.add_axes((0.375 + 0.152 * n, 0.398, 0.1398, 0.437)), x, name, of_pixels)
     figure.text(0.048, 0.925, title_of(x.op, x.params), fontsize=10, fontweight="bold")
-    notes = ["white:", "exactly 0", *(["grey:", "not visible"] if x.params.get("causal") else [])]
+    notes = ["white:", "exactly 0", *(["grey:", "not visible"] if x.causal else [])]
     figure.text(0.838, 0.82, "\n".join(notes), fontsize=7.5, color=FAINT, va="top")
     for n, (label, value) in enumerate(statistics(x)):
         left, bottom = 0.375 + 0.315 * (n % 2), 0.29 - 0.075 * (n // 2)
