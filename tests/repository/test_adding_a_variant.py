@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding-a-variant.md"
 EDITS = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
 ROWS = re.findall(r"```python\n# (\S+\.py), in (\w+)\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+TABLES = re.findall(r"`([A-Z]\w+)`\s\(`(\S+\.py)`", PAGE.read_text())
 PACKAGES = ("attnkit", "benchmarks", "reference/attnkit_reference", "conformance/attnkit_conformance")
 NEW, NEIGHBOURS = "mish", ("relu6", "sigmoid", "silu")
 """The score function of the page, which goes first in its tables; and others, which it moves there."""
@@ -94,6 +95,11 @@ def copy(tmp_path_factory):
 @pytest.fixture(scope="module")
 def right(copy):
     return judged(copy, JUDGE, USED, SCORE_FUNCTIONS)
+
+
+@pytest.mark.parametrize(("table", "path"), TABLES)
+def test_the_tables_of_the_page_are_where_it_says(table, path):
+    assert re.search(rf"^{table}\b.* = ", (ROOT / path).read_text(), flags=re.MULTILINE)
 
 
 def test_the_variant_of_the_page_is_judged_and_passes(copy, right):
