@@ -83,6 +83,7 @@ class Family(NamedTuple):
     pull: Callable[..., dict[str, Array]] = passed_on  # (grads, **own): gradients of the latter -> of the former
     apart: Apart | None = None
     common: frozenset[str] = frozenset(quadratic.COMMON)  # options that are not the op's own
+    context: check.ContextOf = check.attention_context  # checks the arrays of statistics
     stateful: tuple[str, ...] = ()  # its options that only apply with a state
     of_features: Callable[..., FeatureWeights] | None = None  # (xp, a, **own), for weights made of features
     not_of_kernels: tuple[

@@ -244,18 +244,24 @@ def _blocks(call: statistics._Call, q: Array, k: Array) -> Iterator[tuple[Array,
         yield w, a.pairs
 
 
-def served(op: "FullName | AnyFunction", options: Bindings) -> tuple[tuple[str, ...], Keywords]:
-    """The fields that `row_statistics` supports for an op with these options, and the options to pass.
+def served(op: "FullName | AnyFunction", options: Bindings) -> tuple[tuple[str, ...], Keywords, str]:
+    """The fields that `row_statistics` supports for an op with these options, the options to pass, and why not all.
 
-    No entropy if weights may be negative; no fields for an op that it does not support.
+    No entropy if weights may be negative; no fields for an op, or one of its options, that it does not support.
     """
-    record = RECORDS.get(getattr(op, "__name__", str(op)))
+    name = getattr(op, "__name__", str(op))
+    record = RECORDS.get(name)
     if record is None:
-        return (), {}
-    family = record.family
-    of_weights = {name: value for name, value in options.items() if name not in statistics.outside(family)}
-    signed = family.signed(**family.translate(**family.split_options(of_weights)[0]))
-    return tuple(name for name in statistics.RowStatistics._fields if not (signed and name == "entropy")), of_weights
+        return (), {}, f"{name} has no row statistics"
+    family, accepted = record.family, statistics.options_of(record, with_output=False)
+    of_weights = {option: x for option, x in options.items() if option not in statistics.outside(family)}
+    for option in of_weights:
+        if option not in accepted:
+            return (), {}, f"row statistics of {name} take no {option}"
+    fields = statistics.RowStatistics._fields
+    if family.signed(**family.translate(**family.split_options(of_weights)[0])):
+        return tuple(field for field in fields if field != "entropy"), of_weights, f"{name} may give negative weights"
+    return fields, of_weights, ""
 
 
 class Concentration:

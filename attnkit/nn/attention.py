@@ -311,9 +311,10 @@ class MultiHeadAttention(nn.Module):
         options = self.options | learned | arrays | gates | self._masks(key_mask, query_mask, mask, bias)
         of_weights = {name: value for name, value in options.items() if name in self._of_weights}
         options |= self._dropout_of(q, arrays)
+        before: Keywords = {"initial_state": cache.state} if isinstance(cache, StateCache) and cache.state else {}
 
         for observe in self.observers:
-            observe(self.op, q, k, of_weights)
+            observe(self.op, q, k, of_weights | before)
         extras: list[Tensor | attnkit.RowStatistics] = []
         if return_weights and self.weights_op is not None:
             extras.append(self.weights_op(q, k, impl="generic", **of_weights))

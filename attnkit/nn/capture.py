@@ -25,7 +25,8 @@ _COLUMNS = ("rows", "null", "dead", "total", "entropy", "zeros", "variance_ratio
 
 @dataclass(frozen=True)
 class LayerAnalysis:
-    """The analysis of one module. nan, or {}, for what could not be measured: `left_out` says why.
+    """The analysis of one module. nan, or {}, for what could not be measured: `left_out` says why, also of single calls
+    (decoding from a state leaves the rows out).
 
     `rows` counts queries of all heads, `null` those that saw no key (padding among them), `dead` those whose weights
     are all 0; the rest is valid. `means` holds the means over valid rows of the fields of `attnkit.RowStatistics`,
@@ -69,9 +70,9 @@ class _Rows:
 
     def update(self, op: AnyFunction, q: Tensor, k: Tensor, options: Bindings) -> None:
         needs_values("capture", q)
-        fields, options = served(op, options)
+        fields, options, why = served(op, options)
         if not fields:
-            self.left_out["rows"] = f"{op.__name__} has no row statistics"
+            self.left_out["rows"] = why
             return
         statistics: dict[str, Tensor] = attnkit.row_statistics(op, q, k, fields=fields, **options)._asdict()
         valid, null = statistics["nonzero"] > 0, statistics["visible"] == 0
@@ -85,8 +86,7 @@ class _Rows:
             total = float(torch.where(valid, statistics[name], 0.0).sum())
             self.sums[name] = self.sums.get(name, 0.0) + total
         if "entropy" not in fields:
-            reason = f"{op.__name__} may give negative weights"
-            self.left_out |= {"entropy": reason, "concentration": reason}
+            self.left_out |= {"entropy": why, "concentration": why}
         elif self.curve.percents:
             for weights, visible in weight_blocks(op, q, k, **options):
                 self.curve.update(weights, visible)

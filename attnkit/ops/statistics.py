@@ -24,7 +24,7 @@ def outside(family: Family) -> tuple[str, ...]:
     return ("dropout_mask", "dropout", *family.output_only)
 
 
-def _accepted(record: Record, with_output: bool) -> tuple[str, ...]:
+def options_of(record: Record, with_output: bool) -> tuple[str, ...]:
     """The options that an op takes here; arrays beside q, k and v are among them."""
     left_out = {"impl", "return_lse", "return_remainder", *record.family.stateful}
     left_out |= set() if with_output else {*outside(record.family)}
@@ -69,12 +69,12 @@ def _call(caller: str, op: "Measured", arrays: dict[str, Array], fields: Fields,
         check.refuse_name(caller, "op", name, RECORDS)
     label = f"{caller}({name})"
     record = RECORDS[name]
-    accepted, family = _accepted(record, "v" in arrays), record.family
+    accepted, family = options_of(record, "v" in arrays), record.family
     options = {key: x for key, x in params.items() if key not in family.output_only}
     check.known_options(label, params, accepted)
     if OPTION in accepted and OPTION not in params:
         raise TypeError(f"{label}: missing argument {OPTION!r}")
-    context = check.call(label, tuple(arrays), tuple(arrays.values()), options, accepted, own=family.checks)
+    context = check.call(label, tuple(arrays), tuple(arrays.values()), options, accepted, family.context, family.checks)
     fields = RowStatistics._fields if fields is None else tuple(fields)
     for field in fields:
         if field not in RowStatistics._fields:
@@ -301,6 +301,9 @@ def _backward_tile(
     return family.gradients(call.xp, a, s, like, _rows_of(do, rows, -2), call.own, from_statistics)
 
 
+_OF_KEYS = ("k", "v", "log_forget", "log_decay")
+
+
 def _backward(call: _Call, like: dict[str, Array], do: Array | None, dstats: RowStatistics) -> dict[str, Array]:
     """Gradients of a whole call: those of q (and of options with an axis of queries) are joined, the others added."""
     xp, q = call.xp, like["q"]
@@ -308,7 +311,7 @@ def _backward(call: _Call, like: dict[str, Array], do: Array | None, dstats: Row
     grads = {}
     for name in parts[0]:
         column = [part[name] for part in parts]
-        per_query = name not in ("k", "v", "log_forget") and like[name].ndim >= 2 and like[name].shape[-2] != 1
+        per_query = name not in _OF_KEYS and like[name].ndim >= 2 and like[name].shape[-2] != 1
         grads[name] = _join(xp, column, -2) if per_query else sum(column[1:], start=column[0])
     return quadratic.rounded(xp, grads, like)
 
@@ -366,8 +369,8 @@ def row_statistics_vjp(
     impl: Impl = "auto",
     **params: object,
 ) -> dict[str, Array]:
-    """Gradients {"q", "k"}, "bias" if one was passed, and those of numbers and α that are arrays, for the cotangents
-    `dstats` (None = 0).
+    """Gradients {"q", "k"}, "bias" if one was passed, and those of numbers, α, gates and decays that are arrays, for
+    the cotangents `dstats` (None = 0).
 
     `nonzero` and `visible` are counts: their cotangents are not used. Arguments and errors as in `row_statistics`.
     """

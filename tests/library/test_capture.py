@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import inspect
 import json
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,10 @@ from torch import Tensor, nn
 
 import attnkit
 import attnkit_reference as reference
-from attnkit.nn import MultiHeadAttention, capture
+from attnkit._core.family import RECORDS
+from attnkit.nn import MultiHeadAttention, StateCache, capture
+from attnkit.nn.attention import _served
+from attnkit.nn.gates import DECAYS, is_causal_alone
 
 from .arrays import LAYER, assert_agrees, assert_close
 
@@ -74,7 +79,77 @@ def hooks(model: nn.Module) -> int:
     return found
 
 
+LEARNED = ("scale", "gain", "shift", "gamma", "slope", "intercept", "sink")
+OPERANDS = {
+    "linformer_attention": {"num_slots": 3, "max_length": 10},
+    "nystrom_attention": {"num_landmarks": 3},
+    "entmax_attention": {"alpha": 1.5},
+}
+
+
+def layers_of_every_op() -> dict[str, dict[str, Any]]:
+    """A layer of every op that MultiHeadAttention takes, one for each kind of decay and one for each option of numbers,
+    fixed and learned.
+    """
+    layers: dict[str, dict[str, Any]] = {}
+    for op in (name for name in attnkit.__all__ if name.endswith("_attention") and _served(name)):
+        function, needed = getattr(attnkit, op), OPERANDS.get(op, {})
+        taken = inspect.signature(function).parameters
+        plain = {"op": op, "options": needed, "causal": "causal" in taken or is_causal_alone(function)}
+        layers[op] = plain
+        layers |= {f"{op}, decay of {kind}": {**plain, "decay": kind} for kind in DECAYS.get(function, ())}
+        numbers: dict[str, Any] = {name: 0.5 for name in LEARNED if name in taken}
+        if op in RECORDS and not RECORDS[op].family.stateful:
+            numbers |= {f"learned {name}": nn.Parameter(torch.full((2,), x)) for name, x in numbers.items()}
+        if function is attnkit.linear_attention:
+            numbers |= {"log_decay": -0.5, "learned log_decay": nn.Parameter(torch.tensor([-0.5, -0.1]))}
+        for name, x in numbers.items():
+            layers[f"{op}, {name}"] = {**plain, "options": {**needed, name.removeprefix("learned "): x}}
+    return layers
+
+
+EVERY = layers_of_every_op()
+
 # ------------------------------------------------------------------------------------- nothing changes
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_layer_runs_and_says_what_is_left_out(name: str) -> None:
+    """Rows are those of the op's own weights; where there are none, in the whole or in a step, there is a reason."""
+    layer, x = MultiHeadAttention(8, 2, **EVERY[name]).double(), tokens()
+    there = torch.arange(10) < torch.tensor([10, 7, 4])[:, None]
+    masks = {"key_mask": there, "query_mask": there}
+    with torch.no_grad():
+        plain = layer(x, **masks)
+        with capture(layer) as record:
+            watched = layer(x, **masks)
+    assert torch.equal(plain, watched)
+    seen = record[""]
+    if layer.weights_op is None or layer.op.__name__ not in RECORDS:
+        assert seen.left_out == {"rows": f"{layer.op.__name__} has no row statistics"}
+        return
+    with torch.no_grad():
+        weights = layer(x, **masks, return_weights=True)[1]
+    valid = seen.rows - seen.null - seen.dead
+    assert valid
+    assert_agrees(seen.means["sum_squares"], float(weights.square().sum()) / valid)
+    assert "rows" not in seen.left_out
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if EVERY[name]["causal"]])
+def test_every_layer_decodes_and_says_what_is_left_out(name: str) -> None:
+    """The weights of a step from a state are not those of its token alone."""
+    layer, x = MultiHeadAttention(8, 2, **EVERY[name]).double(), tokens()
+    with torch.no_grad():
+        plain, watched = layer.new_cache(3, 10), layer.new_cache(3, 10)
+        steps = [layer(part, cache=plain) for part in x.split(5, dim=1)]
+        with capture(layer) as record:
+            assert all(map(torch.equal, steps, [layer(part, cache=watched) for part in x.split(5, dim=1)]))
+    seen = record[""]
+    has_rows = layer.op.__name__ in RECORDS
+    has_state = isinstance(plain, StateCache)
+    assert ("rows" in seen.left_out) == (has_state or not has_rows)
+    assert seen.rows == 3 * 2 * (0 if not has_rows else 5 if has_state else 10)
 
 
 @pytest.mark.parametrize("op", OPS)

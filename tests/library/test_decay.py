@@ -9,6 +9,7 @@ import torch
 
 import attnkit
 from attnkit.nn import context_parallel
+from attnkit.ops import statistics
 
 from .arrays import assert_agrees
 
@@ -74,11 +75,29 @@ def test_what_does_not_take_it_says_so() -> None:
     for op in (attnkit.cosine_attention, attnkit.efficient_attention):
         with pytest.raises(ValueError, match=f"{op.__name__}: unexpected argument 'log_decay'"):
             op(Q, K, V, **OPTIONS, log_decay=-0.1)
-    with pytest.raises(ValueError, match=r"linear_attention\): unexpected argument 'log_decay'"):
-        attnkit.row_statistics("linear_attention", Q, K, **OPTIONS, log_decay=-0.1)
     tensors = [torch.as_tensor(x) for x in (Q, K, V)]
     with pytest.raises(NotImplementedError, match="context_parallel: linear_attention with log_decay is not served"):
         context_parallel(attnkit.linear_attention, *tensors, mesh=None, causal=True, enable_gqa=True, log_decay=-0.1)
+
+
+@pytest.mark.parametrize("g", [-0.2, HEADS, TOKENS], ids=["number", "heads", "tokens"])
+def test_statistics_in_tiles_are_those_of_the_weights(g: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries of a tile see the tokens before them decay, and those that a mask of pairs hides from all do not."""
+    mask = RNG.random((150, 150)) < 0.7
+    mask[:, 3:9] = False
+    options = OPTIONS | {"mask": mask, "log_decay": g}
+    w = attnkit.linear_attention_weights(Q, K, **options)
+    dstats = attnkit.RowStatistics(*RNG.standard_normal((4, 2, 4, 150)))
+    whole = attnkit.row_statistics_vjp("linear_attention", Q, K, dstats, **options)
+    monkeypatch.setattr(statistics, "_TILE", 40 * 8 * 150)
+    assert_agrees(attnkit.row_statistics("linear_attention", Q, K, **options).sum_squares, np.sum(w * w, axis=-1))
+    tiles = attnkit.row_statistics_vjp("linear_attention", Q, K, dstats, **options)
+    assert ("log_decay" in tiles) == isinstance(g, np.ndarray)
+    for name in whole:
+        assert_agrees(tiles[name], whole[name])
+    for refused in ({"causal": False}, {"log_decay": np.zeros(3)}):
+        with pytest.raises(ValueError, match=r"row_statistics\(linear_attention\): log_decay"):
+            attnkit.row_statistics("linear_attention", Q, K, **(options | refused))
 
 
 @pytest.mark.parametrize("level", ["one", "heads", "tokens"])

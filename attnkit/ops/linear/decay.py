@@ -5,7 +5,7 @@ What is left of key j for query i is exp(g_{j+1} + ... + g_i). `chunks` sums tha
 """
 
 from attnkit._core import check
-from attnkit._core.mask import positions
+from attnkit._core.mask import Rows, positions
 from attnkit._core.quadratic import cast
 from attnkit._core.tokens import chosen, split_heads, zeros
 from attnkit._core.typing import Array, Namespace
@@ -134,23 +134,24 @@ def pull_until_end(xp: Namespace, through: Array, of_first: Array | None) -> Arr
 # ---------------------------------------------------------------------------------------------- pairs
 
 
-def _come(xp: Namespace, g: Array, queries: int) -> Array:
-    """Whether a token has come when a query sees, (S, L)."""
-    tokens, last = positions(xp, g, 0, g.shape[-2]), positions(xp, g, 0, queries)
-    return tokens[:, None] <= last + (g.shape[-2] - queries)
+def passed(xp: Namespace, x: Array, rows: Rows, tokens: int, valid: Array | None = None) -> Array:
+    """Whether a token has come when a query of these rows sees, (L, S), and of (..., S) is valid: (..., L, S)."""
+    last = positions(xp, x, rows.start, rows.stop) + (tokens - rows.total)
+    come = positions(xp, x, 0, tokens) <= last[:, None]
+    return come if valid is None else come & valid[..., None, :]
 
 
-def of_pairs(xp: Namespace, g: Array, queries: int) -> tuple[Array, Array]:
-    """What is left for each query of each key (..., L, S), and of what came before all (..., L, 1)."""
-    wide = xp.where(_come(xp, g, queries), g, 0.0)
+def of_pairs(xp: Namespace, g: Array, come: Array) -> tuple[Array, Array]:
+    """What is left for each query of each key (..., L, S), and of what came before all (..., L, 1); `come` (..., L, S)
+    are the tokens that have `passed`."""
+    wide = xp.where(come.mT, g, 0.0)
     return xp.exp(sums_after(xp, wide).mT), xp.exp(xp.sum(wide, axis=-2, keepdims=True).mT)
 
 
-def pull_pairs(xp: Namespace, g: Array, through: Array, of_rows: Array | None) -> Array:
+def pull_pairs(xp: Namespace, come: Array, through: Array, of_rows: Array | None = None) -> Array:
     """The gradient of g for those of the logarithms of `of_pairs`, (..., L, S) and (..., L, 1)."""
-    come = _come(xp, g, through.shape[-2])
     summed = sums_before(xp, through.mT)
-    dg = xp.sum(xp.where(come, summed, 0.0), axis=-1, keepdims=True)
+    dg = xp.sum(xp.where(come.mT, summed, 0.0), axis=-1, keepdims=True)
     if of_rows is None:
         return dg
-    return dg + xp.sum(xp.where(come, of_rows.mT, 0.0), axis=-1, keepdims=True)
+    return dg + xp.sum(xp.where(come.mT, of_rows.mT, 0.0), axis=-1, keepdims=True)

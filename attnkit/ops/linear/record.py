@@ -10,6 +10,7 @@ from attnkit._core.derived import DO, Weights, WithState, derived_signature, sig
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, FeatureWeights, never, nothing, recorded
 from attnkit._core.typing import A, AnyFunction, Array, Decorator, Factor, Keywords, Namespace, Option, Options, Results
+from attnkit.ops.linear.decay import passed
 from attnkit.ops.linear.states import (
     Scaled,
     State,
@@ -24,7 +25,7 @@ from attnkit.ops.linear.states import (
 P = ParamSpec("P")
 OfState = tuple[Array | None, ...] | None  # the cotangent of a state; None, or a part that is None, is 0
 STATEFUL = ("chunk_size", "initial_state", "return_state")
-DECAY = ("log_decay",)  # which weights have and statistics do not
+DECAY = "log_decay"
 OF_TOKENS = frozenset(Scaled.__annotations__)
 OF_SEQUENCES = frozenset(Tokens.__annotations__) - {"enable_gqa"}  # a step sees all that came before
 
@@ -35,7 +36,7 @@ class Bodies(NamedTuple):
     attend: Callable[..., Results]  # (xp, rule, q, k, v, options, return_state) -> o, or (o, state)
     vjp: Callable[..., Keywords]  # (xp, rule, q, k, v, do, dstate, options)
     step: Callable[..., tuple[Array, State]]  # (xp, rule, q_t, k_t, v_t, state, enable_gqa)
-    weights: Callable[..., FeatureWeights]  # (xp, rule, inputs), of a rule that decays also the tokens that do
+    weights: Callable[..., FeatureWeights]  # (xp, rule, inputs)
 
 
 class Linear(NamedTuple):
@@ -61,10 +62,8 @@ class Linear(NamedTuple):
 
     def weights(self, q: Array, k: Array, *arrays: Array, **options: Option) -> Array:
         xp, bound = namespace(q), self.rule(f"{self.name}_weights", *arrays, **options)
-        a = quadratic.prepare(xp, q, k, **{**_whole(**options).common, "scale": 1.0})
-        hiding = {name: options[name] for name in ("mask", "key_lengths") if name in options}
-        valid = () if options.get("log_decay") is None else (shown_keys(xp, q, k.shape[-2], **hiding),)
-        u, r, _ = self.bodies.weights(xp, bound, a, *valid)
+        a = _prepare(xp, q, k, **{**_whole(**options).common, DECAY: options.get(DECAY), "scale": 1.0})
+        u, r, _ = self.bodies.weights(xp, bound, a)
         own_axes = quadratic.leading_axes(q, k, None, options.get("enable_gqa", False))
         lead = check.broadcast(self.name, "leading axes", tuple(u.shape[:-2]), own_axes)
         return quadratic.cast(xp, xp.broadcast_to(u * r, (*lead, *u.shape[-2:])), q.dtype)
@@ -108,6 +107,23 @@ def _whole(initial_state: State | None = None, chunk_size: int = 64, **options: 
     return WholeOptions(initial_state, chunk_size, {name: x for name, x in options.items() if name in OF_TOKENS})
 
 
+def _prepare(
+    xp: Namespace,
+    q: Array,
+    k: Array,
+    v: Array | None = None,
+    *,
+    log_decay: Factor | None = None,
+    **common: Unpack[quadratic.Preparing],
+) -> quadratic.Inputs:
+    """`quadratic.prepare`, with a decay and the tokens that do."""
+    a = quadratic.prepare(xp, q, k, v, **common)
+    if log_decay is None:
+        return a
+    valid = shown_keys(xp, q, a.keys, common.get("mask"), common.get("key_lengths"))
+    return a._replace(log_decay=log_decay, passed=passed(xp, a.q, a.rows, a.keys, valid))
+
+
 def family_of(record: Linear) -> Family:
     """The record of the op's weights, for statistics."""
 
@@ -121,12 +137,14 @@ def family_of(record: Linear) -> Family:
         record.name,
         weigh,
         score_gradient=nothing,
-        prepare=partial(quadratic.prepare, scale=1.0),
+        prepare=partial(_prepare, scale=1.0),
         scores=lambda xp, a: None,
         signed=record.signed,
         checks=record.checks,
-        common=frozenset(quadratic.COMMON) - {"scale"},
-        stateful=(*STATEFUL, *DECAY),
+        arrays=(DECAY,),
+        common=frozenset((*quadratic.COMMON, DECAY)) - {"scale"},
+        context=lambda op, arrays, options: record.context(op, {**options, **arrays}, options),
+        stateful=STATEFUL,
         of_features=of_features,
     )
 
@@ -214,7 +232,7 @@ def step_vjp_of(forward: WithState[P], record: Linear) -> StepVjp[P]:
 
 def _of_token(forward: AnyFunction, returns: object, more: list[inspect.Parameter]) -> inspect.Signature:
     signature = signature_like(forward, returns, (*STATEFUL, *OF_SEQUENCES), more)
-    names = {name: f"{name}_t" for name in (*"qkv", *DECAY)}
+    names = {name: f"{name}_t" for name in (*"qkv", DECAY)}
     return signature.replace(
         parameters=[p.replace(name=names.get(p.name, p.name)) for p in signature.parameters.values()]
     )

@@ -104,35 +104,40 @@ def attend_vjp(
     return grads
 
 
-def weights(xp: Namespace, rule: Rule, a: quadratic.Inputs, valid: Array | None = None) -> FeatureWeights:
-    """The weights of the queries in `a`; a rule that decays does so at `valid` tokens, and has no tiles."""
+def weights(xp: Namespace, rule: Rule, a: quadratic.Inputs) -> FeatureWeights:
+    """The weights of the queries in `a`, which has the decay."""
     of_q, of_k = rule.of_queries(xp, a.q), rule.of_keys(xp, a.k)
     heads, own = (x.shape[-3] if x.ndim > 2 else 1 for x in (a.q, a.k))
     shared = own if own not in (1, heads) and heads != 1 else None
     x, y = split_heads(xp, of_q.values * rule.scale, shared), split_heads(xp, of_k.values, shared)
-    fade = None
+    fade = passed = None
+    has_heads = max(t.ndim for t in (a.q, a.k, a.v) if t is not None) > 2
     if of_k.level is not None:
         level = split_heads(xp, of_k.level, shared, axis=-2)[..., None, :]
         if a.pairs is not None:
             level = xp.where(split_heads(xp, a.pairs, shared), level, -math.inf)
         fade = xp.exp(level - finite(xp, largest(xp, level)))
-    if rule.log_decay is not None:
-        shown = split_heads(xp, valid, shared, axis=-2)
-        g = decay.gates(xp, rule.log_decay, y, max(a.q.ndim, a.k.ndim) > 2, shown, shared)
-        fade = decay.of_pairs(xp, g, x.shape[-2])[0]
-    s = x @ y.mT
-    u = quadratic.masked(xp, a, join_heads(xp, s if fade is None else s * fade, shared))
+    if a.log_decay is not None and a.passed is not None:
+        passed = split_heads(xp, a.passed, shared)
+        fade = decay.of_pairs(xp, decay.gates(xp, a.log_decay, y, has_heads, None, shared), passed)[0]
+    s = x @ y.mT if fade is None else (x @ y.mT) * fade
+    u = quadratic.masked(xp, a, join_heads(xp, s, shared))
     den, slope, gives = rule.divide(xp, xp.sum(u, axis=-1, keepdims=True))
     r = 1.0 / den if gives is None else xp.where(gives, 1.0 / xp.where(gives, den, 1.0), 0.0)
 
     def back(dw: Array, like: dict[str, Array]) -> dict[str, Array]:
         ds = quadratic.masked(xp, a, (dw - slope * xp.sum(u * r * dw, axis=-1, keepdims=True)) * r)
         ds = split_heads(xp, ds, shared)
+        of_decay: dict[str, Array] = {}
+        if passed is not None and "log_decay" in like:
+            own = decay.pull_pairs(xp, passed, ds * split_heads(xp, u, shared))
+            of_decay = {"log_decay": decay.gradient(xp, [own], like["log_decay"], has_heads, None, shared)}
         ds = (ds if fade is None else ds * fade) * rule.scale
         dq = of_q.pull(gathered(xp, [ds @ y], of_q.values, shared))
         dk = of_k.pull(gathered(xp, [ds.mT @ split_heads(xp, of_q.values, shared)], of_k.values, shared))
         q_shape = (*like["q"].shape[:-2], a.q.shape[-2], a.q.shape[-1])
-        return {"q": quadratic.sum_to(xp, dq, q_shape), "k": quadratic.sum_to(xp, dk, tuple(like["k"].shape))}
+        dq, dk = quadratic.sum_to(xp, dq, q_shape), quadratic.sum_to(xp, dk, tuple(like["k"].shape))
+        return {"q": dq, "k": dk, **of_decay}
 
     return u, r, back
 

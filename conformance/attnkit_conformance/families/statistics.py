@@ -18,7 +18,8 @@ from attnkit_conformance.scenes import attention, plain
 from attnkit_conformance.scenes.options import NUMBERS
 
 FAINT = 1024.0  # smallest normal numbers, of which a sum of weights is less
-OWN_NUMBERS = (*(name for name in NUMBERS if name != "scale"), "log_forget")  # of subjects: arrays with a gradient
+OWN_NUMBERS = (*(name for name in NUMBERS if name != "scale"), "log_forget", "log_decay")
+"""Of subjects: arrays with a gradient."""
 
 
 def statistics_errors(op: Op) -> Iterator[ErrorSample]:

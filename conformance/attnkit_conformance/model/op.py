@@ -22,7 +22,6 @@ Array = np.ndarray
 QKV = ("q", "k", "v")
 OPTIONAL = ("mask", "bias", "key_lengths", "query_mask", "dropout_mask", "scale", "length")
 STATEFUL = ("initial_state", "return_state", "chunk_size")  # weights and statistics are of calls without a state
-DECAY = ("log_decay",)  # weights have one, statistics have none
 FURTHER = ("return_lse", "return_remainder")  # options that ask for outputs beside o
 OF_WEIGHTS = ("causal_prefix", "padding_contents")  # what can fail for weights but not for the op
 LONGEST = 600  # tokens of which the weights of all pairs are looked at
@@ -104,6 +103,7 @@ class Op:
     falling: bool = False  # its weights fall by decades along a row: none is judged by the size of others
     ties: bool = True  # weights that are equal on paper are equal bit by bit
     extra: tuple[tuple[Scene, Params], ...] = ()  # scenes with variants beyond those that all ops share
+    of_statistics: tuple[tuple[Scene, Params], ...] = ()  # likewise of its statistics alone, in every profile
     complete: Callable[[Case], Case | None] | None = None  # adds arrays of the op's own to a draw; None: another draw
     adapt: Callable[[Scene, Params], Scene | None] | None = None  # a scene without what the op does not take
     shapes: Callable[[Op, Case], Mapping[str, tuple[int, ...]]] | None = None  # of outputs beside o, w and rows
@@ -143,7 +143,7 @@ class Op:
 
     def statistics_variant(self, variant: Params, left_out: tuple[str, ...] = ()) -> Params:
         """`variant` as parameters of the statistics functions: with entropy only if weights cannot be negative."""
-        params = without_parameters(variant, (*FURTHER, *STATEFUL, *DECAY, *left_out))
+        params = without_parameters(variant, (*FURTHER, *STATEFUL, *left_out))
         without_entropy = tuple(name for name in FIELDS if name != "entropy")
         return {**params, "fields": without_entropy} if self.signed(variant) else params
 

@@ -332,7 +332,7 @@ STATISTICS_SCENES = (
 
 def statistics_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
     """The same for statistics of every attention op; the quick profile gives each op one scene, and one to its signed
-    weights, which have no entropy and are summed apart.
+    weights, which have no entropy and are summed apart; what is of its statistics alone is in both.
     """
     for n, subject in enumerate(op.subjects):
         left_out = () if "v" in op.arguments else subject.outside
@@ -350,6 +350,9 @@ def statistics_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
             if profile == "full" or (scene.name, variant) in quick:
                 label = ".".join(filter(None, (subject.name, variant_label(variant))))
                 yield scene_sample(op, scene, {"op": subject.name, **variant}, dtype, label)
+        always = [(scene, subject.statistics_variant(v, left_out)) for scene, v in subject.of_statistics]
+        for scene, variant in share_pairs(always, dtype):
+            yield scene_sample(op, scene, {"op": subject.name, **variant}, dtype, subject.name)
 
 
 def variant_label(variant: Params) -> str:

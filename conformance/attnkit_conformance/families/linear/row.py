@@ -16,7 +16,7 @@ from attnkit_conformance.model.binding import Binding, Signature, arguments_by_k
 from attnkit_conformance.model.case import ErrorSample
 from attnkit_conformance.model.errors import GOOD, D, E, L, S, wrong, zeros
 from attnkit_conformance.model.grammar import Choice, Level
-from attnkit_conformance.model.op import DECAY, QKV, STATEFUL, Op
+from attnkit_conformance.model.op import QKV, STATEFUL, Op
 from attnkit_conformance.model.scene import Scene
 from attnkit_conformance.model.types import Arrays, Keyword, Keywords, Option, Params, Results
 from attnkit_conformance.scenes import attention
@@ -255,8 +255,8 @@ def row(name: str, formula: str, group: str, kind: Kind, **own: Keyword) -> Op:
 
 def step_of(op: Op) -> Op:
     """The row of `<op>_step`."""
-    own = tuple(name for name in op.own if name not in (*STATEFUL, *DECAY, "normalize"))
-    decay = tuple(f"{name}_t" for name in op.own if name in DECAY)
+    own = tuple(name for name in op.own if name not in (*STATEFUL, "log_decay", "normalize"))
+    decay = ("log_decay_t",) if "log_decay" in op.own else ()
     variants = tuple({n: x for n, x in variant.items() if n in own} for variant in op.variants)
     parts = tuple(name for name in op.differentiable if name.startswith(INITIAL))
     return Op(
@@ -322,6 +322,7 @@ LINEAR_ATTENTION = row(
     equal_lengths=(*WITH_STATE, *((INITIAL_STATE, ("log_decay", level)) for level in decays.LEVELS[1:])),
     errors=linear_errors,
     adapt=any_scene,
+    of_statistics=decays.SCENES[3:],
     growth=lambda case: decays.growth(case) * tolerance.growth_of_equal_keys(case),
     signed=lambda params: params.get("feature_map") == "identity" or params.get("scale", 1.0) < 0,
 )
