@@ -90,12 +90,14 @@ from attnkit.ops.recurrent.delta import (
     delta_attention_step,
     delta_attention_step_vjp,
     delta_attention_vjp,
+    delta_attention_weights,
 )
 from attnkit.ops.recurrent.gated_linear import (
     gated_linear_attention,
     gated_linear_attention_step,
     gated_linear_attention_step_vjp,
     gated_linear_attention_vjp,
+    gated_linear_attention_weights,
 )
 from attnkit.ops.regulariser import attention_regulariser, attention_regulariser_vjp
 from attnkit.ops.rela import rela_attention, rela_attention_vjp, rela_attention_weights
@@ -143,6 +145,7 @@ __all__ = [
     "delta_attention_step",
     "delta_attention_step_vjp",
     "delta_attention_vjp",
+    "delta_attention_weights",
     "efficient_attention",
     "efficient_attention_step",
     "efficient_attention_step_vjp",
@@ -161,6 +164,7 @@ __all__ = [
     "gated_linear_attention_step",
     "gated_linear_attention_step_vjp",
     "gated_linear_attention_vjp",
+    "gated_linear_attention_weights",
     "gaussian_attention",
     "gaussian_attention_vjp",
     "gaussian_attention_weights",

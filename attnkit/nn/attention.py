@@ -158,8 +158,8 @@ class MultiHeadAttention(nn.Module):
         self.head_dim = head_dim or dim // num_heads
         self.op, all_options = attention_op(op, options or {})
         self.attend = self.op  # replaced if tokens are split over processes: see `attnkit.nn.context_parallel`
-        self.weights_op: Callable[..., Tensor] | None = getattr(attnkit, f"{self.op.__name__}_weights", None)
-        self._of_weights = frozenset(inspect.signature(self.weights_op).parameters if self.weights_op else ())
+        self.weights_op: Callable[..., Tensor] = getattr(attnkit, f"{self.op.__name__}_weights")
+        self._of_weights = frozenset(inspect.signature(self.weights_op).parameters)
         self._joins_heads = joins_heads(self.op)
         self._of_op = frozenset(inspect.signature(self.op).parameters)
         own = self._own_options(all_options)
@@ -298,9 +298,8 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("MultiHeadAttention: a causal module cannot attend to a context")
         if self.value_conv is not None and (context is not None or cache is not None):
             raise ValueError("MultiHeadAttention: value_conv is for attention of x to itself, without a cache")
-        if return_weights and (self.weights_op is None or isinstance(cache, StateCache)):
-            what = self.op.__name__ if self.weights_op is None else "a cache of states"
-            raise ValueError(f"MultiHeadAttention: {what} has no weights; got return_weights=True")
+        if return_weights and isinstance(cache, StateCache):
+            raise ValueError("MultiHeadAttention: a cache of states has no weights; got return_weights=True")
         if return_statistics and isinstance(cache, StateCache):
             raise ValueError("MultiHeadAttention: a cache of states has no statistics; got return_statistics")
         q = self._heads(self.q_proj(x), self.num_heads)
@@ -316,7 +315,7 @@ class MultiHeadAttention(nn.Module):
         for observe in self.observers:
             observe(self.op, q, k, of_weights | before)
         extras: list[Tensor | attnkit.RowStatistics] = []
-        if return_weights and self.weights_op is not None:
+        if return_weights:
             extras.append(self.weights_op(q, k, impl="generic", **of_weights))
         if return_statistics:
             fields = return_statistics if isinstance(return_statistics, tuple) else None

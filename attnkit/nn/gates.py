@@ -23,7 +23,7 @@ DECAYS: dict[AnyFunction, tuple[str, ...]] = {
 }
 """The kinds of `log_decay` that a layer makes, by op."""
 RECURRENT = (attnkit.gated_linear_attention, attnkit.delta_attention)
-"""Ops without weights, whose steps go from a state to the next."""
+"""Ops whose steps go from a state to the next."""
 NAMES = frozenset(("log_forget", "log_gate", "beta", "log_decay"))  # of all arguments that gates give
 
 

@@ -141,6 +141,7 @@ from attnkit_reference.recurrent.delta import (
     delta_attention_step_magnitudes,
     delta_attention_step_vjp,
     delta_attention_vjp,
+    delta_attention_weights,
 )
 from attnkit_reference.recurrent.gated_linear import (
     gated_linear_attention,
@@ -149,6 +150,7 @@ from attnkit_reference.recurrent.gated_linear import (
     gated_linear_attention_step_magnitudes,
     gated_linear_attention_step_vjp,
     gated_linear_attention_vjp,
+    gated_linear_attention_weights,
 )
 from attnkit_reference.rela import (
     rela_attention,
@@ -217,6 +219,7 @@ __all__ = [
     "delta_attention_step_magnitudes",
     "delta_attention_step_vjp",
     "delta_attention_vjp",
+    "delta_attention_weights",
     "efficient_attention",
     "efficient_attention_magnitudes",
     "efficient_attention_step",
@@ -242,6 +245,7 @@ __all__ = [
     "gated_linear_attention_step_magnitudes",
     "gated_linear_attention_step_vjp",
     "gated_linear_attention_vjp",
+    "gated_linear_attention_weights",
     "gaussian_attention",
     "gaussian_attention_magnitudes",
     "gaussian_attention_vjp",

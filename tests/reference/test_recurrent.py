@@ -35,8 +35,33 @@ def test_gated_linear_attention_has_the_weights_of_its_formula():
     c = np.cumsum(GATE, axis=-2)
     fade = np.exp(np.minimum(c[..., :, None, :] - c[..., None, :, :], 0))
     w = np.tril(np.einsum("bzic,bjc,bijc->bzij", Q, K, fade)) / np.sqrt(D)
-    o = reference.gated_linear_attention(Q[:, 0], K, V, GATE)
-    np.testing.assert_allclose(o, w[:, 0] @ V, atol=1e-14)
+    np.testing.assert_allclose(reference.gated_linear_attention_weights(Q[:, 0], K, GATE), w[:, 0], atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["delta", "delta-number", "delta-features"])
+def test_the_delta_rule_has_the_weights_of_its_formula(name):
+    gates = {"log_decay": np.zeros((1, T, D))} | CALLS[name][1]
+    g = gates["log_decay"]
+    g = np.broadcast_to(g[..., None] if g.ndim == 2 else g, (2, T, D))
+    kept = np.eye(D) - BETA[..., None, None] * K[..., :, None] * K[..., None, :]
+    w = np.zeros((2, T, T))
+    for j in range(T):
+        held = BETA[:, j, None] * K[:, j]
+        for i in range(j, T):
+            held = held if i == j else (kept[:, i] @ (np.exp(g[:, i]) * held)[..., None])[..., 0]
+            w[:, i, j] = np.sum(Q[:, 0, i] * held, axis=-1) / np.sqrt(D)
+    found = reference.delta_attention_weights(Q[:, 0], K, **CALLS[name][1])
+    np.testing.assert_allclose(found, w, atol=1e-14)
+
+
+@every
+def test_outputs_are_values_times_weights(name):
+    op, arrays = of(name)
+    v = arrays.pop("v")
+    w = of(name, "_weights")[0](**arrays, **HIDDEN)
+    np.testing.assert_allclose(w @ v, op(**arrays, v=v, **HIDDEN), atol=1e-14)
+    assert not w[..., [0, 2]].any()
+    assert not np.triu(w, 1).any()
 
 
 def test_a_key_of_norm_1_is_answered_by_its_value():

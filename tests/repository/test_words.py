@@ -10,7 +10,7 @@ LEFT = {
     "attnkit/integrations": (9, 0),
     "attnkit/kernels": (11, 1),
     "attnkit/nn": (10, 0),
-    "attnkit/ops": (44, 2),
+    "attnkit/ops": (43, 2),
     "reference": (19, 1),
     "conformance": (51, 4),
     "experiments": (109, 2),

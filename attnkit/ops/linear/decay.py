@@ -134,7 +134,7 @@ def pull_until_end(xp: Namespace, through: Array, of_first: Array | None) -> Arr
 # ---------------------------------------------------------------------------------------------- pairs
 
 
-def passed(xp: Namespace, x: Array, rows: Rows, tokens: int, valid: Array | None = None) -> Array:
+def tokens_so_far(xp: Namespace, x: Array, rows: Rows, tokens: int, valid: Array | None = None) -> Array:
     """Whether a token has come when a query of these rows sees, (L, S), and of (..., S) is valid: (..., L, S)."""
     last = positions(xp, x, rows.start, rows.stop) + (tokens - rows.total)
     come = positions(xp, x, 0, tokens) <= last[:, None]
@@ -143,7 +143,7 @@ def passed(xp: Namespace, x: Array, rows: Rows, tokens: int, valid: Array | None
 
 def of_pairs(xp: Namespace, g: Array, come: Array) -> tuple[Array, Array]:
     """What is left for each query of each key (..., L, S), and of what came before all (..., L, 1); `come` (..., L, S)
-    are the tokens that have `passed`."""
+    are the tokens of `tokens_so_far`."""
     wide = xp.where(come.mT, g, 0.0)
     return xp.exp(sums_after(xp, wide).mT), xp.exp(xp.sum(wide, axis=-2, keepdims=True).mT)
 

@@ -10,7 +10,7 @@ from attnkit._core.derived import DO, Weights, WithState, derived_signature, sig
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.family import Family, FeatureWeights, never, nothing, recorded
 from attnkit._core.typing import A, AnyFunction, Array, Decorator, Factor, Keywords, Namespace, Option, Options, Results
-from attnkit.ops.linear.decay import passed
+from attnkit.ops.linear.decay import tokens_so_far
 from attnkit.ops.linear.states import (
     Scaled,
     State,
@@ -121,7 +121,7 @@ def _prepare(
     if log_decay is None:
         return a
     valid = shown_keys(xp, q, a.keys, common.get("mask"), common.get("key_lengths"))
-    return a._replace(log_decay=log_decay, passed=passed(xp, a.q, a.rows, a.keys, valid))
+    return a._replace(log_decay=log_decay, passed=tokens_so_far(xp, a.q, a.rows, a.keys, valid))
 
 
 def family_of(record: Linear) -> Family:

@@ -157,14 +157,14 @@ def _decayed(xp: Namespace, m: Call, log_decay: Factor, heads: bool) -> Call:
     m = m._replace(g=g, heads=heads)
     if m.pairs is None:
         return m
-    pairs, before = decay.of_pairs(xp, g, _passed(xp, m))
+    pairs, before = decay.of_pairs(xp, g, _tokens_so_far(xp, m))
     return m._replace(pairs=pairs, before=before)
 
 
-def _passed(xp: Namespace, m: Call) -> Array:
+def _tokens_so_far(xp: Namespace, m: Call) -> Array:
     """Which tokens have come when a query sees, (L, S)."""
     queries = m.x.shape[-2]
-    return decay.passed(xp, m.x, Rows(0, queries, queries), m.y.shape[-2])
+    return decay.tokens_so_far(xp, m.x, Rows(0, queries, queries), m.y.shape[-2])
 
 
 def _faded_state(m: Call) -> Array:
@@ -214,7 +214,7 @@ def _pairs_backward(xp: Namespace, m: Call, d: Array) -> SumsGradients:
     if m.state is not None:
         dx, dstate = dx + (d @ m.state.mT) * m.before, (m.x * m.before).mT @ d
         of_rows = None if m.g is None else xp.sum(((m.x * m.before) @ m.state) * d, axis=-1, keepdims=True)
-    dg = None if m.g is None else decay.pull_pairs(xp, _passed(xp, m), of_scores * scores, of_rows)
+    dg = None if m.g is None else decay.pull_pairs(xp, _tokens_so_far(xp, m), of_scores * scores, of_rows)
     return SumsGradients(dx, dy, dc, dstate, dg)
 
 

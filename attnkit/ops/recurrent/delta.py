@@ -12,7 +12,7 @@ from attnkit._core.special import folded
 from attnkit._core.typing import AnyFunction, Array, Factor, Impl, Keywords, Namespace, Results
 from attnkit.ops.linear.chunks import Fades, fade, fades, inverse, products, pull_products, sums_before, sums_from
 from attnkit.ops.linear.states import State
-from attnkit.ops.recurrent.record import Call, Recurrent, Tokens, op, step_of, step_vjp_of, vjp_of
+from attnkit.ops.recurrent.record import Call, Recurrent, Tokens, op, step_of, step_vjp_of, vjp_of, weights_of
 
 
 def _numbers(gates: Mapping[str, Array]) -> tuple[str, ...]:
@@ -170,6 +170,12 @@ def delta_attention(
     """
 
 
+delta_attention_weights = weights_of(
+    delta_attention,
+    DELTA,
+    """w_ij = scale·q_iᵀ Π_{t=i..j+1} (I - β_t k_t k_tᵀ) diag(exp(g_t)) β_j k_j for j <= i, 0 elsewhere and at hidden
+    tokens.""",
+)
 delta_attention_vjp = vjp_of(
     delta_attention,
     DELTA,

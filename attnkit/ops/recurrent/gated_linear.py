@@ -5,7 +5,7 @@ from typing import Unpack
 from attnkit._core.typing import Array, Impl, Keywords, Namespace
 from attnkit.ops.linear.chunks import fading_sums, pull_fading_sums
 from attnkit.ops.linear.states import State
-from attnkit.ops.recurrent.record import Call, Recurrent, Tokens, op, step_of, step_vjp_of, vjp_of
+from attnkit.ops.recurrent.record import Call, Recurrent, Tokens, op, step_of, step_vjp_of, vjp_of, weights_of
 
 
 def forward(xp: Namespace, m: Call) -> tuple[Array, Array]:
@@ -73,6 +73,11 @@ def gated_linear_attention(
     """
 
 
+gated_linear_attention_weights = weights_of(
+    gated_linear_attention,
+    GATED_LINEAR,
+    "w_ij = scale·Σ_c q_ic k_jc exp(Σ_{j<t<=i} g_tc) for j <= i, 0 elsewhere and at hidden tokens.",
+)
 gated_linear_attention_vjp = vjp_of(
     gated_linear_attention,
     GATED_LINEAR,

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Concatenate, NamedTuple, TypedDict
 
 from attnkit._core import check
-from attnkit._core.derived import DO, P, WithState, derived_signature, signature_like
+from attnkit._core.derived import DO, P, Weights, WithState, derived_signature, signature_like
 from attnkit._core.dispatch import namespace, operation_checked_by
 from attnkit._core.quadratic import cast, compute_dtype, sum_to
 from attnkit._core.special import inverse_root
-from attnkit._core.tokens import checked_with_arrays, chosen, cotangent, key_mask, zeros
+from attnkit._core.tokens import checked_with_arrays, chosen, cotangent, diagonal, key_mask, zeros
 from attnkit._core.typing import AnyFunction, Array, Decorator, Factor, Keywords, Namespace, Option, Results
 from attnkit.ops.linear.chunks import chunk_length, cut, joined
-from attnkit.ops.linear.record import Step, StepVjp, Vjp
+from attnkit.ops.linear.record import STATEFUL, Step, StepVjp, Vjp
 from attnkit.ops.linear.states import STATE_CHECKS, State, check_parts, parts_of, step_context, stepping
 
 ONE = ("causal", "chunk_size", "initial_state", "return_state", "mask", "key_lengths")
@@ -75,6 +75,11 @@ class Recurrent(NamedTuple):
         o = chosen(p.xp, p.live, joined(p.xp, o, q.shape[-2]))  # the cotangent of a row that sees nothing may be NaN
         o = cast(p.xp, p.xp.broadcast_to(o, (*p.leading, q.shape[-2], v.shape[-1])), q.dtype)
         return (o, (state,)) if return_state else o
+
+    def weights(self, q: Array, k: Array, *arrays: Array, **options: Option) -> Results:
+        """w (..., T, T): the output for values of which each is a token of its own."""
+        xp = namespace(q)
+        return self.attend(q, k, xp.astype(diagonal(xp, k[..., 0]), q.dtype), *arrays, **options)
 
     def vjp(self, *arrays: Array, **options: Option) -> Keywords:
         return self.gradients(f"{self.name}_vjp", *arrays, **options)
@@ -251,11 +256,13 @@ def context_of(record: Recurrent) -> check.ContextOf:
     """The shapes of whole sequences."""
 
     def context(op: str, arrays: Keywords, options: Keywords) -> check.Context:
-        whole = check.attention_context(op, {name: arrays[name] for name in ("q", "k", "v")}, options)
+        whole = check.attention_context(op, {name: arrays.get(name) for name in ("q", "k", "v")}, options)
         if whole.queries != whole.keys:
             check.wrong_shape(op, "k", arrays["k"], f"(..., {whole.queries}, d), the tokens of q")
         tail = (whole.keys, arrays["k"].shape[-1])
         leading = _with_gates(record, op, arrays, options, whole.leading, tail)
+        if "v" not in arrays:  # weights
+            return whole._replace(leading=leading)
         cotangent(op, "do", arrays.get("do"), (*leading, whole.queries, arrays["v"].shape[-1]))
         return _with_state(op, "initial_state", whole._replace(leading=leading), arrays["k"], arrays["v"], options)
 
@@ -319,6 +326,20 @@ def op(record: Recurrent) -> Callable[[Callable[Concatenate[Array, Array, Array,
     """Make a documented signature (q, k, v, *arrays, *, own..., **common) the op of a record."""
     RECURRENT[record.name] = record
     return _operation(record, record.attend)
+
+
+def weights_of(forward: WithState[P], record: Recurrent, formula: str) -> Weights[P]:
+    """`<op>_weights`, with the signature of the op but for v and states."""
+    signature = signature_like(forward, Array, ("v", *STATEFUL))
+    doc = f"""The weights of `{record.name}` without a state, in the dtype of q: o = w v.
+
+    {formula}
+
+    A recurrence forms none: these cost O(T²·d).
+    """
+    documented = derived_signature(forward, f"{record.name}_weights", signature, doc)
+    weights: Weights[P] = _operation(record, record.weights)(documented)
+    return weights
 
 
 def vjp_of(forward: WithState[P], record: Recurrent, doc: str) -> Vjp[P]:

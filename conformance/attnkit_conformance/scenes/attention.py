@@ -350,9 +350,9 @@ def statistics_samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
             if profile == "full" or (scene.name, variant) in quick:
                 label = ".".join(filter(None, (subject.name, variant_label(variant))))
                 yield scene_sample(op, scene, {"op": subject.name, **variant}, dtype, label)
-        always = [(scene, subject.statistics_variant(v, left_out)) for scene, v in subject.of_statistics]
-        for scene, variant in share_pairs(always, dtype):
-            yield scene_sample(op, scene, {"op": subject.name, **variant}, dtype, subject.name)
+        for scene, variant in subject.of_statistics:
+            measured = {"op": subject.name, **subject.statistics_variant(variant, left_out)}
+            yield scene_sample(op, scene, measured, dtype, subject.name)
 
 
 def variant_label(variant: Params) -> str:

@@ -113,6 +113,10 @@ class Recurrence:
         states = self.states()
         return (self.output(states), (states[-1],)) if self.returns_state else self.output(states)
 
+    def weights(self) -> Array:
+        """The output alone, of a call with `single_values`."""
+        return self.output(self.states())
+
     def gradients(self, do: object, dstate: object, absolute: bool) -> Gradients:
         """{"q", "k", "v"}, the gates and "initial_state" if given; with `absolute` magnitudes, "o" and with dstate
         "state" too."""
@@ -271,6 +275,12 @@ def _valid(op: str, leading: tuple[int, ...], T: int, mask: object, key_lengths:
 
 
 # ---------------------------------------------------------------------------------------------- public functions
+
+
+def single_values(k: Array) -> Array:
+    """Values (T, T) of which each is a token of its own: what a recurrence gives for them are its weights."""
+    T = np.shape(k)[-2] if np.ndim(k) > 1 else 0
+    return np.eye(T).astype(k.dtype)
 
 
 def pull(call: Recurrence, do: Array | None, *, dstate: State | None = None, absolute: bool = False) -> Gradients:

@@ -5,7 +5,7 @@ from typing import Unpack
 import numpy as np
 
 from attnkit_reference._check import Array
-from attnkit_reference._op import derived_gradients
+from attnkit_reference._op import derived_gradients, derived_weights
 from attnkit_reference.linear.sums import one_token
 from attnkit_reference.recurrent.calls import (
     OfToken,
@@ -20,6 +20,7 @@ from attnkit_reference.recurrent.calls import (
     pull,
     pull_step,
     recurrence,
+    single_values,
 )
 
 
@@ -127,6 +128,31 @@ def delta_attention(q: Array, k: Array, v: Array, beta: Array, **params: Unpack[
     return delta("delta_attention", q, k, v, beta, **params).forward()
 
 
+def _weights(
+    op: str,
+    q: Array,
+    k: Array,
+    beta: Array,
+    *,
+    log_decay: Array | None = None,
+    causal: bool = True,
+    mask: Array | None = None,
+    key_lengths: int | Array | None = None,
+    scale: float | None = None,
+) -> Delta:
+    """The call whose outputs are weights."""
+    hides: Options = {"causal": causal, "mask": mask, "key_lengths": key_lengths, "scale": scale}
+    return delta(op, q, k, single_values(k), beta, log_decay=log_decay, **hides)
+
+
+delta_attention_weights = derived_weights(
+    delta_attention,
+    _weights,
+    Delta.weights,
+    """The weights w (..., T, T) of `delta_attention` without a state, o = w v: scale q_i^T A_i A_{i-1} ... A_{j+1} β_j
+    k_j with A_t = (I - β_t k_t k_t^T) diag(exp(g_t)) for j <= i, 0 elsewhere and at hidden tokens.
+    """,
+)
 delta_attention_vjp, delta_attention_magnitudes = derived_gradients(
     delta_attention,
     delta,

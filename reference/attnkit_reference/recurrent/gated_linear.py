@@ -5,7 +5,7 @@ from typing import ClassVar, Unpack
 import numpy as np
 
 from attnkit_reference._check import Array
-from attnkit_reference._op import derived_gradients
+from attnkit_reference._op import derived_gradients, derived_weights
 from attnkit_reference.linear.sums import one_token
 from attnkit_reference.recurrent.calls import (
     OfToken,
@@ -20,6 +20,7 @@ from attnkit_reference.recurrent.calls import (
     pull,
     pull_step,
     recurrence,
+    single_values,
 )
 
 
@@ -74,6 +75,30 @@ def gated_linear_attention(q: Array, k: Array, v: Array, log_gate: Array, **para
     return gated_linear("gated_linear_attention", q, k, v, log_gate, **params).forward()
 
 
+def _weights(
+    op: str,
+    q: Array,
+    k: Array,
+    log_gate: Array,
+    *,
+    causal: bool = True,
+    mask: Array | None = None,
+    key_lengths: int | Array | None = None,
+    scale: float | None = None,
+) -> GatedLinear:
+    """The call whose outputs are weights."""
+    hides: Options = {"causal": causal, "mask": mask, "key_lengths": key_lengths, "scale": scale}
+    return gated_linear(op, q, k, single_values(k), log_gate, **hides)
+
+
+gated_linear_attention_weights = derived_weights(
+    gated_linear_attention,
+    _weights,
+    GatedLinear.weights,
+    """The weights w (..., T, T) of `gated_linear_attention` without a state, o = w v: scale Σ_c q_ic k_jc
+    exp(Σ_{j < t <= i} g_tc) for j <= i, 0 elsewhere and at hidden tokens.
+    """,
+)
 gated_linear_attention_vjp, gated_linear_attention_magnitudes = derived_gradients(
     gated_linear_attention,
     gated_linear,

@@ -12,9 +12,9 @@ from attnkit_conformance.families.linear.samples import INITIAL
 from attnkit_conformance.families.recurrent import samples
 from attnkit_conformance.families.recurrent.samples import Kind
 from attnkit_conformance.model.case import Case, ErrorSample
-from attnkit_conformance.model.errors import calls, zeros
+from attnkit_conformance.model.errors import Wrong, calls, zeros
 from attnkit_conformance.model.grammar import Row
-from attnkit_conformance.model.op import QKV, Op, Tokens
+from attnkit_conformance.model.op import QKV, STATEFUL, Op, Tokens
 from attnkit_conformance.model.types import Keyword
 from attnkit_conformance.scenes.attention import LENGTH_ARRAY
 
@@ -23,6 +23,7 @@ T, D, E = 5, 4, 6
 CHUNK = 64
 INVARIANCES = ("rerun", "causal_prefix", "padding_contents", "batch_mates", "resumed", "chunked", "step_by_step")
 GATE = {"log_gate": lambda x: 2 * x - 1}
+OUTSIDE = ("v", *STATEFUL, f"{INITIAL}S")  # what weights do not depend on
 
 
 def of_gated(row: Row) -> Mapping[str, bool]:
@@ -59,8 +60,7 @@ def errors(op: Op) -> Iterator[ErrorSample]:
     good = {"q": zeros(2, 2, T, D), "k": zeros(2, 2, T, D), "v": zeros(2, 2, T, E),
             "log_gate": zeros(2, 2, T, D), "beta": zeros(2, 2, T)}  # fmt: skip
     gate = op.arguments[-1]
-    yield from calls(
-        op, good, {},
+    wrong: tuple[Wrong, ...] = (
         ("k", zeros(2, 2, T + 1, D), ValueError, r"\b[kv]\b"),
         ("q", zeros(2, 2, T - 1, D), ValueError, r"\bk\b.*tokens"),
         ("k", zeros(2, 2, T, D + 1), ValueError, r"\bk\b"),
@@ -91,12 +91,15 @@ def errors(op: Op) -> Iterator[ErrorSample]:
         ("window", (1, 0), ValueError, "unexpected argument 'window'"),
         ("impl", "no-such-kernel", ValueError, "impl.*generic"),
     )  # fmt: skip
+    of_weights = op.name.endswith("_weights")
+    yield from calls(op, good, {}, *(x for x in wrong if not (of_weights and x[0] in OUTSIDE)))
 
 
 def delta_errors(op: Op) -> Iterator[ErrorSample]:
     """The same, and decays that do not fit."""
     yield from errors(op)
     good = {"q": zeros(2, 2, T, D), "k": zeros(2, 2, T, D), "v": zeros(2, 2, T, E), "beta": zeros(2, 2, T)}
+    good = {name: x for name, x in good.items() if name in op.arguments}
     for n, (x, exception) in enumerate((
         (zeros(2, 2, T + 1), ValueError), (zeros(2, 2, T, D + 1), ValueError),
         (zeros(2, 2, T, dtype=np.int32), TypeError),
@@ -134,7 +137,9 @@ def row(name: str, formula: str, kind: Kind, gates: tuple[str, ...], **own: Keyw
         compute_outputs=("S",),
         binding=LINEAR,
         zeros=samples.zeros,
-        tokens=Tokens({"q": -2, "o": -2}, {"k": -2, "v": -2, **of_tokens, "mask": -1}),
+        tokens=Tokens({"q": -2, "o": -2, "w": -2}, {"k": -2, "v": -2, **of_tokens, "mask": -1, "w": -1}),
+        weights=True,
+        outside=OUTSIDE[1:],
         scene_case=samples.property_case,
         kind=kind,
         dropout=False,
@@ -170,6 +175,7 @@ GATED_LINEAR = row(
     "o_t = scale S_tᵀ q_t, S_t = diag(exp(g_t)) S_(t-1) + k_t v_tᵀ",
     GATED,
     ("log_gate",),
+    falling=True,
     invariances=(*INVARIANCES, "visible_nan"),
     others=GATE,
 )

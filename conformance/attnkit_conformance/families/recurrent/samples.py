@@ -116,6 +116,7 @@ def finish(
     tags = frozenset((name,))
     case = Case(f"{op.name}/{dtype}/{name}", op.name, dtype, arrays, params, {}, tags, dtypes)
     answer = op.binding.forward(attnkit_reference, op, case.arrays, case.params)
+    answer = {n: x for n, x in answer.items() if n not in op.not_differentiable}
     cotangents = {n: rounded(rng.standard_normal(x.shape), op.output_dtype(n, dtype)) for n, x in answer.items()}
     return replace(case, cotangents=cotangents)
 
@@ -124,17 +125,19 @@ def row_case(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
     """A row of the grammar of whole sequences."""
     rng, (T,), width = generator(f"recurrent/{name}"), sizes(row["shape"]), sizes(row["width"])
     leads = LEADS[str(row["batch"])]
-    arrays = tokens(op.kind, row, leads, T, width, size * SIZES[str(row["values"])], rng)
-    outer = np.broadcast_shapes(*leads)
+    arrays = arguments_of(op, tokens(op.kind, row, leads, T, width, size * SIZES[str(row["values"])], rng))
+    outer = leading_of(arrays)
     if row["mask"] != "none":
         arrays["mask"] = rng.random((*outer, 1, T) if row["mask"] == "keys" else T) < 0.7
-    params: dict[str, Option] = {n: row[n] for n in ("scale", "chunk_size", "return_state") if row[n] is not None}
+    row = {n: x for n, x in row.items() if n not in OWN or n in op.own}
+    own = ("scale", "chunk_size", "return_state")
+    params: dict[str, Option] = {n: row[n] for n in own if row.get(n) is not None}
     if row["key_lengths"] == "number":
         params["key_lengths"] = max(1, T - 2)
     elif row["key_lengths"] != "none":
         ends = np.linspace(T, 0 if row["key_lengths"] == "zero" else max(1, T // 2), max(1, math.prod(outer)))
         arrays["key_lengths"] = of_some_dtype(name, T, ends.astype(np.int64).reshape(outer))
-    if row["initial_state"] is not None:
+    if row.get("initial_state") is not None:
         arrays[f"{INITIAL}S"] = rng.standard_normal((*leads[1], *width))
     case = finish(op, name, dtype, row, arrays, params, rng)
     if row["poison"] == "yes":
@@ -144,9 +147,8 @@ def row_case(op: Op, name: str, row: Row, dtype: str, size: float) -> Case:
 
 def hidden_tokens(case: Case) -> tuple[Array, Array]:
     """Tokens (..., T) over the leading axes of the output that no query sees, and queries that see nothing."""
-    shape = np.broadcast_shapes(*(x.shape[:-2] for n, x in case.arrays.items() if n in ("q", "k", "v")))
     T = case.arrays["k"].shape[-2]
-    valid = np.ones((*shape, T), bool)
+    valid = np.ones((*leading_of(case.arrays), T), bool)
     mask = case.arrays.get("mask", np.ones(T, bool))
     valid &= mask[..., 0, :] if mask.ndim > 1 else mask
     valid &= np.arange(T) < np.asarray(case.arrays.get("key_lengths", case.params.get("key_lengths", T)))[..., None]
@@ -157,9 +159,9 @@ def hidden_tokens(case: Case) -> tuple[Array, Array]:
 def poison(op: Op, case: Case) -> None:
     """Write NaN and infinities where nothing is read (in place): hidden tokens, and queries that see nothing."""
     unseen, null = hidden_tokens(case)
-    for name, x in (*case.arrays.items(), ("do", case.cotangents["o"])):
-        rows = null if name in ("q", "do") else unseen
-        if x.dtype.kind == "f" and not name.startswith(INITIAL):
+    for name, x in (*case.arrays.items(), *case.cotangents.items()):
+        rows = null if name in ("q", "o") else unseen
+        if x.dtype.kind == "f" and name != "S" and not name.startswith(INITIAL):
             x[rows] = np.nan if x.ndim == rows.ndim else np.resize([np.nan, np.inf, -np.inf], x.shape[-1])
 
 
@@ -172,33 +174,49 @@ def zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
     for name, x in case.arrays.items():
         rows = null if name == "q" else unseen
         if x.dtype.kind == "f" and not name.startswith(INITIAL):
-            number = x.shape[-1] == rows.shape[-1] and name in numbers_of(case)
+            number = x.shape[-1] == rows.shape[-1] and name in numbers_of(case.arrays)
             shape = x.shape if number else (*x.shape[:-1], 1)
             gradients[name] = reduce_to(rows if number else rows[..., None], shape, 1, np.logical_and)
-    return {"o": null[..., None]}, gradients
+    later = ~np.tri(unseen.shape[-1], dtype=bool)
+    return {"o": null[..., None], "w": unseen[..., None, :] | later}, gradients
 
 
-def numbers_of(case: Case) -> tuple[str, ...]:
-    """The gates of a case that are numbers per token: those with as many axes as beta."""
-    gates = {name: case.arrays[name] for name in ("beta", "log_decay") if name in case.arrays}
+def arguments_of(op: Op, arrays: dict[str, Array]) -> dict[str, Array]:
+    """Without values, if the op is one of weights."""
+    return {name: x for name, x in arrays.items() if name in (*op.arguments, *op.optional)}
+
+
+def leading_of(arrays: Mapping[str, Array]) -> Shape:
+    """The leading axes of the output."""
+    numbers = numbers_of(arrays)
+    of_tokens = {n: x for n, x in arrays.items() if n in ("q", "k", "v", "log_gate", "log_decay", "beta")}
+    leading: Shape = np.broadcast_shapes(*(x.shape[: -1 if n in numbers else -2] for n, x in of_tokens.items()))
+    return leading
+
+
+def numbers_of(arrays: Mapping[str, Array]) -> tuple[str, ...]:
+    """The gates that are numbers per token: those with as many axes as beta."""
+    gates = {name: arrays[name] for name in ("beta", "log_decay") if name in arrays}
     return tuple(name for name, x in gates.items() if x.ndim == gates["beta"].ndim)
 
 
 def property_case(op: Op, scene: Property, params: Params, label: str, dtype: str) -> Case:
     """The scene of a property: as many queries as keys, and a key mask in the place of one of pairs."""
     rng, T = generator(f"recurrent/{scene.name}"), scene.S
-    own = {n: x for n, x in {**scene.params, **params}.items() if n in (*OWN, "causal")}
+    own = {n: x for n, x in {**scene.params, **params}.items() if n in (*op.own, "causal")}
     of_q, of_k, of_v = scene.lead
     arrays = tokens(op.kind, op.kind.in_properties, (of_q, of_k, of_v), T, (scene.d, scene.e), scene.size, rng)
+    arrays = arguments_of(op, arrays)
     if "mask" in scene.options:
         arrays["mask"] = rng.random((*scene.leading, 1, T)) < 0.7
     return finish(op, scene.name, dtype, op.kind.in_properties, arrays, own, rng)
 
 
 def samples(op: Op, dtype: str, profile: str) -> Iterator[Sample]:
-    """Few small calls; and thousands of tokens whose gates are of all kinds, once in every profile."""
+    """Few small calls; and thousands of tokens whose gates are of all kinds, once in every profile, but not of all
+    weights."""
     yield from samples_of(op, dtype, SCENES, row_case)
-    if dtype == "float32":
+    if dtype == "float32" and op.vjp:
         yield from samples_of(op, dtype, LONG_SCENE, row_case)
 
 
