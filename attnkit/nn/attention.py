@@ -252,7 +252,8 @@ class MultiHeadAttention(nn.Module):
         return ", ".join(parts) + (", causal=True" if self.causal else "")
 
     def new_cache(self, batch_size: int, max_length: int) -> KeyValueCache | StateCache:
-        """An empty cache for decoding up to max_length tokens, on the device and in the dtype of the module.
+        """An empty cache for decoding up to max_length tokens, on the device and in the dtype of the module, gates in
+        float32 at least.
 
         With gated_linear_attention, delta_attention, and linear_attention with decay="tokens", it holds a state instead
         of keys and values: of one size, whatever max_length is.
@@ -261,7 +262,10 @@ class MultiHeadAttention(nn.Module):
             return StateCache(batch_size)
         shape = (batch_size, self.num_kv_heads, max_length, self.head_dim)
         weight = self.k_proj.weight
-        gates = weight.new_zeros(batch_size, self.num_heads, max_length) if "log_forget" in self.gates else None
+        gates = None
+        if "log_forget" in self.gates:
+            wide = torch.promote_types(weight.dtype, torch.float32)  # as the gates are
+            gates = weight.new_zeros(batch_size, self.num_heads, max_length, dtype=wide)
         return KeyValueCache(weight.new_zeros(shape), weight.new_zeros(shape), gates)
 
     def forward(

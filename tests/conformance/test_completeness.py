@@ -28,6 +28,8 @@ WITHOUT_RECORD = {
     "nystrom_attention": "weights are a product of three matrices",
     "linformer_attention": "weights are of combinations of keys",
     "lsh_attention": "weights are of chunks of sorted tokens",
+    "gated_linear_attention": "weights are what a state gives, all queries at once",
+    "delta_attention": "weights are what a state gives, all queries at once",
 }
 WITHOUT_ROW = {"ACTIVATIONS", "RowStatistics", "analysis", "landmarks", "orthogonal_features", "random_rotations"}
 

@@ -150,6 +150,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_cache_keeps_the_digits_of_gates(dtype: torch.dtype) -> None:
+    """The gates of a layer of a half type are float32, and one of 0.999 is 1 in bfloat16."""
+    layer, x = layer_of("forgetting")
+    layer, x = layer.to(dtype), x.to(dtype)
+    cache, gates = layer.new_cache(3, TOKENS), layer.gates["log_forget"](x)
+    with torch.no_grad():
+        assert torch.equal(layer(x, cache=cache), layer(x))
+    assert torch.equal(cache.filled_gates()["log_forget"], gates)
+
+
 @pytest.mark.parametrize(("given", "text"), WRONG)
 def test_layers_that_cannot_be(given: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=f"MultiHeadAttention: {re.escape(text)}"):
