@@ -23,6 +23,7 @@ OFF = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}  # relative errors
 MOST = {"float32": 0.05, "bfloat16": 1.0, "float16": 1.0}  # percent of zeros that need no reason
 ROUNDING = 1e-8  # of what is allowed: float64 has no digits there
 SPARE = 1e3  # times the smallest normal number, which is allowed everywhere
+OVERWRITTEN = "What later keys overwrite is a difference of summands of the size of the other weights of its row."
 SATURATED = "Where a few keys have all the weight, or keys are equal, a gradient is a difference of equal numbers."
 FIRST = "The first token of a sequence sees one key, whose weight is 1 but for eps: its gradient is that of eps."
 GATE = "The growth of the largest exponent in a gate holds for all entries of a case."
@@ -41,6 +42,7 @@ REASONS: tuple[tuple[str, float, str], ...] = (  # op, results and dtype; percen
     ("linformer_attention_weights outputs float32", 1.5, BESIDE),
     ("softpick_attention_weights outputs float32", 4.0, BESIDE),
     ("linear_attention_weights outputs float32", 2.0, BESIDE),
+    ("delta_attention_weights outputs float32", 7.0, OVERWRITTEN),
     ("*_weights outputs float32", 0.5, BESIDE),
     ("rela_attention outputs float32", 1.5, GATE),
     ("attention_with_statistics outputs float32", 0.5, GATE),

@@ -322,7 +322,7 @@ LINEAR_ATTENTION = row(
     equal_lengths=(*WITH_STATE, *((INITIAL_STATE, ("log_decay", level)) for level in decays.LEVELS[1:])),
     errors=linear_errors,
     adapt=any_scene,
-    of_statistics=decays.SCENES[3:],
+    of_statistics=decays.SCENES[4:],
     growth=lambda case: decays.growth(case) * tolerance.growth_of_equal_keys(case),
     signed=lambda params: params.get("feature_map") == "identity" or params.get("scale", 1.0) < 0,
 )
