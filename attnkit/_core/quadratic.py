@@ -57,7 +57,7 @@ class Inputs(NamedTuple):
     normalised: Normalised | None = None  # the normalisation that gradients of q and k pass through
     factor: float | Array = 1.0  # of the products of a row: a number or (..., L, 1)
     passed: Array | None = None  # (..., L, S) tokens up to the query whose gates count, of ops that have gates
-    log_decay: Factor | None = None  # of features that fade, as it was given
+    log_decay: Factor | None = None  # of features that fade, as given: a number, (), (H,) or (..., S)
 
     @property
     def keys(self) -> int:
