@@ -3,9 +3,9 @@
     python docs/pictures.py                      # all of them, and one of speeds, into docs/families/pictures
     python docs/pictures.py --only entmax_attention --out FOLDER
 
-The ops come from the op database of the conformance kit: every row with weights, and every one of `LINEAR_IN_V`, gets a
-picture of each of its settings in `SETTINGS`, or of its defaults. The input is one 8×8 image of scikit-learn's digits;
-docs/families/index.md says what q and k are. The same bytes come out of two runs on one machine.
+The ops come from the op database of the conformance kit: every row with weights gets a picture of each of its settings
+in `SETTINGS`, or of its defaults. The input is one 8×8 image of scikit-learn's digits; docs/families/index.md says what
+q and k are. The same bytes come out of two runs on one machine.
 """
 
 from __future__ import annotations
@@ -84,11 +84,10 @@ def standard_normal(*shape: int) -> Array:
     return np.random.default_rng(1).standard_normal(shape)
 
 
-# Arguments of `<op>_weights`, or of an op, by name: what it gets for them.
+# Arguments of `<op>_weights`, by name: what an op gets for them.
 ARGUMENTS: dict[str, Callable[[Scene], Array]] = {
     "q": lambda x: x.q,
     "k": lambda x: x.k,
-    "v": lambda x: np.eye(SIDE * SIDE),
     "qk": lambda x: x.k,
     "landmarks": lambda x: attnkit.landmarks.average_pool(x.q, SIDE, SIDE, POOL),
     "proj_k": lambda x: pooling(),
@@ -119,27 +118,18 @@ SETTINGS: dict[str, dict[str, Params]] = {
     "linear_attention": {"": {}, "decay": {"causal": True, "log_decay": -0.05}},
 }
 
-# Ops without `<op>_weights`, which are linear in v: their weights are what the identity as v gives.
-LINEAR_IN_V = ("gated_linear_attention", "delta_attention")
-
 # Weights of slots, (64, m), as weights of pixels: what they are multiplied with, (m, 64).
 SLOTS: dict[str, Callable[[], Array]] = {"linformer_attention": pooling}
 
 
-def is_linear_in_v(op: Op, params: Params) -> bool:
-    """Whether the weights of a picture are those of the identity: `<op>_weights` takes no decay."""
-    return op.name in LINEAR_IN_V or "log_decay" in params
-
-
 def arguments(op: Op, scene: Scene, params: Params) -> dict[str, Array]:
-    """The arrays of `<op>_weights`, or of the op where the identity is v, in order."""
-    arrays, of_op = {}, is_linear_in_v(op, params)
-    for name in op.arguments if of_op else weights_of(op).arguments:
+    """The arrays of `<op>_weights`, in order."""
+    arrays = {}
+    for name in weights_of(op).arguments:
         if name not in ARGUMENTS:
             raise LookupError(f"{op.name}: argument {name!r} has no value; add it to ARGUMENTS in docs/pictures.py")
         arrays[name] = ARGUMENTS[name](scene)
-    function = getattr(attnkit, op.name if of_op else f"{op.name}_weights")
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in inspect.signature(getattr(attnkit, f"{op.name}_weights")).parameters.items():
         required = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
         if required and name not in params:
             raise LookupError(f"{op.name}: parameter {name!r} has no value; add it to SETTINGS in docs/pictures.py")
@@ -148,7 +138,7 @@ def arguments(op: Op, scene: Scene, params: Params) -> dict[str, Array]:
 
 def weigh(op: Op, params: Params, scene: Scene) -> Drawn:
     arrays = arguments(op, scene, params)
-    w = getattr(attnkit, op.name if "v" in arrays else f"{op.name}_weights")(*arrays.values(), **params)
+    w = getattr(attnkit, f"{op.name}_weights")(*arrays.values(), **params)
     size = SIDE * SIDE
     pixels = w @ SLOTS[op.name]() if op.name in SLOTS else w
     if pixels.shape != (size, size):
@@ -196,7 +186,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def ops(only: list[str]) -> list[Op]:
-    selection = [op for op in PUBLIC if op.weights or op.name in LINEAR_IN_V]
+    selection = [op for op in PUBLIC if op.weights]
     unknown = set(only) - {op.name for op in selection}
     if unknown:
         raise LookupError(f"no op with weights is called {', '.join(sorted(unknown))}")
