@@ -1,8 +1,8 @@
 """Recurrent ops, and what they are timed beside: a loop of torch over the tokens, and fla's plain functions by chunks.
 
 Both take (1, heads, n, d) arrays and scale q by 1/√d. fla-core has chunks of the delta rule, and
-none of gated linear attention. Compiling one of them unrolls its loop over chunks, which takes minutes, and for Kimi
-delta attention, where each chunk is a loop over its tokens, does not end.
+none of gated linear attention. Compiling one of them unrolls its loop over chunks, which takes long; that of Kimi delta
+attention, where each chunk is a loop over its tokens, was not tried.
 """
 
 import sys
