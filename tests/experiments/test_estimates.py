@@ -8,7 +8,7 @@ import pytest
 from attnkit_experiments.evidence import comparisons, overview
 from attnkit_experiments.evidence.checks import Compare, alike, as_good, better, worse
 from attnkit_experiments.evidence.claim import Claim, answers
-from attnkit_experiments.evidence.estimate import Estimate
+from attnkit_experiments.evidence.estimates import Estimate
 from attnkit_experiments.evidence.papers import PAPERS
 from attnkit_experiments.evidence.runs import read_runs
 from attnkit_experiments.evidence.verdict import Verdict

@@ -7,8 +7,8 @@ import torch
 
 import attnkit
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
+from attnkit_experiments.report.comparison import _published
 from attnkit_experiments.report.results import Line, StudyResults
-from attnkit_experiments.report.study_page import _published
 from attnkit_experiments.soft.attention import Kernel
 from attnkit_experiments.translation.model import Memory, NormedAttention
 from tests.library.arrays import assert_close

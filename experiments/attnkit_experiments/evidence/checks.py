@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeGuard
 
 from attnkit_experiments.engine.progress import many
-from attnkit_experiments.evidence.estimate import Ends, Estimate
+from attnkit_experiments.evidence.estimates import Ends, Estimate
 from attnkit_experiments.evidence.measures import TIMES, UNTRAINED, headline, measure_of
 from attnkit_experiments.evidence.runs import Record, Run
 from attnkit_experiments.evidence.verdict import Finding, Verdict, exactly, judged

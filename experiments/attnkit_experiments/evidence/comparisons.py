@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attnkit_experiments.engine.progress import many
 from attnkit_experiments.evidence import overview, paper_page
 from attnkit_experiments.evidence.claim import Answer, answers
-from attnkit_experiments.evidence.estimate import Estimate
+from attnkit_experiments.evidence.estimates import Estimate
 from attnkit_experiments.evidence.measures import measure_of
 from attnkit_experiments.evidence.papers import PAPERS
 from attnkit_experiments.evidence.runs import Run

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from attnkit_conformance.report.pages import figures
 from attnkit_conformance.report.pages.figures import BETTER, DASHES, INK, PAPER, SERIES, UNDECIDED, WORSE, svg
-from attnkit_experiments.evidence.estimate import Estimate
+from attnkit_experiments.evidence.estimates import Estimate
 from attnkit_experiments.evidence.measures import headline, measure_of
 from attnkit_experiments.evidence.runs import Run
 from attnkit_experiments.report.statistics import Difference

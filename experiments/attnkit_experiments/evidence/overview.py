@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from attnkit_experiments.evidence import draw, paper_page
 from attnkit_experiments.evidence.claim import answers
-from attnkit_experiments.evidence.estimate import Estimate
+from attnkit_experiments.evidence.estimates import Estimate
 from attnkit_experiments.evidence.measures import headline, in_nats, measure_of
 from attnkit_experiments.evidence.papers import PAPERS
 from attnkit_experiments.evidence.runs import WITHOUT_SCORES, Run

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attnkit_experiments.evidence.estimate import Ends
+from attnkit_experiments.evidence.estimates import Ends
 from attnkit_experiments.recipes import MEASUREMENTS, RECIPES
 from attnkit_experiments.report.results import is_busy, read_csv
 from attnkit_experiments.report.statistics import Spread

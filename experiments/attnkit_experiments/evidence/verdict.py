@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from attnkit_experiments.evidence.estimate import Estimate
+from attnkit_experiments.evidence.estimates import Estimate
 from attnkit_experiments.report.statistics import LEVEL, Difference
 from attnkit_experiments.study.recipe import Measure
 

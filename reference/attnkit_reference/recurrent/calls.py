@@ -40,20 +40,27 @@ class OfToken(TypedDict, total=False):
     scale: float | None
 
 
-class Options(OfToken, total=False):
-    """Those of every recurrent op."""
+class OfSequence(OfToken, total=False):
+    """Those of every recurrent op but chunk_size, of which each has its own default."""
 
     causal: bool
-    chunk_size: int
     initial_state: State | None
     return_state: bool
     mask: Array | None
     key_lengths: int | Array | None
 
 
+class Options(OfSequence, total=False):
+    """Those of every recurrent op."""
+
+    chunk_size: int
+
+
 def keywords(own: Callable[..., object], *names: str) -> Callable[[Function], Function]:
-    """Give a public function those keyword arguments of `own` and then of `recurrence` that are named, or all."""
-    parameters = [p for f in (own, recurrence) for p in inspect.signature(f).parameters.values()]
+    """Give a public function those keyword arguments of `own` and then of `recurrence` that are named, or all; of one
+    that both have, the default is that of `own`."""
+    of_own, of_all = (inspect.signature(f).parameters for f in (own, recurrence))
+    parameters = [*(p for name, p in of_own.items() if name not in of_all), *({**of_all, **of_own}[n] for n in of_all)]
     known = [p for p in parameters if p.kind is p.KEYWORD_ONLY and (not names or p.name in names)]
     return lambda function: refuse_others(function, known)
 

@@ -8,6 +8,7 @@ from attnkit_reference._check import Array
 from attnkit_reference._op import derived_gradients, derived_weights
 from attnkit_reference.linear.sums import one_token
 from attnkit_reference.recurrent.calls import (
+    OfSequence,
     OfToken,
     Options,
     Outputs,
@@ -71,7 +72,15 @@ class Delta(Recurrence):
 
 
 def delta(
-    op: str, q: Array, k: Array, v: Array, beta: Array, *, log_decay: Array | None = None, **options: Unpack[Options]
+    op: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    beta: Array,
+    *,
+    log_decay: Array | None = None,
+    chunk_size: int = 32,
+    **options: Unpack[OfSequence],
 ) -> Delta:
     """The call, with log_decay told by its axes: those of beta, or one more."""
     gates: dict[str, Array] = {"beta": beta}
@@ -79,7 +88,7 @@ def delta(
     if log_decay is not None:
         gates["log_decay"] = log_decay
         numbers = numbers if np.ndim(log_decay) > np.ndim(beta) else ("beta", "log_decay")
-    call = recurrence(Delta, op, q, k, v, gates, numbers, **options)
+    call = recurrence(Delta, op, q, k, v, gates, numbers, chunk_size=chunk_size, **options)
     if log_decay is not None:
         at_most_zero(op, "log_decay", call.gates["log_decay"])
     size = call.gates["beta"]
@@ -141,7 +150,7 @@ def _weights(
     scale: float | None = None,
 ) -> Delta:
     """The call whose outputs are weights."""
-    hides: Options = {"causal": causal, "mask": mask, "key_lengths": key_lengths, "scale": scale}
+    hides: OfSequence = {"causal": causal, "mask": mask, "key_lengths": key_lengths, "scale": scale}
     return delta(op, q, k, single_values(k), beta, log_decay=log_decay, **hides)
 
 
