@@ -278,7 +278,7 @@ def unknown_ratios(text):
 def test_ratios_in_prose_are_those_of_the_tables_of_the_page():
     text = (DOCS / "which-variant.md").read_text()
     assert unknown_ratios(text) == []
-    assert unknown_ratios(text.replace("25 times as fast", "27 times as fast")) == ["27"]
+    assert unknown_ratios(re.sub(r"\d+ times as fast", "97 times as fast", text, count=1)) == ["97"]
 
 
 @pytest.mark.parametrize("line", read_csv(DOCS / "reports" / "repeated.csv"), ids=lambda line: line["report"])

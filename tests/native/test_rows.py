@@ -1,5 +1,7 @@
 """Rows to the last bit: nothing else may change one, and what is exactly 0 is."""
 
+import platform
+
 import numpy as np
 import pytest
 
@@ -112,6 +114,25 @@ def test_subnormal_numbers_under_jit():
     call = jax.jit(lambda *x: attnkit.pointwise_attention(*x, scale=2.0**40, impl="native"))
     o = np.asarray(call(*(x.numpy() for x in (q, k, v))))
     assert o.tobytes() == attnkit.pointwise_attention(q, k, v, scale=2.0**40, impl="native").numpy().tobytes()
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="such results cost nothing elsewhere")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_results_below_the_normal_range_are_0(dtype):
+    """Weights that fall along a row would cost Intel's processors three times as much: where a tile ends, some are
+    there, and their products with values."""
+    tiny, one, values = np.finfo(dtype).tiny, np.ones((1, 1), dtype), np.eye(65, dtype=dtype)
+    falling = np.log(tiny).astype(dtype) + np.linspace(2, -2, 64, dtype=dtype)
+    scores = np.concatenate([np.zeros(1, dtype), falling])[:, None]
+    found = {
+        "weights": attnkit.softmax_attention(one, scores, values, scale=1.0, impl="native"),
+        "products": attnkit.softmax_attention(one, scores[:20], values[:20] / 1000, scale=1.0, impl="native"),
+        "fading": attnkit.forgetting_attention(one, one, one * tiny / 2, 0 * one[0], impl="native"),
+        "of scores": attnkit.pointwise_attention(one, values[:, :1] * tiny, values / 1000, impl="native"),
+    }
+    for name, x in found.items():
+        assert not np.any((x != 0) & (np.abs(x) < tiny)), name
+    assert np.count_nonzero(found["weights"]) > 30
 
 
 @pytest.mark.parametrize("options", [{"mask": np.True_}, {"query_mask": np.True_}, {"bias": np.float32(1)}])

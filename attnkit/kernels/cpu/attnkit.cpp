@@ -171,7 +171,7 @@ int attnkit_run(const attnkit_plan *plan, const int64_t *places, int64_t count, 
   const attnkit::Host host{attnkit::Team::enlist, &team};
   std::optional<attnkit::Lent> lent;
   if (openmp != nullptr) lent.emplace(host);
-  const attnkit::KeepsSubnormals here;
+  const attnkit::ReadsSubnormals here;
   try {
     attnkit::is_packed(*plan) ? attnkit::serve_each(call, attnkit::serve) : attnkit::serve(call);
   } catch (const std::bad_alloc &) {

@@ -38,7 +38,7 @@ class Job {
 
   // Do tasks until there are none left to take.
   void work() {
-    const KeepsSubnormals here;
+    const ReadsSubnormals here;
     int64_t done = 0;
     std::exception_ptr error;
     for (int64_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_; ++done) {

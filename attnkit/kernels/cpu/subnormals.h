@@ -1,5 +1,7 @@
-// Numbers below the smallest normal one count here. XLA on CPUs and torch.set_flush_denormal let a thread take them for
-// 0; the smallest of float16 would be among them on their way to float.
+// Numbers below the smallest normal one count as operands: the smallest of float16 are among them on their way to float,
+// and XLA on CPUs and torch.set_flush_denormal let a thread take them for 0. Results below it become 0 where a processor
+// can do the one without the other: Intel's take a hundred times as long to round a product to fewer digits, and where
+// weights fall along a row, every tile has some.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +12,21 @@
 
 namespace attnkit {
 
-// While one of these lives, its thread computes with subnormal numbers.
-class KeepsSubnormals {
+// While one of these lives, its thread reads subnormal numbers.
+class ReadsSubnormals {
  public:
-  KeepsSubnormals() : before_(read()) { write(before_ & ~kFlushes); }
-  KeepsSubnormals(const KeepsSubnormals &) = delete;
-  KeepsSubnormals &operator=(const KeepsSubnormals &) = delete;
-  ~KeepsSubnormals() { write(before_); }
+  ReadsSubnormals() : before_(read()) { write((before_ & ~kOperands) | kResults); }
+  ReadsSubnormals(const ReadsSubnormals &) = delete;
+  ReadsSubnormals &operator=(const ReadsSubnormals &) = delete;
+  ~ReadsSubnormals() { write(before_); }
 
  private:
 #if defined(__x86_64__)
-  static constexpr uint64_t kFlushes = 0x8040;  // results, and operands
+  static constexpr uint64_t kOperands = 0x40, kResults = 0x8000;  // taken for 0
   static uint64_t read() { return _mm_getcsr(); }
   static void write(uint64_t x) { _mm_setcsr(static_cast<unsigned>(x)); }
 #elif defined(__aarch64__)
-  static constexpr uint64_t kFlushes = uint64_t{1} << 24 | uint64_t{1} << 19;  // float and double, and half
+  static constexpr uint64_t kOperands = uint64_t{1} << 24 | uint64_t{1} << 19, kResults = 0;  // both of float, and of half
   static uint64_t read() {
     uint64_t x;
     asm volatile("mrs %0, fpcr" : "=r"(x));
@@ -32,7 +34,7 @@ class KeepsSubnormals {
   }
   static void write(uint64_t x) { asm volatile("msr fpcr, %0" : : "r"(x)); }
 #else
-  static constexpr uint64_t kFlushes = 0;
+  static constexpr uint64_t kOperands = 0, kResults = 0;
   static uint64_t read() { return 0; }
   static void write(uint64_t) {}
 #endif
