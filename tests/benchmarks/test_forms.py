@@ -7,6 +7,7 @@ import torch
 
 from benchmarks import forms
 from benchmarks.__main__ import main
+from tests.library.arrays import close
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,7 @@ def test_loops_and_chunks_of_others_compute_what_recurrent_ops_do(mode):
     for group in found:
         (form,) = group.forms.values()
         for golden, ours in zip(results(group.baseline()), results(form.call()), strict=True):
-            torch.testing.assert_close(ours, golden, rtol=1e-4, atol=1e-4)
+            close(ours, golden)
 
 
 def results(found):

@@ -18,6 +18,7 @@ from attnkit_experiments.soft.attention import Place
 from attnkit_experiments.soft.model import OFFICIAL
 from attnkit_experiments.study.overrides import override
 from attnkit_experiments.translation.methods import METHODS as OF_TRANSLATION
+from tests.library.arrays import LAYER, assert_close
 
 SIZES = SimpleNamespace(width=8, heads=2, length=16, weight_dropout=0.0)
 OPS = {
@@ -44,7 +45,7 @@ AVERAGES = {
 def test_attention_is_the_mean_of_what_is_seen(op, options):
     q, k, v = torch.randn(3, 1, 2, 5, 4)
     out = getattr(attnkit, op)(q, k, v, causal=True, **options)
-    assert torch.allclose(out, v.cumsum(-2) / torch.arange(1, 6)[:, None], atol=1e-6)
+    assert_close(out, v.cumsum(-2) / torch.arange(1, 6)[:, None])
 
 
 def test_a_layer_of_sequences_averages_the_tokens_that_are_there():
@@ -52,7 +53,7 @@ def test_a_layer_of_sequences_averages_the_tokens_that_are_there():
     there = torch.tensor([[True, True, True, False, False]])
     out = layer(x, key_mask=there, query_mask=there)
     mean = layer.out_proj(layer.v_proj(x[:, :3]).mean(1, keepdim=True))
-    assert torch.allclose(out[:, :3], mean.expand(1, 3, 8), atol=1e-6)
+    assert_close(out[:, :3], mean.expand(1, 3, 8), LAYER)
 
 
 def test_a_layer_forgets_its_tokens():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import attnkit_reference as reference
+from tests.library.arrays import assert_close
 
 RNG = np.random.default_rng(0)
 T, D, E = 5, 3, 2
@@ -35,7 +36,7 @@ def test_gated_linear_attention_has_the_weights_of_its_formula():
     c = np.cumsum(GATE, axis=-2)
     fade = np.exp(np.minimum(c[..., :, None, :] - c[..., None, :, :], 0))
     w = np.tril(np.einsum("bzic,bjc,bijc->bzij", Q, K, fade)) / np.sqrt(D)
-    np.testing.assert_allclose(reference.gated_linear_attention_weights(Q[:, 0], K, GATE), w[:, 0], atol=1e-14)
+    assert_close(reference.gated_linear_attention_weights(Q[:, 0], K, GATE), w[:, 0])
 
 
 @pytest.mark.parametrize("name", ["delta", "delta-number", "delta-features"])
@@ -51,7 +52,7 @@ def test_the_delta_rule_has_the_weights_of_its_formula(name):
             held = held if i == j else (kept[:, i] @ (np.exp(g[:, i]) * held)[..., None])[..., 0]
             w[:, i, j] = np.sum(Q[:, 0, i] * held, axis=-1) / np.sqrt(D)
     found = reference.delta_attention_weights(Q[:, 0], K, **CALLS[name][1])
-    np.testing.assert_allclose(found, w, atol=1e-14)
+    assert_close(found, w)
 
 
 @every
@@ -59,7 +60,7 @@ def test_outputs_are_values_times_weights(name):
     op, arrays = of(name)
     v = arrays.pop("v")
     w = of(name, "_weights")[0](**arrays, **HIDDEN)
-    np.testing.assert_allclose(w @ v, op(**arrays, v=v, **HIDDEN), atol=1e-14)
+    assert_close(w @ v, op(**arrays, v=v, **HIDDEN))
     assert not w[..., [0, 2]].any()
     assert not np.triu(w, 1).any()
 
