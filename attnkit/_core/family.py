@@ -251,6 +251,12 @@ def joins_heads(op: AnyFunction) -> bool:
     return record is not None and record.family.apart is not None and record.family.apart.joins_heads
 
 
+def hides_later_keys(op: AnyFunction) -> bool:
+    """Whether an op's record is of one order, in which a query sees no later key, so that it has no option causal."""
+    record = RECORDS.get(op.__name__)
+    return record is not None and record.family.seeing is not None
+
+
 def scales_scores(op: AnyFunction) -> bool:
     """Whether an op takes a scale of q·k, 1/√d by default; a scale of features is an option of the op itself."""
     record = RECORDS.get(op.__name__)

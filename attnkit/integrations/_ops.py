@@ -4,8 +4,8 @@ import inspect
 import math
 
 import attnkit
-from attnkit._core.family import joins_heads, scales_scores
-from attnkit._core.typing import AnyFunction, Bindings, Keywords
+from attnkit._core.family import hides_later_keys, joins_heads, scales_scores
+from attnkit._core.typing import AnyFunction, Bindings, Causal, Keywords
 from attnkit.ops.names import with_preset
 from attnkit.ops.recurrent.record import RECURRENT
 
@@ -65,6 +65,30 @@ def scale_of(caller: str, op: Op, scaling: float | None, d: int) -> Keywords:
     )
 
 
+def order_of(caller: str, op: Op, causal: Causal, length: int, keys: int) -> Keywords:
+    """The op's option for a call that is causal, aligned at the last key (True) or at the first ("upper_left"), or not.
+
+    Raises:
+        NotImplementedError: causality with an op that has none; an op that is causal itself, in a call that is not, or
+            whose queries are not the last of its keys.
+    """
+    name = op.__name__
+    if name not in ORDERED:
+        if causal and "causal" not in taken_by(op):
+            raise NotImplementedError(f"{caller}: {name} has no option causal; got a causal call")
+        return {"causal": causal} if causal else {}
+    if not causal:
+        raise NotImplementedError(
+            f"{caller}: {name} hides later keys from every query; expected a causal call; got one that is not"
+        )
+    if causal == "upper_left" and length != keys:
+        raise NotImplementedError(
+            f"{caller}: the last query of {name} is at the last key; expected as many queries as keys; got {length} "
+            f"queries and {keys} keys, causal from the first"
+        )
+    return {}
+
+
 # read once: torch.compile does not trace inspect.signature
 _TAKEN = {
     name: frozenset(inspect.signature(getattr(attnkit, name)).parameters)
@@ -72,4 +96,6 @@ _TAKEN = {
     if name.endswith(("_attention", "_attention_weights"))
 }
 _SERVED = tuple(name for name in _TAKEN if name.endswith("_attention") and _keeps_heads(getattr(attnkit, name)))
+ORDERED = frozenset(name for name in _SERVED if hides_later_keys(getattr(attnkit, name)))
+"""Ops that are causal themselves."""
 _SCALED = frozenset(name for name in _SERVED if scales_scores(getattr(attnkit, name)))

@@ -11,9 +11,10 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 import attnkit
-from attnkit._core.typing import AnyFunction, Keywords, OpName
-from attnkit.integrations._ops import Op, resolve, taken_by
+from attnkit._core.typing import AnyFunction, OpName
+from attnkit.integrations._ops import Op, order_of, resolve, taken_by
 
+NAME = "attention_fn"
 _FROM_THE_CALL = frozenset(("mask", "bias", "causal", "enable_gqa", "dropout", "dropout_mask"))
 
 
@@ -31,9 +32,10 @@ def attention_fn(op: "OpName | Op", **options: object) -> Callable[..., jax.Arra
 
     Raises:
         ValueError: no such op, or an option that it does not take or that each call decides. From the call,
-            NotImplementedError for a `precision`, and for dropout, a bias or causality with an op that has none.
+            NotImplementedError for a `precision`; for dropout, a bias or causality with an op that has none; for an op
+            that is causal itself, without `is_causal` or with other numbers of queries and keys.
     """
-    function, options = resolve("attention_fn", op, options, _FROM_THE_CALL)
+    function, options = resolve(NAME, op, options, _FROM_THE_CALL)
     parameters = taken_by(function)
     weights_op = getattr(attnkit, f"{function.__name__}_weights")
     of_weights = taken_by(weights_op)
@@ -55,22 +57,20 @@ def attention_fn(op: "OpName | Op", **options: object) -> Callable[..., jax.Arra
         is_causal: bool = False,
     ) -> jax.Array:
         if precision is not None:
-            raise NotImplementedError(f"attention_fn: {function.__name__} takes no precision; got {precision!r}")
+            raise NotImplementedError(f"{NAME}: {function.__name__} takes no precision; got {precision!r}")
         query, key, value = promote_dtype((query, key, value), dtype=dtype)
         q, k, v = (x.swapaxes(-3, -2) for x in (query, key, value))
-        call: Keywords = {}
+        call = order_of(NAME, function, "upper_left" if is_causal else False, q.shape[-2], k.shape[-2])
         if mask is not None:
             call["mask"] = mask != 0
         if bias is not None:
             call["bias"] = bias
-        if is_causal:
-            call["causal"] = "upper_left"
         if dropout_rate > 0 and not deterministic:
             pairs = (*q.shape[:-1], k.shape[-2])
             call["dropout_mask"] = _dropout_mask(dropout_rng, dropout_rate, pairs, broadcast_dropout, q.dtype)
         for name in call:
             if name not in parameters:
-                raise NotImplementedError(f"attention_fn: {function.__name__} takes no {name.replace('_mask', '')}")
+                raise NotImplementedError(f"{NAME}: {function.__name__} takes no {name.replace('_mask', '')}")
         if q.shape[-3] != k.shape[-3]:
             call["enable_gqa"] = True
         arguments = options | call
@@ -87,7 +87,7 @@ def _dropout_mask(
 ) -> jax.Array:
     """flax's dropout of weights (..., Hq, L, S): one mask for all items and heads if `broadcast`."""
     if rng is None:
-        raise ValueError(f"attention_fn: dropout_rate={rate} needs dropout_rng; got None")
+        raise ValueError(f"{NAME}: dropout_rate={rate} needs dropout_rng; got None")
     shape = (1,) * (len(pairs) - 2) + pairs[-2:] if broadcast else pairs
     mask = jax.random.bernoulli(rng, 1.0 - rate, shape)
     return mask.astype(dtype) / (1.0 - rate)

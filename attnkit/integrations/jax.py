@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from attnkit._core.typing import Keywords, OpName
-from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
+from attnkit.integrations._ops import Op, order_of, resolve, scale_of, taken_by
 
 NAME = "dot_product_attention"
 _FROM_THE_CALL = frozenset(
@@ -63,7 +63,8 @@ def dot_product_attention(
 
     Raises:
         ValueError: no such op, option or layout, and errors of the op itself. NotImplementedError: an
-            implementation or a residual; causality, a window, a bias or a scale with an op that has none.
+            implementation or a residual; causality, a window, a bias or a scale with an op that has none; an op that
+            is causal itself, without is_causal or with other numbers of queries and keys.
     """
     function, options = resolve(NAME, op, options, _FROM_THE_CALL)
     if implementation is not None:
@@ -75,12 +76,11 @@ def dot_product_attention(
     q, k, v = (_heads_first(name, x, layout) for name, x in (("query", query), ("key", key), ("value", value)))
     length, keys = q.shape[-2], k.shape[-2]
     call = scale_of(NAME, function, scale, q.shape[-1])
+    call |= order_of(NAME, function, "upper_left" if is_causal else False, length, keys)
     if bias is not None:
         call["bias"] = jnp.asarray(bias)
     if mask is not None:
         call["mask"] = jnp.asarray(mask)
-    if is_causal:
-        call["causal"] = "upper_left"
     if local_window_size is not None:
         call |= _windowed(local_window_size, length, keys, call.get("mask"), function)
     if key_value_seq_lengths is not None:

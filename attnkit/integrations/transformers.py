@@ -19,8 +19,9 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 import attnkit
 from attnkit._core.family import RECORDS
+from attnkit._core.special import readable
 from attnkit._core.typing import AnyFunction, Keywords, OpName
-from attnkit.integrations._ops import Op, needs_only_heads, resolve, scale_of, taken_by
+from attnkit.integrations._ops import ORDERED, Op, needs_only_heads, order_of, resolve, scale_of, taken_by
 from attnkit.integrations.peft import watch
 from attnkit.integrations.torch.masks import split_mask
 from attnkit.nn.attention import SEEDS
@@ -206,11 +207,11 @@ def attention_function(name: str, op: Op, **options: object) -> Callable[..., tu
         takes_sinks = "sink" in parameters and "sink" not in options
         _refuse_others(name, attention_mask, others if takes_sinks else {**others, "s_aux": s_aux})
         query, key, value = in_dtype_of_autocast(query, key, value)
-        call = dict(options)
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        lengths = query.shape[-2], key.shape[-2]
+        call = options | _ordered(name, op, causal, lengths, attention_mask, sliding_window)
         if "scale" not in call:
             call |= scale_of(name, op, scaling, query.shape[-1])
-        if attention_mask is None:
-            call |= _unmasked(name, module, query.shape[-2], key.shape[-2], is_causal, sliding_window)
         call |= _masked(name, parameters, attention_mask, position_bias)
         if s_aux is not None:
             call["sink"] = s_aux
@@ -240,18 +241,36 @@ def _refuse_others(name: str, mask: Tensor | None, others: dict[str, object]) ->
         raise NotImplementedError(f"{name}: attnkit does not serve {what}; use another attn_implementation")
 
 
-def _unmasked(
-    name: str, module: nn.Module, length: int, keys: int, is_causal: bool | None, window: int | None
+def _ordered(
+    name: str, op: Op, causal: bool, lengths: tuple[int, int], mask: Tensor | None, window: int | None
 ) -> Keywords:
-    """Causality of a call without a mask; transformers treats a module without the attribute as causal."""
+    """The option for causality; of a call with a mask, which says it, only ops that are causal themselves have to know.
+
+    transformers treats a module that does not say whether it is causal as causal.
+    """
+    length, keys = lengths
+    itself = op.__name__ in ORDERED
+    if mask is not None:
+        if itself and causal and length != keys:
+            _refuse_keys_to_come(name, op, mask)
+        return order_of(name, op, causal, length, keys) if itself else {}
     if window is not None and window < keys:
         raise ValueError(f"{name}: sliding_window={window} with {keys} keys needs attention_mask; got None")
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if not causal or length == 1:
-        return {}
-    if length != keys:
+    if causal and length not in (1, keys):
         raise ValueError(f"{name}: causal attention from {length} tokens to {keys} needs attention_mask; got None")
-    return {"causal": True}
+    return order_of(name, op, causal and (itself or length > 1), length, keys)
+
+
+def _refuse_keys_to_come(name: str, op: Op, mask: Tensor) -> None:
+    """NotImplementedError if the last query does not see the last key, to which the op aligns it; where values cannot
+    be read, RuntimeError from the program."""
+    last = mask[..., -1, -1]
+    seen = (last if mask.dtype == torch.bool else split_mask(last)[0]).all()
+    reason = f"{name}: {op.__name__} needs a cache of the keys that there are, not one of static size"
+    if not readable(seen):
+        torch._assert_async(seen, reason)
+    elif not bool(seen):
+        raise NotImplementedError(f"{reason}; got attention_mask of shape {tuple(mask.shape)} that hides the last key")
 
 
 def _masked(name: str, parameters: frozenset[str], mask: Tensor | None, position_bias: Tensor | None) -> Keywords:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 import attnkit
-from attnkit._core.family import RECORDS
+from attnkit._core.family import hides_later_keys
 from attnkit._core.typing import AnyFunction
 from attnkit.nn.placement import New
 
@@ -97,8 +97,7 @@ def gates_of(
 
 def is_causal_alone(op: AnyFunction) -> bool:
     """Whether an op knows no other order: its record hides what comes later, or it is a recurrence."""
-    record = RECORDS.get(op.__name__)
-    return op in RECURRENT or (record is not None and record.family.seeing is not None)
+    return op in RECURRENT or hides_later_keys(op)
 
 
 def _share_lost(heads: int) -> Tensor:

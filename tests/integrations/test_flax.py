@@ -116,7 +116,7 @@ def test_what_is_not_served_is_an_error():
         linear(q, k, v, dropout_rate=0.5, dropout_rng=jax.random.key(0))
     with pytest.raises(NotImplementedError, match="attention_fn: linear_attention takes no precision; got 'highest'"):
         linear(q, k, v, precision="highest")
-    with pytest.raises(NotImplementedError, match="attention_fn: sima_attention takes no causal"):
+    with pytest.raises(NotImplementedError, match="attention_fn: sima_attention has no option causal"):
         attention_fn(attnkit.sima_attention)(q, k, v, is_causal=True)
     with pytest.raises(ValueError, match=r"dropout_rate=0.5 needs dropout_rng; got None"):
         attention_fn(attnkit.softmax_attention)(q, k, v, dropout_rate=0.5)

@@ -116,7 +116,7 @@ def test_a_query_that_sees_nothing_gives_0():
         ),
         ({"layout": "bnth"}, ValueError, "layout must be 'blhd' or 'bhld'; got 'bnth'"),
         ({"op": "linear", "bias": BIAS}, NotImplementedError, "linear_attention takes no bias"),
-        ({"op": "sima", "is_causal": True}, NotImplementedError, "sima_attention takes no causal"),
+        ({"op": "sima", "is_causal": True}, NotImplementedError, "sima_attention has no option causal"),
         ({"op": "cosine", "scale": 1.0}, NotImplementedError, "cosine_attention has no scores .* got 1.0"),
         ({"query_seq_lengths": jnp.ones(3, int)}, ValueError, r"query_seq_lengths has shape \(3,\); expected \(2,\)"),
         ({"op": "rely"}, ValueError, "op must be one of .*; got 'rely'"),

@@ -177,7 +177,7 @@ def test_dropout_follows_torchs_generator():
         ({"attn_mask": MASK.long()}, TypeError, "attn_mask has dtype torch.int64; expected torch.bool or a float"),
         ({"op": "linear", "dropout_p": 0.5}, NotImplementedError, "linear_attention takes no dropout"),
         ({"op": "cosine", "scale": 1.0}, NotImplementedError, r"cosine_attention has no scores .*; got 1.0"),
-        ({"op": "sima", "is_causal": True}, NotImplementedError, "sima_attention takes no causal"),
+        ({"op": "sima", "is_causal": True}, NotImplementedError, "sima_attention has no option causal"),
         ({"op": "relu", "mask": MASK}, ValueError, "pointwise_attention takes the options .*; got 'mask'"),
         ({"op": "rely"}, ValueError, "op must be one of .*; got 'rely'"),
     ],

@@ -9,7 +9,7 @@ from torch.nn.functional import linear, pad
 
 import attnkit
 from attnkit._core.typing import Bindings, Keywords, OfLibrary
-from attnkit.integrations._ops import Op, taken_by
+from attnkit.integrations._ops import Op, order_of, taken_by
 from attnkit.integrations.torch.masks import bias_option, refuse_unless_bool_or_float, split_mask
 from attnkit.nn.attention import SEEDS, Observer
 from attnkit.nn.autocast import in_dtype_of_autocast
@@ -132,14 +132,13 @@ def _seen(op: Op, pairs: tuple[int, ...], keys: int, masks: Masks) -> Keywords:
     """mask, bias and causality for (B, H, L, S) pairs; the keys added after the S are visible to all queries."""
     items, heads, length, tokens = pairs
     key_padding_mask, attn_mask, is_causal = masks
-    call: Keywords = {}
-    if is_causal:
-        if attn_mask is None:
-            raise ValueError(f"{NAME}: is_causal=True says what attn_mask is; got None")
-        if "causal" not in taken_by(op):
-            raise NotImplementedError(f"{NAME}: {op.__name__} has no option causal; got is_causal=True")
-        if keys == tokens:
-            call["causal"], attn_mask = "upper_left", None
+    if is_causal and attn_mask is None:
+        raise ValueError(f"{NAME}: is_causal=True says what attn_mask is; got None")
+    call = order_of(NAME, op, "upper_left" if is_causal else False, length if keys == tokens else tokens, keys)
+    if is_causal and keys == tokens:
+        attn_mask = None
+    else:
+        call.pop("causal", None)  # attn_mask hides what comes later, but not the keys that were added
     shaped = {}
     if key_padding_mask is not None:
         _check_shape("key_padding_mask", key_padding_mask, (items, tokens))

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from attnkit._core.special import readable
-from attnkit._core.typing import Keywords
-from attnkit.integrations._ops import Op, taken_by
+from attnkit._core.typing import Causal, Keywords
+from attnkit.integrations._ops import Op, order_of, taken_by
 
 
 def split_mask(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -18,20 +18,22 @@ def split_mask(mask: Tensor) -> tuple[Tensor, Tensor]:
     return visible, torch.where(visible, mask, 0.0)
 
 
-def options_of_mask(caller: str, op: Op, attn_mask: Tensor | None) -> Keywords:
-    """The options of an op for the attn_mask of torch's function: boolean, float or a `CausalBias`."""
-    if attn_mask is None:
-        return {}
-    if hasattr(attn_mask, "variant"):
+def options_of_mask(caller: str, op: Op, attn_mask: Tensor | None, causal: Causal, length: int, keys: int) -> Keywords:
+    """The options of an op for the attn_mask of torch's function, boolean, float or a `CausalBias`, and causality."""
+    if attn_mask is not None and hasattr(attn_mask, "variant"):
         from torch.nn.attention.bias import CausalBias, CausalVariant  # which loads torch's compiler
 
         if isinstance(attn_mask, CausalBias):  # its values are not the mask
-            return {"causal": "upper_left" if attn_mask.variant == CausalVariant.UPPER_LEFT else True}
+            causal = "upper_left" if attn_mask.variant == CausalVariant.UPPER_LEFT else True
+            attn_mask = None
+    ordered = order_of(caller, op, causal, length, keys)
+    if attn_mask is None:
+        return ordered
     refuse_unless_bool_or_float(caller, "attn_mask", attn_mask)
     if attn_mask.dtype == torch.bool:
-        return {"mask": attn_mask}
+        return ordered | {"mask": attn_mask}
     visible, bias = split_mask(attn_mask)
-    return {"mask": visible} | bias_option(caller, op, bias)
+    return ordered | {"mask": visible} | bias_option(caller, op, bias)
 
 
 def bias_option(caller: str, op: Op, bias: Tensor) -> Keywords:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import attnkit.backends.torch  # noqa: F401  calls torch's own function: it must get hold of it before it is replaced
 from attnkit._core.loading import when_loaded
-from attnkit._core.typing import AnyFunction, Bindings, OpName
+from attnkit._core.typing import AnyFunction, Bindings, Causal, OpName
 from attnkit.integrations._ops import Op, resolve, scale_of, taken_by
 from attnkit.integrations.torch.heads import Masks, Parts, attend
 from attnkit.integrations.torch.masks import options_of_mask
@@ -87,9 +87,9 @@ def _attend(
         raise NotImplementedError(f"{NAME}: attnkit does not serve nested tensors; pad them and pass attn_mask")
     if attn_mask is not None and is_causal:
         raise ValueError(f"{NAME}: is_causal=True goes without attn_mask; got both")
-    call = scale_of(NAME, op, scale, query.shape[-1]) | options_of_mask(NAME, op, attn_mask)
-    if is_causal:
-        call["causal"] = "upper_left"
+    causal: Causal = "upper_left" if is_causal else False
+    call = options_of_mask(NAME, op, attn_mask, causal, query.shape[-2], key.shape[-2])
+    call |= scale_of(NAME, op, scale, query.shape[-1])
     if dropout_p:
         call["dropout"] = (dropout_p, torch.randint(SEEDS, (), device=query.device))
     if enable_gqa and query.ndim > 2 and query.shape[-3] != key.shape[-3]:

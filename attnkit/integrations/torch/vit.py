@@ -67,9 +67,8 @@ class SwappedAttention(nn.Module):
         """
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         q, k, v = in_dtype_of_autocast(self.q_norm(q), self.k_norm(k), v)
-        options = self.options | options_of_mask("SwappedAttention", self.op, attn_mask)
-        if is_causal:
-            options["causal"] = True
+        tokens = x.shape[1]
+        options = self.options | options_of_mask("SwappedAttention", self.op, attn_mask, is_causal, tokens, tokens)
         for observe in self.observers:
             observe(self.op, q, k, {name: value for name, value in options.items() if name in self._of_weights})
         if self.training and self.dropout:
