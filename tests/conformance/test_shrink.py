@@ -15,7 +15,7 @@ from attnkit_conformance.model.memory import memory_of
 from attnkit_conformance.opdb import BY_NAME
 from attnkit_conformance.peers import heads
 from attnkit_conformance.report.disagreements import largest_error, same
-from attnkit_conformance.search.shrink import shrink
+from attnkit_conformance.search.shrink import shrink, size
 from attnkit_conformance.search.snippet import literal, snippet
 from tests.conformance.plain import OnNumpy
 from tests.conformance.test_layouts import drawn, plain_case
@@ -95,6 +95,14 @@ def test_what_does_not_fail_is_refused_and_patience_ends() -> None:
     shrink(case, lambda candidate: bool(asked.append(candidate.id) or True), evaluations=5)
     assert len(asked) == 6
     assert len({*asked}) == 6, "golden values are kept by id"
+
+
+@pytest.mark.parametrize("op", [name for name in BY_NAME if name.endswith("_step")])
+def test_a_case_of_a_step_becomes_smaller(op: str) -> None:
+    """Its tokens and gates have other names than those of a sequence."""
+    for case in core.cases(op, "scenes", ("float64",)):
+        small = shrink(case, lambda candidate: True, evaluations=40)
+        assert size(small) <= size(case)
 
 
 def test_a_snippet_shows_the_shrunk_case() -> None:

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -284,6 +285,91 @@ void check_packed(Run run, int op, int causal) {
     std::printf("packed: op %d causal %d: code %d, error %g\n", op, causal, code, worst);
 }
 
+// The delta rule, with one gate for each feature, each token or none, and gated linear attention: the recurrence of one
+// sequence of n tokens.
+enum Gates { kNone, kTokens, kFeatures };
+
+struct Tokens {
+  int op;
+  Gates gates;
+  int64_t n, d, e;
+  Numbers q, k, v, beta, gate;
+};
+
+Numbers recur(const Tokens &t) {
+  Numbers o(t.n * t.e), state(t.d * t.e);
+  for (int64_t j = 0; j < t.n; ++j) {
+    const double *q = t.q.data() + j * t.d, *k = t.k.data() + j * t.d, *v = t.v.data() + j * t.e;
+    for (int64_t f = 0; f < t.d && t.gates != kNone; ++f)
+      for (int64_t x = 0; x < t.e; ++x)
+        state[f * t.e + x] *= std::exp(t.gate[t.gates == kTokens ? j : j * t.d + f]);
+    for (int64_t x = 0; x < t.e; ++x) {
+      double u = v[x], out = 0;
+      for (int64_t f = 0; f < t.d && t.op == ATTNKIT_DELTA; ++f) u -= k[f] * state[f * t.e + x];
+      if (t.op == ATTNKIT_DELTA) u *= t.beta[j];
+      for (int64_t f = 0; f < t.d; ++f) out += q[f] * (state[f * t.e + x] += k[f] * u * (fault ? 1.01 : 1));
+      o[j * t.e + x] = out / std::sqrt(static_cast<double>(t.d));
+    }
+  }
+  return o;
+}
+
+// Its arrays in a call, or its gradients: q, k, v and the gates.
+void add_tokens(Call &call, const Tokens &t, bool grads, Numbers *const *arrays) {
+  const int gate = t.gates == kTokens ? (grads ? ATTNKIT_DLOG_DECAY : ATTNKIT_LOG_DECAY)
+                                      : (grads ? ATTNKIT_DLOG_GATE : ATTNKIT_LOG_GATE);
+  const int names[] = {grads ? ATTNKIT_DQ : ATTNKIT_Q, grads ? ATTNKIT_DK : ATTNKIT_K, grads ? ATTNKIT_DV : ATTNKIT_V,
+                       grads ? ATTNKIT_DBETA : ATTNKIT_BETA, gate};
+  const int64_t widths[] = {t.d, t.d, t.e, 0, t.gates == kTokens ? 0 : t.d};
+  for (int n = 0; n < 5; ++n) {
+    if ((n == 3 && t.op != ATTNKIT_DELTA) || (n == 4 && t.gates == kNone)) continue;
+    call.add(names[n], ATTNKIT_FLOAT64, t.n, widths[n], true, arrays[n]->data());
+    if (widths[n] == 0) call.plan.arrays[names[n]].row = 0;
+  }
+}
+
+void check_tokens(Run run, int op, Gates gates, int64_t n, int64_t d, int64_t e) {
+  Tokens t{op, gates, n, d, e, normal(n * d), normal(n * d), normal(n * e), normal(n), normal(n * d)};
+  for (double &x : t.k) x /= std::sqrt(static_cast<double>(d));
+  for (double &x : t.beta) x = std::abs(x) / 2;
+  for (double &x : t.gate) x = -std::abs(x);
+  Numbers *const inputs[] = {&t.q, &t.k, &t.v, &t.beta, &t.gate};
+  Numbers o(n * e, 9), d_o = normal(n * e), grads[5];
+  Numbers *pointers[5];
+  for (int x = 0; x < 5; ++x) grads[x].resize(inputs[x]->size(), 9), pointers[x] = &grads[x];
+  const Case whole{op, 1, static_cast<int>(n), false, false, false, 1, n, n, d, e};
+  Call forward(whole), backward(whole);
+  for (Call *call : {&forward, &backward}) {
+    call->plan.scale = 1 / std::sqrt(static_cast<double>(d));
+    add_tokens(*call, t, false, inputs);
+  }
+  forward.add(ATTNKIT_O, ATTNKIT_FLOAT64, n, e, true, o.data());
+  backward.plan.pass = ATTNKIT_BACKWARD;
+  backward.add(ATTNKIT_DO, ATTNKIT_FLOAT64, n, e, true, d_o.data());
+  add_tokens(backward, t, true, pointers);
+  const int code = serve(run, forward), code_back = serve(run, backward);
+  const Numbers expected = recur(t);
+  double worst = 0;
+  for (size_t x = 0; x < o.size(); ++x) worst = std::max(worst, std::abs(o[x] - expected[x]));
+  if (code != ATTNKIT_OK || !(worst < 1e-12))
+    std::printf("tokens: op %d gates %d: code %d, error %g\n", op, gates, code, worst);
+  for (int x = 0; x < 5; ++x) {
+    if ((x == 3 && op != ATTNKIT_DELTA) || (x == 4 && gates == kNone)) continue;
+    const Numbers kept = *inputs[x], direction = normal(static_cast<int64_t>(kept.size()));
+    double values[2], got = 0;
+    for (int side = 0; side < 2; ++side) {
+      for (size_t m = 0; m < kept.size(); ++m) (*inputs[x])[m] = kept[m] + (side ? 1e-6 : -1e-6) * direction[m];
+      values[side] = inner(recur(t), d_o);
+    }
+    *inputs[x] = kept;
+    const int64_t own = x == 4 && gates == kTokens ? n : static_cast<int64_t>(kept.size());
+    for (int64_t m = 0; m < own; ++m) got += grads[x][m] * direction[m];
+    const double slope = (values[1] - values[0]) / 2e-6;
+    if (code_back != ATTNKIT_OK || !(std::abs(got - slope) < 1e-4 * (1 + std::abs(slope))))
+      std::printf("tokens: gradient %d: op %d gates %d: code %d, %g instead of %g\n", x, op, gates, code_back, got, slope);
+  }
+}
+
 }  // namespace
 
 int main(int count, char **arguments) {
@@ -310,6 +396,10 @@ int main(int count, char **arguments) {
         if (options % 5 == 0) check_gradients(run, c, x);
       }
     }
+  }
+  for (const auto &n : {std::array<int64_t, 3>{1, 3, 2}, {40, 16, 24}, {70, 33, 5}}) {
+    check_tokens(run, ATTNKIT_GATED_LINEAR, kFeatures, n[0], n[1], n[2]);
+    for (Gates gates : {kNone, kTokens, kFeatures}) check_tokens(run, ATTNKIT_DELTA, gates, n[0], n[1], n[2]);
   }
   return 0;
 }

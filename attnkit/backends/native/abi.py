@@ -11,11 +11,13 @@ from attnkit.ops.linear.cosine import COSINE
 from attnkit.ops.linear.efficient import EFFICIENT
 from attnkit.ops.linear.performer import PERFORMER
 from attnkit.ops.pointwise import POINTWISE
+from attnkit.ops.recurrent.delta import DELTA
+from attnkit.ops.recurrent.gated_linear import GATED_LINEAR
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.softpick import SOFTPICK
 from attnkit.ops.stick_breaking import STICK_BREAKING
 
-VERSION = 9
+VERSION = 10
 AXES = 6
 ROW_NUMBERS = 7
 
@@ -33,7 +35,7 @@ OPS = {
         (
             *(POINTWISE.name, SOFTMAX.name, ENTMAX.name, GAUSSIAN.name),
             *(LINEAR.name, COSINE.name, PERFORMER.name, EFFICIENT.name),
-            *(SOFTPICK.name, STICK_BREAKING.name, FORGETTING.name),
+            *(SOFTPICK.name, STICK_BREAKING.name, FORGETTING.name, GATED_LINEAR.name, DELTA.name),
         )
     )
 }
@@ -45,12 +47,14 @@ KERNELS = {"softmax": 3, "relu": 4}
 LENGTH_NUMBER, LENGTH_VISIBLE, LENGTH_ARRAY, LENGTH_ALL = range(4)
 ARRAYS = (
     *("q", "k", "v", "bias", "mask", "key_lengths", "query_mask", "dropout_mask", "seed", "length", "alpha"),
-    *("sink", "projection", "state", "normaliser", "level", "log_decay", "log_forget", "edges_q", "edges_k"),
+    *("sink", "projection", "state", "normaliser", "level", "log_decay", "log_forget"),
+    *("beta", "log_gate", "edges_q", "edges_k"),
     *("o", "lse", "rows", "total", "entropy", "sum_squares", "maximum", "nonzero", "visible"),
     *("final_state", "final_normaliser", "final_level"),
     *("do", "dlse", "dtotal", "dentropy", "dsum_squares", "dmaximum"),
     *("dfinal_state", "dfinal_normaliser", "dfinal_level"),
     *("dq", "dk", "dv", "dbias", "dalpha", "dsink", "dstate", "dnormaliser", "dlevel", "dlog_decay", "dlog_forget"),
+    *("dbeta", "dlog_gate"),
 )
 """Arrays of a call in the order of their pointers."""
 INDEX = {name: index for index, name in enumerate(ARRAYS)}

@@ -1,4 +1,4 @@
-"""Calls of linear attention as the library takes them: a state is an array for each of its parts."""
+"""Calls of ops with states as the library takes them: linear attention and recurrences. Each part is an array."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,6 +16,8 @@ from attnkit.ops.linear.cosine import COSINE, cosine_attention
 from attnkit.ops.linear.efficient import EFFICIENT, efficient_attention
 from attnkit.ops.linear.performer import PERFORMER, performer_attention
 from attnkit.ops.linear.states import State, check_parts, leading_of_keys
+from attnkit.ops.recurrent.delta import DELTA, delta_attention
+from attnkit.ops.recurrent.gated_linear import GATED_LINEAR, gated_linear_attention
 
 Shape = tuple[int, ...]
 ARRAYS = {
@@ -23,13 +25,22 @@ ARRAYS = {
     COSINE.name: ("q", "k", "v"),
     PERFORMER.name: ("q", "k", "v", "projection"),
     EFFICIENT.name: ("q", "k", "v"),
+    GATED_LINEAR.name: ("q", "k", "v", "log_gate"),
+    DELTA.name: ("q", "k", "v", "beta"),
 }
 """The arrays of an op, in their order."""
+RECURRENT = (GATED_LINEAR.name, DELTA.name)
 OPS = tuple(ARRAYS)
 FUNCTIONS: Keywords = {
-    op.__name__: op for op in (linear_attention, cosine_attention, performer_attention, efficient_attention)
+    op.__name__: op
+    for op in (
+        *(linear_attention, cosine_attention, performer_attention, efficient_attention),
+        *(gated_linear_attention, delta_attention),
+    )
 }
 EPS = {LINEAR.name: 1e-6, COSINE.name: 1e-12, PERFORMER.name: 1e-3, EFFICIENT.name: 0.0}
+SCALES = {name: 1.0 for name in OPS if name not in RECURRENT}
+"""By default; of all others 1/√d."""
 SUMS, LEVELLED = ("state", "normaliser"), ("state", "normaliser", "level")
 """The parts of a state, without and with the level of exponentials. That of Performer is one number, (..., 1) here."""
 FINAL = ("final_state", "final_normaliser", "final_level")
@@ -46,6 +57,8 @@ class Call(NamedTuple):
 
 def parts_of(op: str, options: Bindings) -> tuple[str, ...]:
     """The parts of a state."""
+    if op in RECURRENT:
+        return SUMS[:1]
     if op == PERFORMER.name:
         return SUMS if options.get("kernel") == "relu" else LEVELLED
     return LEVELLED if op == EFFICIENT.name else SUMS
@@ -76,17 +89,31 @@ def call(
 ) -> Call:
     """Of the arguments of an op of `OPS`; a projection may come by name. The library has chunks of its own."""
     arguments = dict(zip(ARRAYS[op], arrays, strict=False)) | options
-    if is_of_heads(arrays, options):
+    if is_of_heads(op, arrays, options):
         arguments["log_decay"] = options["log_decay"][..., None]
+    elif is_of_features(op, arguments):
+        arguments["log_gate"] = arguments.pop("log_decay")
     if initial_state is not None:
         arguments |= _named(op, options, initial_state)
     return Call(arguments, ("o", *(f"final_{part}" for part in parts_of(op, options))) if return_state else ("o",))
 
 
-def is_of_heads(arrays: Sequence[Array], options: Bindings) -> bool:
+def is_of_heads(op: str, arrays: Sequence[Array], options: Bindings) -> bool:
     """Whether a decay is a number for each head: for the library it is one for each token too."""
     x: object = options.get("log_decay")
-    return is_array(x) and x.ndim == 1 and max([len(a.shape) for a in arrays[:3]]) > 2
+    return op == LINEAR.name and is_array(x) and x.ndim == 1 and max([len(a.shape) for a in arrays[:3]]) > 2
+
+
+def is_of_features(op: str, arguments: Bindings) -> bool:
+    """Whether the decay of the delta rule is a number for each feature, which the library has another name for."""
+    x: object = arguments.get("log_decay")
+    return op == DELTA.name and is_array(x) and bool(x.ndim > arguments["beta"].ndim)
+
+
+def comes_as_it_is(op: str, arrays: Sequence[Array], options: Bindings) -> bool:
+    """Whether the arrays of a call are the library's own, by name and shape."""
+    arguments = {**dict(zip(ARRAYS[op], arrays, strict=False)), **options}
+    return not is_of_heads(op, arrays, options) and not is_of_features(op, arguments)
 
 
 def answer(op: str, options: Bindings, outputs: Sequence[Array]) -> Results:
@@ -104,7 +131,11 @@ def cotangents(op: str, options: Bindings, do: Array | None, dstate: State | Non
 def gradients(op: str, options: Bindings, results: Bindings) -> Keywords:
     """What `<op>_vjp` returns, of gradients by name."""
     grads: Keywords = {name: results[name] for name in "qkv"}
-    if "log_decay" in results:
+    if op in RECURRENT:
+        grads[ARRAYS[op][3]] = results[ARRAYS[op][3]]
+        if options.get("log_decay") is not None:
+            grads["log_decay"] = results["log_gate"] if "log_gate" in results else results["log_decay"]
+    elif "log_decay" in results:
         g = results["log_decay"]
         grads["log_decay"] = g if g.ndim == options["log_decay"].ndim else g[..., 0]
     if "state" in results:
@@ -119,7 +150,9 @@ def formula(op: str, arguments: Bindings, outputs: Sequence[str]) -> Keywords:
     initial = _in_order(op, arguments, [arguments[part] for part in parts]) if "state" in arguments else None
     stateful = any(name in FINAL for name in outputs)
     decay: object = options.get("log_decay")
-    if is_array(decay) and decay.ndim == 2 and decay.shape[-1] == 1 != arguments["k"].shape[-2]:
+    if op == DELTA.name:
+        arguments, options = _as_an_op({**arguments}, options)
+    elif is_array(decay) and decay.ndim == 2 and decay.shape[-1] == 1 != arguments["k"].shape[-2]:
         options["log_decay"] = decay[..., 0]
     result = FUNCTIONS[op](
         *(arguments[name] for name in ARRAYS[op]),
@@ -132,6 +165,17 @@ def formula(op: str, arguments: Bindings, outputs: Sequence[str]) -> Keywords:
         return {"o": result}
     o, state = result
     return {"o": o} | {f"final_{part}": x for part, x in _named(op, arguments, state).items()}
+
+
+def _as_an_op(arguments: Keywords, options: Keywords) -> tuple[Keywords, Keywords]:
+    """The arguments of the delta rule, which tells what a decay is by its axes; a mapped one has more than it had."""
+    beta, decay = arguments["beta"], options.get("log_decay")
+    gate = options.pop("log_gate", None)
+    if gate is not None:
+        options["log_decay"] = gate[(None,) * max(0, beta.ndim + 1 - gate.ndim)]
+    elif decay is not None:
+        beta = beta[(None,) * max(0, decay.ndim - beta.ndim)]
+    return {**arguments, "beta": beta}, options
 
 
 def refused(
@@ -152,12 +196,28 @@ def refused(
     mask = options.get("mask")
     if mask is not None and mask.ndim > 1 and mask.shape[-2] != 1:
         return "a mask of pairs is served by the generic implementation"
+    if op in RECURRENT and (wide := _wider_than_tokens(op, arrays, options)) is not None:
+        return f"{wide} with more leading axes than q, k and v is served by the generic implementation"
     initial = options.get("initial_state")
     if initial is None and dstate is None and not options.get("return_state"):
         return None
     if 0 in [n for x in arrays[:3] for n in x.shape[:-2]]:
         return "states of calls without heads or items are served by the generic implementation"
     _check_states(function or (f"{op}_vjp" if backward else op), op, arrays, initial, dstate, options)
+    return None
+
+
+def _wider_than_tokens(op: str, arrays: Sequence[Array], options: Bindings) -> str | None:
+    """The gate that has leading axes which q, k and v have not."""
+    arguments = {**dict(zip(ARRAYS[op], arrays, strict=True)), **options}
+    leading = broadcast(op, "leading axes", *(tuple(x.shape[:-2]) for x in arrays[:3]))
+    of_features = is_of_features(op, arguments)
+    for name in ("log_gate", "beta", "log_decay"):
+        x = arguments.get(name)
+        if x is not None:
+            own = tuple(x.shape[: -2 if name == "log_gate" or (name == "log_decay" and of_features) else -1])
+            if broadcast(op, "leading axes", leading, own) != leading:
+                return name
     return None
 
 
@@ -173,15 +233,27 @@ def sequence(step: str, *arrays: Array, state: State | None = None, **options: o
     """Of the arguments of `<op>_step` or `<op>_step_vjp`."""
     op = step.removesuffix("_vjp").removesuffix("_step")
     decay = options.pop("log_decay_t", None)
+    if op in RECURRENT:
+        q, k, v, gate, *rest = arrays
+        own = gate[..., None, :] if op == GATED_LINEAR.name else gate[..., None]
+        if is_array(decay):
+            options["log_decay"] = decay[..., None, :] if decay.ndim > gate.ndim else decay[..., None]
+        tokens = [*(x[..., None, :] for x in (q, k, v)), own, *(None if x is None else x[..., None, :] for x in rest)]
+        return Step(op, tokens, options | {"initial_state": state})
     if decay is not None:
         options |= {"log_decay": decay[..., None] if is_array(decay) and decay.ndim else decay, "causal": True}
     tokens = [x if x is None or 3 <= i < len(ARRAYS[op]) else x[..., None, :] for i, x in enumerate(arrays)]
     return Step(op, tokens, options | {"initial_state": state})
 
 
-def gradients_of_token(grads: Keywords) -> Keywords:
+def gradients_of_token(op: str, grads: Keywords) -> Keywords:
     """The gradients of a step from those of a sequence."""
     of_state = {"state": grads["initial_state"]} if "initial_state" in grads else {}
+    if op in RECURRENT:
+        axes = {name: x.ndim for name, x in grads.items() if is_array(x)}
+        numbers = {"beta", "log_decay"} if axes.get("log_decay") == axes.get("beta") else {"beta"}
+        tokens = {name: x for name, x in grads.items() if name in axes}
+        return {f"{n}_t": x[..., 0] if n in numbers else x[..., 0, :] for n, x in tokens.items()} | of_state
     if "log_decay" in grads:
         g = grads["log_decay"]
         of_state["log_decay_t"] = g[..., 0] if g.ndim else g
@@ -194,12 +266,19 @@ def _check_states(
     arrays: Sequence[Array],
     initial: State | None,
     dstate: State | None,
-    options: Bindings,
+    options: Keywords,
 ) -> None:
     q, k, v = arrays[:3]
-    operands = {name: x for name, x in (*zip(ARRAYS[op], arrays, strict=False), *options.items()) if is_array(x)}
-    shapes = {name: tuple(x.shape) for name, x in operands.items()}
+    arguments, _ = call(op, arrays, **(options | {"initial_state": None}))
+    shapes = {name: tuple(x.shape) for name, x in arguments.items() if is_array(x)}
     f, e = _features(op, shapes), v.shape[-1]
+    if op in RECURRENT:  # which check an initial state with their gates
+        if dstate is not None:
+            shapes |= {} if initial is None else {"state": tuple(initial[0].shape)}
+            check_parts(
+                function, "dstate", dstate, q, {"S": (f, e)}, state_shapes(op, shapes)["final_state"][:-2], True
+            )
+        return
     widths: dict[str, tuple[int, ...]] = {"S": (f, e), "z": (f,)}
     if op == EFFICIENT.name:
         widths["m"] = (f,)
@@ -220,7 +299,7 @@ def _features(op: str, shapes: Mapping[str, Shape]) -> int:
 
 
 TRAILING = {"k": 2, "v": 2, "projection": 2, "mask": 2, "key_lengths": 0, "state": 2, "normaliser": 1, "level": 1,
-            "log_decay": 1}  # fmt: skip
+            "log_decay": 1, "beta": 1, "log_gate": 2}  # fmt: skip
 """Of the arrays whose leading axes a state has."""
 
 
@@ -272,7 +351,7 @@ class Linear(Served):
     def pull_step(self, op: str, *arrays: Array, **options: Option) -> Keywords:
         """Its explicit gradients."""
         s = sequence(op, *arrays, **options)
-        return gradients_of_token(self.pull(s.op, *s.arrays, **s.options))
+        return gradients_of_token(s.op, self.pull(s.op, *s.arrays, **s.options))
 
     def refuse_step(self, op: str, backward: bool, *arrays: Array, **options: Option) -> str | None:
         """Why the library does not serve a step."""

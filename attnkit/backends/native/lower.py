@@ -41,7 +41,8 @@ LAYOUTS = {
     **dict.fromkeys(("k", "v", "dk", "dv"), SHARED),  # (..., S, features), with the heads of k
     **dict.fromkeys(("projection", "state", "final_state", "dfinal_state", "dstate"), SHARED),  # (..., f, features)
     **{f"{of}{part}": VECTOR for of in STATES for part in ("normaliser", "level")},  # (..., f), with the heads of k
-    **dict.fromkeys(("log_decay", "dlog_decay"), VECTOR),  # (..., S), with the heads of k
+    **dict.fromkeys(("log_decay", "dlog_decay", "beta", "dbeta"), VECTOR),  # (..., S), with the heads of k
+    **dict.fromkeys(("log_gate", "dlog_gate"), SHARED),  # (..., S, features)
     **dict.fromkeys(("log_forget", "dlog_forget"), GATES),  # (..., S), with the heads of q
     **dict.fromkeys(("key_lengths", "sink", "dsink"), ITEMS),  # (...)
     "seed": NUMBER,  # ()
@@ -55,9 +56,12 @@ TRAILING = {PAIRS: 2, TOKENS: 2, SHARED: 2, VECTOR: 1, GATES: 1, ROWS: 1, ITEMS:
 ASKED = ("activation",)
 """Plain options by which the library may refuse a call. No numbers: it serves all of them, and torch.compile makes
 symbols of them."""
-OF_KEYS = ("k", "v", "bias", "mask", "dropout_mask", "log_decay", "log_forget")
+OF_KEYS = ("k", "v", "bias", "mask", "dropout_mask", "log_decay", "log_forget", "beta", "log_gate")
 """Operands with an axis of keys."""
-DIFFERENTIABLE = ("q", "k", "v", "bias", "alpha", "sink", "state", "normaliser", "level", "log_decay", "log_forget")
+DIFFERENTIABLE = (
+    *("q", "k", "v", "bias", "alpha", "sink", "state", "normaliser", "level"),
+    *("log_decay", "log_forget", "beta", "log_gate"),
+)
 SAVES_ROWS = (SOFTMAX.name, ENTMAX.name, SOFTPICK.name, FORGETTING.name)
 """Ops whose forward pass saves numbers of rows that the backward pass would otherwise recompute."""
 ERRORS = {abi.NO_MEMORY: MemoryError, abi.BAD_EDGES: ValueError}
@@ -280,7 +284,7 @@ def _plan(
     shapes = {name: operand.shape for name, operand in operands.items()}
     q, v = shapes["q"], shapes.get("v")
     queries, features, packed = q[-2], q[-1], "edges_q" in shapes
-    scale, shift = options.get("scale", 1.0 if op in linear.OPS else None), options.get("shift", 0.0)
+    scale, shift = options.get("scale", linear.SCALES.get(op)), options.get("shift", 0.0)
     heads, items = axes.counters(mapped)
     alpha = options.get("alpha", 1.5 if op == ENTMAX.name else 1.0)
     if op == ENTMAX.name and alpha == 1.0 and "alpha" not in shapes:
@@ -362,7 +366,7 @@ def _common(
     if reason is None:
         plan = _plan(op, backward, by_name, chosen, axes, keep, mapped)
         _look(plan, [*fixed, *(map(_turned, results) if packed else results)], axes, keep)
-    causal, window = chosen.get("causal", False), chosen.get("window")
+    causal, window = chosen.get("causal", op in linear.RECURRENT), chosen.get("window")
     limits = partial(kernels_plan.limits, q[-2], causal=causal, window=window, packed=packed)
     places = tuple([abi.INDEX[name] for name in (*by_name, *outputs)])
     extents = tuple([None if name in OF_KEYS else extent(operand) for name, operand in by_name.items()])

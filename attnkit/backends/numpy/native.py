@@ -115,7 +115,7 @@ def regret(*arrays: Array, **options: object) -> None:
 def prepared_linear(op: str, arrays: tuple[Array, ...], options: Keywords) -> Callable[..., Array] | None:
     """The same for linear attention."""
     arguments, outputs = linear.call(op, arrays, **options)
-    as_they_are = not linear.is_of_heads(arrays, options)
+    as_they_are = linear.comes_as_it_is(op, arrays, options)
     return _again(op, arguments) if outputs == ("o",) and as_they_are else None
 
 

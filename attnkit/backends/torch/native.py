@@ -376,7 +376,7 @@ def prepared_linear(op: str, arrays: tuple[Tensor, ...], options: Keywords) -> C
     """The same for linear attention."""
     arguments, outputs = linear.call(op, arrays, **options)
     plain = outputs == ("o",) and "state" not in arguments  # whose arrays come under one name, and as they are
-    plain = plain and not linear.is_of_heads(arrays, options)
+    plain = plain and linear.comes_as_it_is(op, arrays, options)
     return _again(op, arguments) if plain else None
 
 

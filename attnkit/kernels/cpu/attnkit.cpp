@@ -33,6 +33,8 @@ bool legal_dtype(const attnkit_plan &plan, int array) {
     case ATTNKIT_LEVEL:
     case ATTNKIT_LOG_DECAY:
     case ATTNKIT_LOG_FORGET:
+    case ATTNKIT_BETA:
+    case ATTNKIT_LOG_GATE:
     case ATTNKIT_O:
     case ATTNKIT_DO:
     case ATTNKIT_DFINAL_STATE:
@@ -49,6 +51,8 @@ bool legal_dtype(const attnkit_plan &plan, int array) {
     case ATTNKIT_DLEVEL:
     case ATTNKIT_DLOG_DECAY:
     case ATTNKIT_DLOG_FORGET:
+    case ATTNKIT_DBETA:
+    case ATTNKIT_DLOG_GATE:
       return is_float(dtype);
     case ATTNKIT_K:
     case ATTNKIT_V:
@@ -85,6 +89,8 @@ bool lacks_arrays(const attnkit_plan &plan) {
   if (absent(ATTNKIT_Q) || absent(ATTNKIT_K)) return true;
   if (plan.length_kind == ATTNKIT_LENGTH_ARRAY && absent(ATTNKIT_LENGTHS)) return true;
   if (plan.op == ATTNKIT_FORGETTING && absent(ATTNKIT_LOG_FORGET)) return true;
+  if (plan.op == ATTNKIT_GATED_LINEAR && absent(ATTNKIT_LOG_GATE)) return true;
+  if (plan.op == ATTNKIT_DELTA && absent(ATTNKIT_BETA)) return true;
   return plan.pass == ATTNKIT_FORWARD && !absent(ATTNKIT_O) && absent(ATTNKIT_V);
 }
 
@@ -108,12 +114,13 @@ int check(const attnkit_plan &plan) {
     if (!legal_dtype(plan, array)) return ATTNKIT_BAD_DTYPE;
     if (overlaps_itself(plan, array)) return ATTNKIT_BAD_ARRAY;
   }
-  if (plan.op < ATTNKIT_POINTWISE || plan.op > ATTNKIT_FORGETTING) return ATTNKIT_UNSUPPORTED;
+  if (plan.op < ATTNKIT_POINTWISE || plan.op > ATTNKIT_DELTA) return ATTNKIT_UNSUPPORTED;
   constexpr int64_t kCountable = int64_t{1} << 24;  // integers that a float has: rows save the key of their maximum
   if (plan.op == ATTNKIT_SOFTPICK && plan.keys > kCountable) return ATTNKIT_UNSUPPORTED;
   if (plan.op == ATTNKIT_STICK_BREAKING && has_statistics(plan)) return ATTNKIT_UNSUPPORTED;
   if (plan.op != ATTNKIT_FORGETTING && plan.arrays[ATTNKIT_LOG_FORGET].dtype != ATTNKIT_ABSENT) return ATTNKIT_UNSUPPORTED;
-  if (is_linear(plan) && plan.arrays[ATTNKIT_MASK].row != 0) return ATTNKIT_UNSUPPORTED;
+  if ((is_linear(plan) || is_recurrent(plan)) && plan.arrays[ATTNKIT_MASK].row != 0) return ATTNKIT_UNSUPPORTED;
+  if (is_recurrent(plan) && (plan.queries != plan.keys || plan.highest != 0)) return ATTNKIT_UNSUPPORTED;
   if (is_packed(plan) && !can_be_packed(plan)) return ATTNKIT_UNSUPPORTED;
   if (plan.pass != ATTNKIT_FORWARD && plan.pass != ATTNKIT_BACKWARD) return ATTNKIT_BAD_PLAN;
   if (plan.activation < 0 || plan.activation >= ATTNKIT_ACTIVATIONS) return ATTNKIT_BAD_PLAN;
@@ -141,6 +148,9 @@ void serve(const Call &call) {
       return linear(call);
     case ATTNKIT_EFFICIENT:
       return efficient(call);
+    case ATTNKIT_GATED_LINEAR:
+    case ATTNKIT_DELTA:
+      return delta(call);
     default:
       return pointwise(call);
   }

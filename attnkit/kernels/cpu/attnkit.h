@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 enum {
-    ATTNKIT_VERSION = 9,      /* of this file: rises whenever a number or a field changes */
+    ATTNKIT_VERSION = 10,     /* of this file: rises whenever a number or a field changes */
     ATTNKIT_AXES = 6,         /* leading axes of a call, the two of GQA included */
     ATTNKIT_ROW_NUMBERS = 7   /* numbers per query in ATTNKIT_ROWS */
 };
@@ -73,7 +73,10 @@ enum attnkit_op {
     ATTNKIT_EFFICIENT = 7,
     ATTNKIT_SOFTPICK = 8,
     ATTNKIT_STICK_BREAKING = 9, /* causal: plan->highest says so; likewise */
-    ATTNKIT_FORGETTING = 10   /* softmax of scores that fade by ATTNKIT_LOG_FORGET */
+    ATTNKIT_FORGETTING = 10,  /* softmax of scores that fade by ATTNKIT_LOG_FORGET */
+    ATTNKIT_GATED_LINEAR = 11, /* a state that fades by ATTNKIT_LOG_GATE, causal: L = S, and masks are key masks; likewise */
+    ATTNKIT_DELTA = 12        /* a state that corrects what it holds by the share ATTNKIT_BETA and fades by
+                                 ATTNKIT_LOG_GATE, ATTNKIT_LOG_DECAY or not at all */
 };
 
 enum attnkit_pass { ATTNKIT_FORWARD = 0, ATTNKIT_BACKWARD = 1 };
@@ -128,10 +131,13 @@ enum attnkit_array {
     ATTNKIT_NORMALISER,      /* z (..., f), which only comes with S, */
     ATTNKIT_LEVEL,           /* and m (..., f) of efficient attention or c (..., 1) of Performer's softmax kernel */
     ATTNKIT_LOG_DECAY,       /* of linear attention, under causality alone: (..., S), any float dtype, or all have
-                                plan->log_decay: by exp of which a key multiplies the sums before it */
+                                plan->log_decay: by exp of which a key multiplies the sums before it; of the delta rule */
     ATTNKIT_LOG_FORGET,      /* of forgetting attention: (..., S), any float dtype, and with the items of q: exp of it is what a
                                 token leaves of the weights of all before it. Read as 0 of tokens that are hidden by
                                 ATTNKIT_KEY_LENGTHS or by a mask of tokens (plan->hides_tokens) */
+    ATTNKIT_BETA,            /* of the delta rule: (..., S), any float dtype. Read as 0 of hidden tokens, like ATTNKIT_LOG_GATE */
+    ATTNKIT_LOG_GATE,        /* (..., S, features), any float dtype: by exp of which a token multiplies features of the state
+                                before it */
     /* packed sequences, one after the other along L and S: sequence b has the rows edges[b] .. edges[b + 1] and sees no
      * other. Both or none, (sequences + 1), int32 or int64. Of the other arrays, such calls have q, k, v, lengths, o, lse,
      * rows, their cotangents and dq, dk, dv. */
@@ -175,6 +181,8 @@ enum attnkit_array {
     ATTNKIT_DLEVEL,
     ATTNKIT_DLOG_DECAY,
     ATTNKIT_DLOG_FORGET,
+    ATTNKIT_DBETA,
+    ATTNKIT_DLOG_GATE,
     ATTNKIT_ARRAYS
 };
 

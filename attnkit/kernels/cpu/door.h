@@ -23,6 +23,8 @@ inline Extent extent(const attnkit_plan &plan, int array) {
       return {plan.queries, plan.features};
     case ATTNKIT_K:
     case ATTNKIT_DK:
+    case ATTNKIT_LOG_GATE:
+    case ATTNKIT_DLOG_GATE:
       return {plan.keys, plan.features};
     case ATTNKIT_V:
     case ATTNKIT_DV:
@@ -58,6 +60,8 @@ inline Extent extent(const attnkit_plan &plan, int array) {
     case ATTNKIT_DLOG_DECAY:
     case ATTNKIT_LOG_FORGET:
     case ATTNKIT_DLOG_FORGET:
+    case ATTNKIT_BETA:
+    case ATTNKIT_DBETA:
       return {1, plan.keys};
     case ATTNKIT_EDGES_Q:
     case ATTNKIT_EDGES_K:

@@ -15,6 +15,12 @@ void entmax_of_halves(const Call &call);  // α = 1.5
 void entmax(const Call &call);          // any α, also one for each row
 void linear(const Call &call);          // and cosine, and Performer
 void efficient(const Call &call);
+void delta(const Call &call);           // and gated linear attention
+
+// A recurrence of states beside linear attention.
+inline bool is_recurrent(const attnkit_plan &plan) {
+  return plan.op == ATTNKIT_GATED_LINEAR || plan.op == ATTNKIT_DELTA;
+}
 
 inline bool is_linear(const attnkit_plan &plan) { return plan.op >= ATTNKIT_LINEAR && plan.op <= ATTNKIT_EFFICIENT; }
 

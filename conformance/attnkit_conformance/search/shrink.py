@@ -96,7 +96,8 @@ def counted(case: Case, name: str, x: np.ndarray) -> tuple[str, ...]:
 def has_features_of_q(case: Case, x: np.ndarray, names: tuple[str, ...]) -> bool:
     """Whether a state has a row for each feature of q; those of random projections or with a constant have others."""
     features = dict(zip(names, x.shape[-len(names) :], strict=True)).get("features")
-    return features is not None and features == case.arrays["q"].shape[-1]
+    q = case.arrays["q" if "q" in case.arrays else "q_t"]
+    return features is not None and features == q.shape[-1]
 
 
 def take(case: Case, letter: str, index: list[int], length: int) -> Case:
