@@ -87,6 +87,15 @@ def test_comparisons_of_metrics_alone():
         assert (len(values), sum(p < 0.05 for p in values), (*steps, False).index(False)) == counts
 
 
+@pytest.mark.parametrize("run", [run for run in COMMITTED if run.recipe in RECIPES], ids=lambda run: run.name)
+def test_a_variant_is_beside_the_baseline_of_its_recipe(run):
+    """Also where some of the variants alone were trained, of which the first was the baseline then."""
+    recipe = RECIPES[run.recipe]
+    for variant in recipe.variants(recipe.presets[run.preset].study):
+        if variant.name in run.variants and variant.baseline in run.variants:
+            assert run.first(variant.name)["baseline"] == variant.baseline
+
+
 def test_which_variant_is_corrected_for_its_comparisons():
     rows = [
         (run.label(variant), difference.p)

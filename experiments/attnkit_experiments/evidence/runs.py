@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -217,16 +217,17 @@ def _extended(run: Run, other: Run) -> Run:
 
 def with_shared(run: Run, runs: Sequence[Run]) -> Run:
     """The run with the variants that it lacks and a run of the same models has, of the same preset on the same data,
-    and with the floors, of the same seeds, of one that has the same without attention. Variants that were trained
-    without their baseline have that of the recipe.
+    and with the floors, of the same seeds, of one that has the same without attention. Baselines are those of the
+    recipe, where it has them: a training that chose variants took the first for one.
     """
-    own = [{**cell, "baseline": cell["baseline"] or _baselines(run).get(cell["variant"], "")} for cell in run.cells]
     shared = [
         {"report": other.name, **cell, "baseline": _baselines(run).get(cell["variant"], cell["baseline"])}
         for other in _alike(run, runs, SAME_MODELS)
         for cell in other.cells
         if cell["variant"] not in run.variants
     ]
+    there = {*run.variants, *(cell["variant"] for cell in shared)}
+    own = [{**cell, "baseline": _baseline(run, cell, there)} for cell in run.cells]
     seeds = {cell["seed"] for cell in own}
     floors = [
         {"report": other.name, **cell, "baseline": ""}
@@ -235,6 +236,12 @@ def with_shared(run: Run, runs: Sequence[Run]) -> Run:
         if cell["series"] in WITHOUT_SCORES and cell["variant"] not in run.variants and cell["seed"] in seeds
     ]
     return replace(run, cells=[*shared, *own, *floors])
+
+
+def _baseline(run: Run, cell: Record, there: Container[str]) -> str:
+    """That of the recipe if it is there, or the cell has none, else the cell's."""
+    named = _baselines(run).get(cell["variant"], "")
+    return named if named in there or not cell["baseline"] else cell["baseline"]
 
 
 def _alike(run: Run, runs: Sequence[Run], recipes: Mapping[str, str]) -> list[Run]:
