@@ -10,6 +10,7 @@ import math
 from attnkit._core import check, quadratic
 from attnkit._core.dispatch import Kernel, always, namespace
 from attnkit._core.family import RECORDS
+from attnkit._core.library import library
 from attnkit._core.special import stop_gradient
 from attnkit._core.typing import (
     Array,
@@ -88,7 +89,12 @@ def _without(names: tuple[str, ...], options: Bindings) -> Bindings:
 
 def finite(xp: Namespace, q: Array) -> Array:
     """q with 0 for NaN and infinities: padding may hold them, where its gradient 0 times NaN must not reach dscale."""
-    return xp.where(xp.isfinite(q), q, 0.0)
+    return xp.where(_is_finite(xp, q), q, 0.0)
+
+
+def _is_finite(xp: Namespace, q: Array) -> Array:
+    """torch's isfinite takes four passes over q."""
+    return q - q == 0 if library(q) == "torch" else xp.isfinite(q)
 
 
 def scaled(xp: Namespace, q: Array, scale: float | Array) -> Array:
@@ -96,11 +102,11 @@ def scaled(xp: Namespace, q: Array, scale: float | Array) -> Array:
 
     Padding may hold infinities; of their product with 0 NumPy would warn.
     """
-    if not check.is_learned(scale):
-        return q * scale if scale != 0 else xp.where(xp.isfinite(q), finite(xp, q) * scale, math.nan)
-    fixed = stop_gradient(scale)
-    beyond = xp.where(fixed == 0, math.nan, q * xp.where(fixed == 0, 1.0, fixed))
-    return xp.where(xp.isfinite(q), finite(xp, q) * scale, beyond)
+    if not check.is_learned(scale) and scale != 0:
+        return q * scale
+    fixed, inside = stop_gradient(scale), _is_finite(xp, q)
+    beyond = q * xp.where(fixed == 0, math.nan, fixed) if check.is_learned(scale) else math.nan
+    return xp.where(inside, xp.where(inside, q, 0.0) * scale, beyond)
 
 
 def _pulled(xp: Namespace, q: Array, scale: Factor, like: Array, grads: dict[str, Array]) -> dict[str, Array]:

@@ -1,6 +1,6 @@
 """Scalable-softmax attention: softmax of scores that grow with the logarithm of the number of keys."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Unpack
 
 from attnkit._core import quadratic
@@ -155,9 +155,13 @@ def _log_of_rows(xp: Namespace, q: Array, k: Array, length: Length, common: Bind
     return log(xp, row_length(xp, length, count, keys, Rows(0, queries, queries), dtype))
 
 
-def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
+def kernels(table: Mapping[str, Kernel], is_finite: Callable[..., bool] = lambda q: False) -> dict[str, Kernel]:
     """The table of a library: its kernel of softmax attention for q times the factor of its row, in the compute dtype,
-    into which the factor would otherwise be rounded."""
+    into which the factor would otherwise be rounded.
+
+    `is_finite(q)` says that no NaN and no infinity has to be kept from the gradient of a learned factor, where that is
+    cheap to know: then one pass makes the product.
+    """
     of = {name: served(name, table[name]) for name in (SOFTMAX.name, f"{SOFTMAX.name}_vjp")}
     forward, backward = of.values()
 
@@ -165,7 +169,7 @@ def kernels(table: Mapping[str, Kernel]) -> dict[str, Kernel]:
         return [quadratic.cast(xp, x, quadratic.compute_dtype(xp, x)) for x in arrays]
 
     def multiply(xp: Namespace, q: Array, factor: Factor, options: Bindings) -> Array:
-        return scaled(xp, q, factor) if SSMAX.learned(options, {}) else times(q, factor)
+        return times(q, factor) if not SSMAX.learned(options, {}) or is_finite(q) else scaled(xp, q, factor)
 
     def factor_of(xp: Namespace, q: Array, k: Array, options: Bindings) -> tuple[Factor, Factor, Keywords]:
         """log n, the factor, and the options of softmax."""

@@ -119,12 +119,18 @@ def prepared_linear(op: str, arrays: tuple[Array, ...], options: Keywords) -> Ca
     return _again(op, arguments) if outputs == ("o",) and as_they_are else None
 
 
+def is_finite(q: Array) -> bool:
+    """Whether nothing in q is NaN or infinite, by their sum; False where that is too large."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bool(np.isfinite(np.sum(q)))
+
+
 CALLS = (evaluate, pulled, unsupported)
 KERNELS = served.Served(*CALLS).kernels() | linear.Linear(*CALLS).kernels() | rows.Rows(*CALLS).kernels()
 KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name])
 KERNELS |= gated.kernels(KERNELS[POINTWISE.name])
 KERNELS |= linformer.kernels(KERNELS[SOFTMAX.name]) | nystrom.kernels(KERNELS[SOFTMAX.name])
-KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | ssmax.kernels(KERNELS) | lsh.kernels(KERNELS[SOFTMAX.name])
+KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | ssmax.kernels(KERNELS, is_finite) | lsh.kernels(KERNELS[SOFTMAX.name])
 KERNELS |= {op: KERNELS[op]._replace(prepared=partial(prepared, op)) for op in VJPS}
 KERNELS |= {op: KERNELS[op]._replace(prepared=partial(prepared_linear, op)) for op in linear.OPS}
 KERNELS = {op: kernel._replace(regret=regret) for op, kernel in KERNELS.items()}

@@ -380,12 +380,17 @@ def prepared_linear(op: str, arrays: tuple[Tensor, ...], options: Keywords) -> C
     return _again(op, arguments) if plain else None
 
 
+def is_finite(q: Tensor) -> bool:
+    """Whether nothing in q is NaN or infinite, by their sum; False where that cannot be read, or is too large."""
+    return _is_plain([q]) and math.isfinite(q.detach().sum())
+
+
 CALLS = (evaluate, pulled, unsupported)
 KERNELS = served.Served(*CALLS).kernels() | linear.Linear(*CALLS).kernels() | rows.Rows(*CALLS).kernels(("blocked",))
 KERNELS |= packed.Packed(*CALLS).kernels() | rela.kernels(KERNELS[POINTWISE.name], replaces=("blocked",))
 KERNELS |= gated.kernels(KERNELS[POINTWISE.name])
 KERNELS |= linformer.kernels(KERNELS[SOFTMAX.name]) | nystrom.kernels(KERNELS[SOFTMAX.name])
-KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | ssmax.kernels(KERNELS) | lsh.kernels(KERNELS[SOFTMAX.name])
+KERNELS |= soft.kernels(KERNELS[GAUSSIAN.name]) | ssmax.kernels(KERNELS, is_finite) | lsh.kernels(KERNELS[SOFTMAX.name])
 for name in VJPS:
     KERNELS[name] = KERNELS[name]._replace(prepared=partial(prepared, name))
 KERNELS = {op: kernel._replace(regret=regret) for op, kernel in KERNELS.items()}
