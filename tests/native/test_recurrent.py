@@ -72,14 +72,18 @@ def test_outputs_states_and_gradients(kind, option):
             assert_close(a, b)
 
 
-@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("shared", [False, True], ids=["", "gates of all items"])
+@pytest.mark.parametrize("stateful", [False, True], ids=["first", "later"])
 @BY_KIND
-def test_steps(kind, stateful):
+def test_steps(kind, stateful, shared):
     name = KINDS[kind][0]
     step, vjp = getattr(attnkit, f"{name}_step"), getattr(attnkit, f"{name}_step_vjp")
     given = arrays_of(kind, (1, 8, 6))
     wide = {"q", "k", "v", "log_gate", *(["log_decay"] if kind == "decay of features" else [])}
     given = {f"{name}_t": x[..., 0, :] if name in wide else x[..., 0] for name, x in given.items()}
+    if shared:  # with an axis less, but for decays of features, which have one more than beta
+        of_all = 0 if kind != "decay of features" else slice(1)
+        given = {n: x[of_all] if n in ("log_decay_t", "log_gate_t") else x for n, x in given.items()}
     given["state"] = (np.random.default_rng(1).normal(size=(BATCH, HEADS, 8, 6)),) if stateful else None
     found, golden = (step(**given, impl=impl) for impl in ("native", "generic"))
     for a, b in zip(leaves(found), leaves(golden), strict=True):

@@ -250,9 +250,8 @@ def gradients_of_token(op: str, grads: Keywords) -> Keywords:
     """The gradients of a step from those of a sequence."""
     of_state = {"state": grads["initial_state"]} if "initial_state" in grads else {}
     if op in RECURRENT:
-        axes = {name: x.ndim for name, x in grads.items() if is_array(x)}
-        numbers = {"beta", "log_decay"} if axes.get("log_decay") == axes.get("beta") else {"beta"}
-        tokens = {name: x for name, x in grads.items() if name in axes}
+        tokens = {name: x for name, x in grads.items() if name != "initial_state"}
+        numbers = {"beta"} if is_of_features(op, grads) else {"beta", "log_decay"}
         return {f"{n}_t": x[..., 0] if n in numbers else x[..., 0, :] for n, x in tokens.items()} | of_state
     if "log_decay" in grads:
         g = grads["log_decay"]
