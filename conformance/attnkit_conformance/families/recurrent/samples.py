@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 SIZES = {"normal": 1.0, "tiny": 1e-2, "large": 4.0}
 LEADS: Mapping[str, tuple[Shape, Shape, Shape]] = {
     "two": ((2, 2), (2, 2), (2, 2)), "none": ((), (), ()), "broadcast": ((3, 2, 1), (2, 1), (1, 2)),
-    "single": ((1, 1), (1, 1), (1, 1)),
+    "single": ((1, 1), (1, 1), (1, 1)), "of heads": ((2, 2), (2, 2), (2,)),
 }  # fmt: skip
 """Leading axes of q; of k, beta and the state; of v and other gates."""
 OWN = ("scale", "chunk_size", "initial_state", "return_state")
@@ -67,8 +67,12 @@ LONG_SCENE: Mapping[str, Row] = {
 SCENES: Mapping[str, Row] = {
     "padded": {"shape": "17", "width": "5x3", "mask": "keys", "key_lengths": "some", "poison": "yes", "chunk_size": 5},
     "resumed": {"width": "5x3", "gates": "mixed", "initial_state": LENGTH_ARRAY, "return_state": True},
+    "shared": {"width": "5x3", "batch": "of heads", "decay": "number", "mask": "keys"},
 }
-STEP_SCENES: Mapping[str, Row] = {"first": {"shape": "5x3"}, "later": {"shape": "5x3", "initial_state": LENGTH_ARRAY}}
+STEP_SCENES: Mapping[str, Row] = {
+    "first": {"shape": "5x3"}, "later": {"shape": "5x3", "initial_state": LENGTH_ARRAY},
+    "shared": {"shape": "5x3", "batch": "of heads", "decay": "number", "initial_state": LENGTH_ARRAY},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -195,9 +199,9 @@ def leading_of(arrays: Mapping[str, Array]) -> Shape:
 
 
 def numbers_of(arrays: Mapping[str, Array]) -> tuple[str, ...]:
-    """The gates that are numbers per token: those with as many axes as beta."""
+    """The gates that are numbers per token: those with no more axes than beta."""
     gates = {name: arrays[name] for name in ("beta", "log_decay") if name in arrays}
-    return tuple(name for name, x in gates.items() if x.ndim == gates["beta"].ndim)
+    return tuple(name for name, x in gates.items() if x.ndim <= gates["beta"].ndim)
 
 
 def property_case(op: Op, scene: Property, params: Params, label: str, dtype: str) -> Case:
