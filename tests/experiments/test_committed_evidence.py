@@ -209,8 +209,9 @@ def test_what_does_not_see_attention_is_said_so_everywhere():
 
 
 NUMBER = r"\d+(?:\.\d+)?"
+WITH_WIDTH = rf"{NUMBER}(?: ± {NUMBER})?"
 WITH_UNIT = re.compile(
-    rf"(?<!± )(?<![\d.])((?:{NUMBER}(?:, | to | and ))*{NUMBER})(?: ± {NUMBER})? (?:%|points|BLEU|nats|bits)"
+    rf"(?<!± )(?<![\d.])((?:{WITH_WIDTH}(?:, | to | and ))*{WITH_WIDTH}) (?:%|points|BLEU|nats|bits)"
 )
 GUESS = 100 / 24
 
@@ -235,7 +236,8 @@ def unknown_numbers(text):
         recipes = {x for task, each in overview.TASKS.items() if task.lower().replace(" ", "-") in tasks for x in each}
         known = [x for run in COMMITTED if run.name in linked or run.recipe in recipes for x in numbers_of(run)]
         if known:
-            written = [x for group in WITH_UNIT.findall(paragraph) for x in re.findall(NUMBER, group)]
+            lists = [re.sub(rf" ± {NUMBER}", "", group) for group in WITH_UNIT.findall(paragraph)]
+            written = [x for group in lists for x in re.findall(NUMBER, group)]
             unknown += [x for x in written if not any(rounds_to(number, x) for number in (*known, GUESS))]
     return unknown
 
