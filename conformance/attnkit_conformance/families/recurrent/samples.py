@@ -38,7 +38,7 @@ GATES: tuple[Level, ...] = ("usual", "zero", "far", "faint", "mixed")
 LEVELS: Mapping[str, tuple[Level, ...]] = {
     "shape": ("9", "17", "33", "1"),
     "width": ("12x20", "17x5", "1x1", "8x8"),
-    "batch": ("two", "none", "broadcast"),
+    "batch": ("two", "none", "broadcast", "of heads"),
     "values": tuple(SIZES),
     "gates": GATES,
     "gate_dtype": ("same", "float32"),
@@ -102,8 +102,12 @@ def tokens(
         "k": kind.keys(rng.standard_normal((*of_k, T, d)), size),
         "v": rng.standard_normal((*of_v, T, e)),
     }
-    for name, number in kind.gates(row).items():
-        x = gate(name, row, (*(of_k if name == "beta" else of_v), T, 1 if number else d), rng)
+    gates = kind.gates(row)
+    for name, number in gates.items():
+        lead = of_k if name == "beta" else of_v
+        if "beta" in gates and not number:  # a decay without more axes than beta would be numbers
+            lead = (*(1,) * (len(of_k) - len(lead)), *lead)
+        x = gate(name, row, (*lead, T, 1 if number else d), rng)
         arrays[name] = x[..., 0] if number else x
     return arrays
 
@@ -164,9 +168,17 @@ def poison(op: Op, case: Case) -> None:
     """Write NaN and infinities where nothing is read (in place): hidden tokens, and queries that see nothing."""
     unseen, null = hidden_tokens(case)
     for name, x in (*case.arrays.items(), *case.cotangents.items()):
-        rows = null if name in ("q", "o") else unseen
         if x.dtype.kind == "f" and name != "S" and not name.startswith(INITIAL):
-            x[rows] = np.nan if x.ndim == rows.ndim else np.resize([np.nan, np.inf, -np.inf], x.shape[-1])
+            number = name in numbers_of(case.arrays)
+            rows = for_all(null if name in ("q", "o") else unseen, x, number)
+            x[rows] = np.nan if number else np.resize([np.nan, np.inf, -np.inf], x.shape[-1])
+
+
+def for_all(rows: Array, x: Array, number: bool) -> Array:
+    """Which tokens of x, of numbers or of rows, are among these `rows` in every item that has them."""
+    shape = x.shape if number else x.shape[:-1]
+    reduced: Array = reduce_to(rows, shape, 1, np.logical_and)
+    return reduced
 
 
 def zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -178,9 +190,9 @@ def zeros(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
     for name, x in case.arrays.items():
         rows = null if name == "q" else unseen
         if x.dtype.kind == "f" and not name.startswith(INITIAL):
-            number = x.shape[-1] == rows.shape[-1] and name in numbers_of(case.arrays)
-            shape = x.shape if number else (*x.shape[:-1], 1)
-            gradients[name] = reduce_to(rows if number else rows[..., None], shape, 1, np.logical_and)
+            number = name in numbers_of(case.arrays)
+            gone = for_all(rows, x, number)
+            gradients[name] = gone if number else gone[..., None]
     later = ~np.tri(unseen.shape[-1], dtype=bool)
     return {"o": null[..., None], "w": unseen[..., None, :] | later}, gradients
 
