@@ -380,9 +380,12 @@ def quadrature(points: int) -> tuple[Namespace, Array, Array]:
 def cumulative_sum(xp: Namespace, x: OfLibrary, axis: int, dtype: DType = None) -> Array:
     """xp.cumulative_sum; torch's own, because array_api_compat's uses a cache that torch.compile warns about.
 
+    NumPy adds up float32 in float64, as torch does on a CPU: in float32 every token of a sum of gates would round it.
     Of floats under torch.use_deterministic_algorithms by doubling, because torch's throws on a GPU then; where the size
     is symbolic, by torch's all the same.
     """
+    if library(x) == "numpy" and (dtype or x.dtype) == xp.float32:
+        return xp.astype(xp.cumulative_sum(x, axis=axis, dtype=xp.float64), xp.float32)
     if library(x) != "torch":
         return xp.cumulative_sum(x, axis=axis, dtype=dtype)
     import torch
