@@ -41,14 +41,11 @@ def kept_tokens(shape: tuple[int, ...], mask: Array | None, key_lengths: int | A
 
 def running_sum(x: Array) -> tuple[Array, Array]:
     """The running sums of x along its last axis as high + low: low adds up what rounding took from high, exactly."""
-    high, low = np.zeros_like(x), np.zeros_like(x)
-    total, lost = np.zeros(x.shape[:-1]), np.zeros(x.shape[:-1])
-    for at in range(x.shape[-1]):
-        new = total + x[..., at]
-        part = new - total
-        lost = lost + ((total - (new - part)) + (x[..., at] - part))
-        total = new
-        high[..., at], low[..., at] = total, lost
+    high = np.cumsum(x, axis=-1)
+    before = np.zeros_like(high)
+    before[..., 1:] = high[..., :-1]
+    part = high - before
+    low = np.cumsum((before - (high - part)) + (x - part), axis=-1)
     return high, low
 
 
