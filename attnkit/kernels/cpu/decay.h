@@ -28,18 +28,27 @@ constexpr int64_t kChunk = 32;  // tokens whose pairs are multiplied out
 constexpr int64_t kStep = 16;   // rows of pairs at a time, with the keys up to the last of them
 
 // The pairs of a chunk of n tokens: rows of queries, kChunk numbers apart. Right of the diagonal E, A and E ⊙ H are 0.
+// What gradients need on the way back stays from the way there, for every chunk.
 template <class T>
 struct Pairs {
-  Buffer<T> fades, scores, weights, grads, faded;  // E, φ(Q)φ(K)ᵀ, A, H and E ⊙ H
-  Buffer<T> panels, rows;
+  Buffer<T> fades, weights, faded;       // E, A and E ⊙ H
+  T *scores = nullptr, *grads = nullptr;  // φ(Q)φ(K)ᵀ and H of the chunk that was opened
+  Buffer<T> kept, panels, rows;
   T before[kChunk];  // F
 
-  void reserve(int64_t width) {
-    for (Buffer<T> *buffer : {&fades, &scores, &weights, &grads, &faded}) {
+  void reserve(int64_t width, size_t chunks) {
+    for (Buffer<T> *buffer : {&fades, &weights, &faded}) {
       T *numbers = buffer->reserve(kChunk * kChunk);
       std::fill(numbers, numbers + kChunk * kChunk, T{});
     }
+    kept.reserve(chunks * 2 * kChunk * kChunk);
     panels.reserve((kChunk + kPanel<T>) * width);
+    open(0);
+  }
+
+  void open(size_t chunk) {
+    scores = kept.data() + chunk * 2 * kChunk * kChunk;
+    grads = scores + kChunk * kChunk;
   }
 
   // E and F of keys that leave these factors.
@@ -175,7 +184,7 @@ class DecayGradient {
     double terms[kChunk] = {};
     for (int64_t l = n; l-- > 0;) {
       const int64_t at = l * kChunk;
-      const T *fades = pairs.fades.data() + at, *scores = pairs.scores.data() + at, *grads_of = pairs.grads.data() + at;
+      const T *fades = pairs.fades.data() + at, *scores = pairs.scores + at, *grads_of = pairs.grads + at;
       for (int64_t j = 0; j < kChunk; ++j) {
         const double product = static_cast<double>(scores[j]) * static_cast<double>(grads_of[j]);
         terms[j] += fades[j] == 0 ? 0 : static_cast<double>(fades[j]) * product;
@@ -239,7 +248,7 @@ class Decayed {
     Workspace &w;
     T next = 0;  // the gate of the first key so far on the way back
 
-    Task(const Call &call, int64_t item)
+    Task(const Call &call, int64_t item, size_t chunks)
         : s(call, item_index(call.plan, item)),
           map(call, s.item.index),
           gates(call, ATTNKIT_LOG_DECAY, s.item.index),
@@ -249,7 +258,7 @@ class Decayed {
       for (Buffer<T> *buffer : {&w.drawn, &w.out, &w.dx}) buffer->reserve(kChunk * std::max(width, wider));
       w.values.reserve(kChunk * wider);
       w.factors.reserve(2 * kChunk);
-      w.pairs.reserve(std::max(width, wider));
+      w.pairs.reserve(std::max(width, wider), chunks);
     }
 
     const Index &index() const { return s.item.index; }
@@ -290,16 +299,16 @@ class Decayed {
     for (int64_t j = 0; j < s.count; ++j) {
       w.values.data()[j * wider_ + plan_.values] = key(s.begin + j) ? 1 : 0;
       if (!t.s.shown.valid(s.begin + j)) gates[j] = 0;
-      factors[j] = std::exp(gates[j]);
     }
+    for (int64_t j = 0; j < s.count; j += kLanes<T>) store<T>(factors + j, exp<T>(load(gates + j)));
     w.pairs.fade(s.count, factors);
   }
 
   // A of a chunk with queries.
   void weigh(Workspace &w, const Segment &s) const {
     if (!s.keys) return;
-    w.pairs.multiply_rows(s.count, width_, {w.x.data(), width_}, {w.y.data(), width_}, w.pairs.scores.data());
-    w.pairs.apply_fades(s.count, w.pairs.scores.data(), w.pairs.weights.data());
+    w.pairs.multiply_rows(s.count, width_, {w.x.data(), width_}, {w.y.data(), width_}, w.pairs.scores);
+    w.pairs.apply_fades(s.count, w.pairs.scores, w.pairs.weights.data());
   }
 
   // raw of query i: what z before the chunk and its pairs give.
@@ -326,7 +335,7 @@ class Decayed {
   // ------------------------------------------------------------------------------------------ forward
 
   void forward(int64_t item) const {
-    Task t(call_, item);
+    Task t(call_, item, 1);
     Workspace &w = t.w;
     w.sums.reset(count_, wide_);
     w.normaliser.reset(1, width_);
@@ -374,7 +383,7 @@ class Decayed {
   // ------------------------------------------------------------------------------------------ gradients
 
   void backward(int64_t item, const TokenGradients<T> &to) const {
-    Task t(call_, item);
+    Task t(call_, item, segments_.size());
     t.w.cotangents.reserve((plan_.queries + 1) * wider_);  // [dn, dd] of every query
     t.w.decay.reserve(plan_, call_.has(ATTNKIT_DLOG_DECAY), (plan_.values + 1) * width_);
     from_the_start(t, to);
@@ -393,8 +402,10 @@ class Decayed {
       read_state(t.s.state, true, count_, plan_.values, w.sums.total(), width_);
       t.s.normaliser.template read<T>(0, 0, count_, T{1}, w.sums.total() + plan_.values * width_, width_);
     }
-    for (const Segment &s : segments_) {
+    for (size_t n = 0; n < segments_.size(); ++n) {
       call_.look();
+      const Segment &s = segments_[n];
+      w.pairs.open(n);
       read(t, s);
       if (s.keys) w.decay.keep_start(w.sums.total());
       if (s.queries) finish_queries(t, s, to);
@@ -429,10 +440,11 @@ class Decayed {
     read_cotangents(t, s, dens, dn);
     std::fill(drawn, drawn + s.count * width_, T{});
     w.sums.draw(s.count, {dn, wider_}, drawn, width_);
-    if (s.keys) multiply_cotangents(w, s, dn);
+    if (s.keys)
+      w.pairs.multiply_rows(s.count, wide_, {dn, wider_}, {w.values.data(), wider_}, w.pairs.grads);
     for (int64_t i = 0; i < s.count; ++i, x += width_, drawn += width_, dn += wider_, out += width_) {
       const T left = s.keys ? w.pairs.before[i] : T{1}, of_sums = dot(x, drawn, width_);
-      T *grads = w.pairs.grads.data() + i * kChunk;
+      T *grads = w.pairs.grads + i * kChunk;
       const T along = left * of_sums + (s.keys ? w.pairs.total(i, grads) : T{});
       const T dd = dens[i].gives ? -along * dens[i].slope * static_cast<T>(plan_.scale) / dens[i].value : T{};
       dn[plan_.values] = dd;
@@ -442,16 +454,11 @@ class Decayed {
       if (s.keys) w.decay.add_query(s.begin + i, static_cast<double>(left) * (of_sums + dd * dot(x, z, width_)));
     }
     if (s.keys) {
-      w.pairs.apply_fades(s.count, w.pairs.grads.data(), w.pairs.faded.data());
+      w.pairs.apply_fades(s.count, w.pairs.grads, w.pairs.faded.data());
       add_keys(s.count, width_, w.pairs.faded.data(), {w.y.data(), width_}, w.out.data(), width_);
     }
     pull(t, first_query(s), s.count, w.queries.data(), w.x.data(), to.q,
          [&t](int64_t i) { return t.s.shown.query(i); });
-  }
-
-  // dn_i·v_j, and with it dd_i where that is known.
-  void multiply_cotangents(Workspace &w, const Segment &s, const T *dn) const {
-    w.pairs.multiply_rows(s.count, plan_.values + 1, {dn, wider_}, {w.values.data(), wider_}, w.pairs.grads.data());
   }
 
   // dx of n tokens from dφ, which is in working memory.
@@ -474,6 +481,7 @@ class Decayed {
     for (size_t n = segments_.size(); n-- > 0;) {
       call_.look();
       const Segment &s = segments_[n];
+      w.pairs.open(n);
       read(t, s);
       const double after = std::exp(static_cast<double>(t.next));  // sums that come back have not faded at this key
       double left = after;
@@ -525,9 +533,8 @@ class Decayed {
       scale_row(static_cast<T>(left), wide_, dv + j * wide_, dv + j * wide_);
     }
     if (s.queries) {
-      weigh(w, s);
-      multiply_cotangents(w, s, dn);
-      w.pairs.apply_fades(s.count, w.pairs.grads.data(), w.pairs.faded.data());
+      w.pairs.apply_fades(s.count, w.pairs.scores, w.pairs.weights.data());
+      w.pairs.apply_fades(s.count, w.pairs.grads, w.pairs.faded.data());
       add_queries(s.count, width_, w.pairs.faded.data(), {w.x.data(), width_}, grads, width_);
       add_queries(s.count, wide_, w.pairs.weights.data(), {dn, wider_}, dv, wide_);
     }

@@ -112,14 +112,21 @@ void RunningSums<T>::recur(int64_t n, Rows<T> x, Rows<T> y, Rows<T> c, const Fad
       sweep<T, Fading::kColumns>(s, rows_);
       break;
   }
-  join(n, fades);
+  multiply_fades(n, fades);
+  join(0, rows_, fades);
 }
 
+// A few rows at a time, so that what is added is still in the nearest cache when it joins the total.
 template <class T>
 void RunningSums<T>::add(int64_t n, Rows<T> y, Rows<T> c, const Fades<T> &fade) {
-  std::fill(fresh_.data(), fresh_.data() + rows_ * width_, T{});
-  multiply_transposed<T>(rows_, n, width_, y.data, y.stride, c.data, c.stride, fresh_.data(), width_);
-  join(1, fade);
+  multiply_fades(1, fade);
+  T *fresh = fresh_.data();
+  for (int64_t r = 0; r < rows_; r += kRows) {
+    const int64_t rows = std::min<int64_t>(kRows, rows_ - r);
+    std::fill(fresh, fresh + rows * width_, T{});
+    multiply_transposed<T>(rows, n, width_, y.data + r, y.stride, c.data, c.stride, fresh, width_);
+    join(r, rows, fade);
+  }
 }
 
 template <class T>
@@ -127,21 +134,26 @@ void RunningSums<T>::draw(int64_t n, Rows<T> x, T *out, int64_t stride) const {
   multiply<T>(n, rows_, width_, x.data, x.stride, total_.data(), width_, out, stride);
 }
 
-// total = f total + fresh, f the product of the fades of n tokens; `lost` is what rounding takes (Møller 1965, Kahan
-// 1965: the error of a sum of two numbers is a number). Where the total is infinite, nothing is lost.
+// f, the product of the fades of n tokens.
 template <class T>
-void RunningSums<T>::join(int64_t n, const Fades<T> &fades) {
-  const bool columns = fades.kind == Fading::kColumns, rows = fades.kind == Fading::kRows && fades.row != 0;
-  const int64_t count = columns ? width_ : rows ? rows_ : 1;
+void RunningSums<T>::multiply_fades(int64_t n, const Fades<T> &fades) {
+  const int64_t count = fades.kind == Fading::kColumns ? width_ : fades.row != 0 ? rows_ : 1;
   T *faded = faded_.reserve(count);
   std::fill(faded, faded + count, T{1});
   for (int64_t j = 0; j < n && fades.kind != Fading::kNone; ++j)
     for (int64_t w = 0; w < count; ++w) faded[w] *= fades.data[j * fades.stride + w];
-  for (int64_t r = 0; r < rows_; ++r) {
-    T *total = total_.data() + r * width_, *lost = lost_.data() + r * width_;
-    const T *fresh = fresh_.data() + r * width_;
+}
+
+// total = f total + fresh for some rows, of which fresh begins with the first; `lost` is what rounding takes (Møller 1965,
+// Kahan 1965: the error of a sum of two numbers is a number). Where the total is infinite, nothing is lost.
+template <class T>
+void RunningSums<T>::join(int64_t begin, int64_t rows, const Fades<T> &fades) {
+  const bool columns = fades.kind == Fading::kColumns, each = fades.kind == Fading::kRows && fades.row != 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    T *total = total_.data() + (begin + r) * width_, *lost = lost_.data() + (begin + r) * width_;
+    const T *fresh = fresh_.data() + r * width_, *faded = faded_.data() + (each ? begin + r : 0);
     for (int64_t w = 0; w < width_; w += kLanes<T>) {
-      const Vec<T> fade = columns ? load(faded + w) : splat(faded[rows ? r : 0]);
+      const Vec<T> fade = columns ? load(faded + w) : splat(*faded);
       const Vec<T> before = load(total + w) * fade, added = load(fresh + w) + load(lost + w) * fade;
       const Vec<T> sum = before + added, moved = sum - before;
       const Vec<T> rest = (before - (sum - moved)) + (added - moved);

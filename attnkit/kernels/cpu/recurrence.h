@@ -50,7 +50,8 @@ class RunningSums {
   void draw(int64_t n, Rows<T> x, T *out, int64_t stride) const;
 
  private:
-  void join(int64_t n, const Fades<T> &fades);
+  void multiply_fades(int64_t n, const Fades<T> &fades);
+  void join(int64_t begin, int64_t rows, const Fades<T> &fades);
 
   int64_t rows_ = 0, width_ = 0;
   Buffer<T> total_, lost_, fresh_, faded_;
