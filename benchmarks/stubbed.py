@@ -105,7 +105,9 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "softmax, lengths": (attnkit.softmax_attention, {"key_lengths": LENGTHS}),
     "softmax, lse": (attnkit.softmax_attention, {"return_lse": True}),
     "entmax": (attnkit.entmax_attention, {}),
+    "relu, statistics": (partial(attnkit.attention_with_statistics, "pointwise_attention"), {"fields": ("entropy",)}),
     "linear": (attnkit.linear_attention, {}),
+    "linear, causal": (attnkit.linear_attention, {"causal": True}),
     "linear, states": (attnkit.linear_attention, {"return_state": True}),
 }
 PACKED: dict[str, Callable[..., torch.Tensor]] = {
