@@ -2,10 +2,10 @@
 
 JAX compiles every case anew: here the generic bodies of every third op are judged in double precision, without the ops
 that give weights, and the blocks of every second one in single precision. JAX, explicit gradients of torch, torch's
-blocks, arrays that cannot be written to, kernels that have no device here and array-api-strict are judged on the scenes
-written by hand, not on all pairs of options, and without the properties of A11; torch's explicit gradients and blocks,
-which other dtypes do not change, in float32 and bfloat16. Surroundings have a test of their own. `make conformance`
-judges everything.
+blocks, arrays that cannot be written to, kernels that have no device here, array-api-strict and float16, whose pairs
+differ from those of bfloat16 in how arguments and results are rounded, are judged on the scenes written by hand, not on
+all pairs of options, and without the properties of A11; torch's explicit gradients and blocks, which other dtypes do
+not change, in float32 and bfloat16. Surroundings have a test of their own. `make conformance` judges everything.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ from attnkit_conformance.model.case import DTYPES
 from attnkit_conformance.opdb import BY_NAME, OPDB
 
 COMPILED = "not property and not /pair. and not empty and not surrounding."
-ON_SCENES = "(numpy_readonly or strict or torch-blocked or explicit or torch-triton or cupy)"
+ON_SCENES = "(numpy_readonly or strict or torch-blocked or explicit or torch-triton or cupy or /float16/)"
 IN_TWO_DTYPES = "(torch-blocked or explicit) and (/float64/ or /float16/)"
 GROUPS: dict[str, tuple[tuple[str, ...], str | None, str]] = {  # families judged together: the reference answers once
     "arrays": (
