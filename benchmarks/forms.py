@@ -39,7 +39,6 @@ VIT = (16, 6, 197, 64)
 LAYERS = 12
 SINCE = "since 2023"
 Attend = Callable[..., Any]
-COMPILE: Callable[[Attend], Attend] = partial(torch.compile, dynamic=False)
 
 
 class Form(NamedTuple):
@@ -114,26 +113,22 @@ def kin(n: int, causal: bool, mode: str) -> Group:
 
 
 def beside_others(n: int, mode: str) -> Iterator[Group]:
-    """Sums that fade beside plain ones; recurrences beside a loop of torch, and beside fla's chunks, compiled too."""
+    """Sums that fade beside plain ones; recurrences beside a loop of torch, and beside fla's chunks."""
     q, k, v, do = draw(1, 8, n, 64)
     decay = logsigmoid(torch.randn(8, n, generator=torch.Generator().manual_seed(0)))
-    title, title_compiled = f"{SINCE}, n = {n}, causal, {mode}", f"{SINCE}, compiled, n = {n}, causal, {mode}"
+    title = f"{SINCE}, n = {n}, causal, {mode}"
 
     def fading(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
         return LINEAR(q, k, v, causal=True, log_decay=log_decay)
 
     forms = {"linear_attention(log_decay=)": Form(call(fading, [q, k, v, decay, do], mode), 0.9)}
     yield Group(title, LINEAR.__name__, call(partial(LINEAR, causal=True), [q, k, v, do], mode), forms)
-    for name, attend, others, loop, chunks, unrollable in recurrences(n):
+    for name, attend, others, loop, chunks in recurrences(n):
         arrays = [q, torch.nn.functional.normalize(k, dim=-1), v, *others, do]
         form = Form(call(attend, arrays, mode), 8.0)
         yield Group(title, "a loop of torch", call(loop, arrays, mode), {name: form})
         if chunks is not None:
-            forms = {name: form._replace(aim=1.0)}
-            yield Group(title, "fla's chunks", call(chunks, arrays, mode), forms)
-            if unrollable:
-                unrolled = call(COMPILE(chunks), arrays, mode)
-                yield Group(title_compiled, "fla's chunks, compiled", unrolled, forms)
+            yield Group(title, "fla's chunks", call(chunks, arrays, mode), {name: form._replace(aim=1.0)})
 
 
 def behind(mode: str) -> Group:

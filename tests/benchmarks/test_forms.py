@@ -16,7 +16,6 @@ def small(monkeypatch):
     monkeypatch.setattr(forms, "CACHES", (16, 32))
     monkeypatch.setattr(forms, "VIT", (2, 2, 17, 8))
     monkeypatch.setattr(forms, "LAYERS", 2)
-    monkeypatch.setattr(forms, "COMPILE", lambda function: function)
     monkeypatch.setattr(forms, "AT_LEAST", 1e-5)
 
 
@@ -39,7 +38,7 @@ def test_forms_give_what_their_baselines_give():
 @pytest.mark.parametrize("mode", [forms.FORWARD, forms.BOTH])
 def test_loops_and_chunks_of_others_compute_what_recurrent_ops_do(mode):
     found = [group for group in forms.beside_others(32, mode) if group.against != "linear_attention"]
-    assert len(found) == 9
+    assert len(found) == 7
     for group in found:
         (form,) = group.forms.values()
         for golden, ours in zip(results(group.baseline()), results(form.call()), strict=True):
