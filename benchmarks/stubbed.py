@@ -116,6 +116,14 @@ PACKED: dict[str, Callable[..., torch.Tensor]] = {
 }
 AUTOCAST = ("relu", "softmax, causal", "linear")
 COMPILED = ("relu", "relu, dropout by a tensor")
+PATHS = {
+    "relu": ("relu, lengths", "relu, dropout", "relu, dropout by a tensor", "relu, autocast"),
+    "relu, causal": ("relu, packed",),  # which also count the keys of queries
+    "softmax, causal": ("softmax, lengths", "softmax, lse", "softmax, packed", "softmax, causal, autocast"),
+    "linear": ("linear, autocast", "linear, states"),
+}
+"""By a plain call: the paths that are to cost little more."""
+GRADIENTS = ", gradients"
 
 
 class Nothing(torch.autograd.Function):
@@ -174,7 +182,7 @@ def calls() -> dict[str, Callable[[], Any]]:
             return torch.autograd.grad(o, leaves, arrays[0])
 
         table[name] = lambda: call(*arrays)
-        table[f"{name}, gradients"] = step
+        table[name + GRADIENTS] = step
 
     add("torch alone", Nothing.apply, inputs)
     add("torch alone, custom op", lambda *arrays: nothing([*arrays])[0], inputs)
@@ -201,8 +209,23 @@ def measure(*, rounds: int = 15, repeats: int = 100) -> dict[str, Timing]:
         return interleave(table, rounds=rounds, repeats=repeats)
 
 
+def rows(measured: dict[str, Timing]) -> list[dict[str, Any]]:
+    """Every call, forward and with gradients, and the plain one that it is beside."""
+    plain = {path: name for name, paths in PATHS.items() for path in paths}
+    names = [name for name in measured if not name.endswith(GRADIENTS)]
+    return [
+        {
+            "call": name,
+            "beside": plain.get(name, ""),
+            "forward": measured[name]._asdict(),
+            "gradients": measured[name + GRADIENTS]._asdict(),
+        }
+        for name in names
+    ]
+
+
 def lines(measured: dict[str, Timing]) -> list[str]:
     """A table: microseconds per call, median, lowest and highest round."""
     head = f"{'call':44}{'median':>9}{'lowest':>9}{'highest':>9}   microseconds until a stub for the driver is called"
-    rows = [(name, *(1e6 * x for x in (t.median, t.lowest, t.highest))) for name, t in measured.items()]
-    return [head, *(f"{name:44}{a:9.1f}{b:9.1f}{c:9.1f}" for name, a, b, c in rows)]
+    times = [(name, *(1e6 * x for x in (t.median, t.lowest, t.highest))) for name, t in measured.items()]
+    return [head, *(f"{name:44}{a:9.1f}{b:9.1f}{c:9.1f}" for name, a, b, c in times)]

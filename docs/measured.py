@@ -339,9 +339,25 @@ def cells_of(recipe: Recipe, study: Any) -> list[Any]:
     return [*product(recipe.variants(study), study.seeds)]
 
 
+def launches() -> str:
+    """What a repeated call costs the CPU before its launches: µs, and how many times as long as the plain call."""
+    found = json.loads((RESULTS / "stubbed-launches.json").read_text())
+    by_call = {row["call"]: row for row in found["rows"]}
+    lines = [["call", "beside", "forward", "with gradients"]]
+    for name, row in by_call.items():
+        cells = [name, row["beside"]]
+        for mode in ("forward", "gradients"):
+            cell = f"{1e6 * row[mode]['median']:.0f} µs"
+            if row["beside"]:
+                cell += f", {row[mode]['median'] / by_call[row['beside']][mode]['median']:.2f}×"
+            cells.append(cell)
+        lines.append(cells)
+    return choosing.table(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "quality": choosing.trained, "choice": choosing.choice, "plan": plan, "repeated": repeated,
-    "gpu": gpu, "verdicts": verdicts, "unjudged": unjudged,
+    "gpu": gpu, "verdicts": verdicts, "unjudged": unjudged, "launches": launches,
     "speed": speed, "variants": variants, "forms": partial(forms, "forms-cpu.json"),
     "since_2023": partial(forms, "forms-since-2023-cpu.json"), "long_sequences": long_sequences, "trained": trained,
     "predicted": predicted, "predicted_and_measured": predicted_and_measured, "kept": kept, "taken": taken_at,

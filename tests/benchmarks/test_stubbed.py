@@ -15,12 +15,6 @@ MOST = 1.3  # times the calls of functions of the plain path
 MISSED = {"relu, packed": 1.4, "linear, states": 1.4}
 """Paths over the aim: packed sequences are bounded in each launch, of which gradients of whole heads have fewer; states
 are four launches where there are two."""
-PATHS = {
-    "relu": ("relu, lengths", "relu, dropout", "relu, dropout by a tensor", "relu, autocast"),
-    "relu, causal": ("relu, packed",),  # which also count the keys of queries
-    "softmax, causal": ("softmax, lengths", "softmax, lse", "softmax, packed", "softmax, causal, autocast"),
-    "linear": ("linear, autocast", "linear, states"),
-}
 
 
 def count(call: Callable[[], Any]) -> int:
@@ -39,20 +33,20 @@ def count(call: Callable[[], Any]) -> int:
 @pytest.fixture(scope="module")
 def counts() -> dict[str, int]:
     """Of forward and gradients, by name."""
-    names = [name for plain, paths in PATHS.items() for name in (plain, *paths)]
+    names = [name for plain, paths in stubbed.PATHS.items() for name in (plain, *paths)]
     names += ["torch alone", "torch alone, compiled", *(f"{name}, compiled" for name in stubbed.COMPILED)]
     found = {}
     with stubbed.stubbed():
         table = stubbed.calls()
         for name in names:
-            call = table[f"{name}, gradients"]
+            call = table[name + stubbed.GRADIENTS]
             for _ in range(4):  # compiled, met, recorded, and straight to the driver
                 call()
             found[name] = count(call)
     return found
 
 
-@pytest.mark.parametrize(("plain", "path"), [(plain, path) for plain, paths in PATHS.items() for path in paths])
+@pytest.mark.parametrize(("plain", "path"), [(plain, path) for plain, paths in stubbed.PATHS.items() for path in paths])
 def test_a_path_costs_little_more_than_the_plain_one(plain: str, path: str, counts: dict[str, int]) -> None:
     assert counts[path] <= MISSED.get(path, MOST) * counts[plain], counts
 
