@@ -35,8 +35,6 @@ study 005-causal-delta-cpu 005-causal --set methods=delta,gated_delta
 study 005-causal-floors-cpu 005-causal --set methods=relu,average,zeros
 study 005-causal-kimi-cpu 005-causal --set methods=kimi_delta
 study 001-table4-floor-cpu 001-table4 --set methods=zeros
-study 003-copying-average-cpu 003-copying --set methods=average --seeds 0 1 2
-study 003-sequences-average-cpu 003-sequences --set methods=average
 study 002-table6-text-floors-cpu 002-table6 --set task=text --set text_length=512 --set length=512 \
     --set steps=500 --set warmup=50 --set methods=average,zeros
 study 002-table6-image-floors-cpu 002-table6 --set task=image --set image_side=16 --set length=256 \

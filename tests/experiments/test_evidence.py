@@ -311,9 +311,11 @@ def added(tmp_path, seeds, *, name, base=0.5, checksum="d", **more):
 def test_reports_of_one_study_are_one_run(tmp_path):
     added(tmp_path, range(3), name="000-causal-cpu")
     added(tmp_path, range(2, 6), name="000-causal-more-cpu", base=0.9, changed="alphas=1,2", floor=True)
+    added(tmp_path, range(2), name="000-causal-alphas-cpu", base=0.9, changed="alphas=1")  # first by name
     added(tmp_path, range(6, 9), name="000-causal-other-cpu", changed="steps=9")
     added(tmp_path, range(6, 9), name="000-causal-text-cpu", checksum="e")
     run, other, text = read_runs(tmp_path)
+    assert run.name == "000-causal-cpu", "the whole study comes before its parts"
     assert run.numbers("softmax", "test_loss").keys() == {*range(6)}
     assert run.numbers("softmax", "test_loss")[2] == 0.512, "its own cells come first"
     assert run.numbers(FLOOR, "test_loss").keys() == {2, 3, 4, 5}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import statistics
@@ -187,17 +188,23 @@ def read_runs(reports: Path) -> list[Run]:
 
 
 def united(runs: Sequence[Run]) -> list[Run]:
-    """The runs, those of one study as one: the first, with the cells and curves that the others add to it.
+    """The runs, those of one study as one: the whole one or its part with the baselines, with the cells and curves that
+    the others add to it.
 
     A study is a recipe, a preset, data and settings, but for CHOICES and seeds. Reports without a checksum of their
     data stay alone.
     """
-    studies: dict[tuple[str, ...], Run] = {}
+    studies: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         data = run.results[0].get("data_checksum", "")
         study = run.recipe, run.preset, data or run.name, *sorted(f"{k}={v}" for k, v in _settings(run).items())
-        studies[study] = _extended(studies[study], run) if study in studies else run
-    return list(studies.values())
+        studies.setdefault(study, []).append(run)
+    return [functools.reduce(_extended, sorted(parts, key=_rank)) for parts in studies.values()]
+
+
+def _rank(run: Run) -> tuple[bool, bool]:
+    """Less for a run that chose no variants, and for one that has what others are compared with."""
+    return not run.changed.keys().isdisjoint(CHOICES), not {*_baselines(run).values()} & {*run.variants}
 
 
 def _extended(run: Run, other: Run) -> Run:
