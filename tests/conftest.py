@@ -50,6 +50,12 @@ def held() -> float:
     return resident("VmRSS") if MEASURED else 0.0
 
 
+def trim() -> None:
+    """Give back to the system what is free already: the allocator keeps a few hundred MB of what a test has had."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def forget_compiled() -> None:
     """Free what JAX and torch have traced and compiled: another test seldom asks for it again."""
     global limit
@@ -60,8 +66,7 @@ def forget_compiled() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)
+    trim()
     kept = held()
     limit = max(LARGE, kept + LEAST_ROOM, min(kept + ROOM, LARGEST))
 
@@ -77,6 +82,8 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """So does what is there between two files."""
     yield
+    if held() > limit:
+        trim()
     if held() > limit:
         forget_compiled()
     elif nextitem is not None and nextitem.path != item.path:
