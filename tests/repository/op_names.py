@@ -9,7 +9,7 @@ count; a name put together from pieces, and a test for how a name begins, do.
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
@@ -47,6 +47,10 @@ INSTEAD = {
 }
 
 
+# What says a name, and the statements whose constants do not count.
+NAMING = (ast.Constant, ast.JoinedStr, ast.BinOp, ast.Call, ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)
+
+
 class Named(NamedTuple):
     """An op named by a string."""
 
@@ -62,13 +66,15 @@ class Named(NamedTuple):
 # ---------------------------------------------------------------------------------------------- what a file names
 
 
-def passed_over(tree: ast.AST) -> set[int]:
+def passed_over(nodes: Iterable[ast.AST]) -> set[int]:
     """Constants that are docstrings or stand in `__all__`, by id."""
     found: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             found.add(id(node.value))
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
             found |= {id(part) for part in ast.walk(node)}
     return found
@@ -96,9 +102,9 @@ def put_together(text: str) -> bool:
 
 def named_in(source: str, path: str) -> Iterator[Named]:
     """Every op that a source names."""
-    tree = ast.parse(source)
-    left_out = passed_over(tree)
-    for node in ast.walk(tree):
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, NAMING)]
+    left_out = passed_over(nodes)
+    for node in nodes:
         if id(node) in left_out:
             continue
         text = text_of(node)
