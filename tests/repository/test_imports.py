@@ -3,9 +3,12 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.repository.trees import statements
 
 ROOT = Path(__file__).parents[2]
 STANDARD = frozenset(sys.stdlib_module_names)
@@ -117,13 +120,18 @@ LIBRARIES = {"numpy", "torch", "jax", "cupy", "scipy"}
 
 def imported(tree: ast.AST) -> list[str]:
     names = []
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             names += [f"{node.module}.{alias.name}" for alias in node.names]
     return names
+
+
+@cache
+def imported_by(path: Path) -> list[str]:
+    return imported(ast.parse(path.read_text()))
 
 
 def allowed(name: str, rule: set[str]) -> bool:
@@ -138,7 +146,7 @@ def test_import_rules(folder):
     files = [path for path in modules(place) if place in EXEMPT or not {path, *path.parents} & {*EXEMPT}]
     assert files, f"no module below {folder}"
     for path in files:
-        for name in imported(ast.parse(path.read_text())):
+        for name in imported_by(path):
             assert allowed(name, rule), f"{path.relative_to(ROOT)} must not import {name}"
 
 
@@ -150,7 +158,7 @@ def test_a_room_of_attnkit_imports_its_own_and_lower_floors(room):
     }
     for path in modules(ROOT / room):
         extra = INSIDE_FUNCTIONS.get(path, set())
-        for name in imported(ast.parse(path.read_text())):
+        for name in imported_by(path):
             assert allowed(name, rule | extra), f"{path.relative_to(ROOT)} must not import {name}"
 
 
@@ -168,7 +176,7 @@ def test_a_room_of_the_kit_or_of_experiments_imports_its_own_and_lower_floors(pa
     rule = {f"{name}.{each.removesuffix('.py')}" for each in (room, *ROOMS[package][room].split())}
     assert files, f"no module below {room}"
     for path in files:
-        for found in imported(ast.parse(path.read_text())):
+        for found in imported_by(path):
             own = found.startswith(f"{name}.")
             assert not own or allowed(found, rule), f"{path.relative_to(ROOT)} must not import {found}"
 
@@ -194,7 +202,7 @@ def arrows(base: Path, package: str) -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for module, path in files.items():
         targets = set()
-        for name in imported(ast.parse(path.read_text())):
+        for name in imported_by(path):
             while name and name not in files:
                 name = name.rpartition(".")[0]
             while name and name != package:  # the __init__ of every package on the way runs first

@@ -7,6 +7,7 @@ import pytest
 
 from tests.conftest import OPTIONAL, absent
 from tests.repository.test_imports import ROOT, STANDARD, imported
+from tests.repository.trees import statements
 
 INSTALLED = {"numpy", "scipy", "array_api_compat", "torch", "pytest", "mpmath", "onnxruntime", "packaging"}
 OURS = {"attnkit", "attnkit_reference", "attnkit_conformance", "tests", ""}
@@ -15,7 +16,7 @@ OURS = {"attnkit", "attnkit_reference", "attnkit_conformance", "tests", ""}
 def test_what_the_tests_import_is_installed_or_known_to_be_optional() -> None:
     for path in sorted((ROOT / "tests" / "library").glob("*.py")):
         tree = ast.parse(path.read_text())
-        inside = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
+        inside = [node for node in statements(tree) if isinstance(node, ast.ImportFrom) and node.level]
         for node in inside:  # of the same folder
             node.level, node.module = 0, "tests"
         names = {name.partition(".")[0] for name in imported(tree)}

@@ -12,6 +12,7 @@ import pytest
 import attnkit
 import attnkit_reference
 from attnkit.ops.recurrent.record import RECURRENT
+from tests.repository.trees import statements
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,7 +60,7 @@ ARRAY = {"Array", "Tensor", "OfLibrary", "Factor", "np.ndarray", "jax.Array", "l
 def fields_without_a_shape(source: str) -> list[str]:
     """The fields of the named tuples of a file that are arrays, and have no comment with a shape."""
     lines, found = source.split("\n"), []
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(ast.parse(source)):
         if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "NamedTuple" for base in node.bases):
             fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
             arrays = [field for field in fields if ARRAY & {*ast.unparse(field.annotation).split(" | ")}]

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.repository.trees import statements
+
 ROOT = Path(__file__).parents[2]
 ROOMS = (
     *(f"attnkit/{name}" for name in ("_core", "analysis", "backends", "integrations", "kernels", "nn", "ops")),
@@ -66,7 +68,7 @@ def participles(room: str) -> list[Place]:
     for path in sources(room):
         if path.suffix != ".py":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in statements(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and is_bare_participle(node.name):
                 decorators = {getattr(x, "id", getattr(x, "attr", "")) for x in node.decorator_list}
                 if not decorators & {"property", "cached_property"}:
