@@ -46,13 +46,15 @@ def differences(kept: Mapping[Cell, Outcomes], baselines: Mapping[str, str]) -> 
 
 
 def _of_score(kept: Mapping[Cell, Outcomes], baselines: Mapping[str, str], name: str) -> dict[str, Tested]:
-    drawn = _drawn({cell: outcomes[name] for cell, outcomes in kept.items() if name in outcomes})
-    found = {}
+    outcomes = {cell: x[name] for cell, x in kept.items() if name in x}
+    compared = {}
     for variant, baseline in baselines.items():
         seeds = [seed for each, seed in kept if each == variant and (baseline, seed) in kept]
-        if len(seeds) < 2 or not all((each, seed) in drawn for each in (variant, baseline) for seed in seeds):
-            continue
-        (ours, samples), (theirs, others) = (_together(drawn, each, seeds) for each in (variant, baseline))
+        if len(seeds) > 1 and all((each, seed) in outcomes for each in (variant, baseline) for seed in seeds):
+            compared[variant] = seeds
+    drawn, found = _drawn(outcomes) if compared else {}, {}
+    for variant, seeds in compared.items():
+        (ours, samples), (theirs, others) = (_together(drawn, each, seeds) for each in (variant, baselines[variant]))
         if samples == others:
             found[variant] = Tested(*interval_with_samples(ours - theirs), len(seeds), samples)
     return found
