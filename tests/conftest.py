@@ -109,6 +109,14 @@ def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
             del os.environ[GOLDENS]
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made and put into their places, but not drawn, which is most of the time that a page takes."""
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **how: file.write("<svg></svg>"))
+
+
 OPTIONAL = (
     "array_api_strict", "cupy", "entmax", "flax", "jax", "jax_triton", "keras", "matplotlib", "ml_dtypes", "onnx",
     "onnxscript", "PIL", "rich", "sacrebleu", "sklearn", "sphinx", "tokenizers", "transformers", "triton", "tyro",

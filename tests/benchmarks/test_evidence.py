@@ -152,7 +152,7 @@ def read(tmp_path: Path, machine: str) -> list[str]:
     return [*trained.read(box.archive(tmp_path / machine), *places)]
 
 
-def test_a_job_is_read_and_what_is_missing_is_trained_the_next_time(lent, tmp_path, capsys):
+def test_a_job_is_read_and_what_is_missing_is_trained_the_next_time(lent, tmp_path, capsys, undrawn):
     assert lent("one") == 0
     assert capsys.readouterr().out.endswith("2 of 2 cells\n")
     cells = tmp_path / "one" / "tiny" / "tiny" / "cells"

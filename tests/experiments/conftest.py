@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 
 from attnkit_experiments.__main__ import main
@@ -50,12 +49,6 @@ def refusal(capsys):
         return error
 
     return said
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Figures are made and put into their places, but not drawn, which is most of the time that a page takes."""
-    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **how: file.write("<svg></svg>"))
 
 
 def write_images(folder: Path) -> Path:

@@ -155,7 +155,7 @@ def test_the_page_has_each_comparison_with_its_numbers():
     assert "| passes as well |" not in first
 
 
-def test_a_page_without_samples_says_so(tmp_path):
+def test_a_page_without_samples_says_so(tmp_path, undrawn):
     runs = read_runs(write_everything(tmp_path))
     text = comparisons.render(runs)["statistics.md"]
     assert "No report has it yet, for differences" in text

@@ -157,7 +157,7 @@ def test_peak_bytes_of_known_computations():
 MEMORY = ("multiples=1,2", "unit=784", "layers=1", "methods=transformer,linformer")
 
 
-def test_memory_from_settings_to_report_and_back_after_a_kill(tmp_path, monkeypatch):
+def test_memory_from_settings_to_report_and_back_after_a_kill(tmp_path, monkeypatch, undrawn):
     recipe, calls = MEASUREMENTS["002-fig1b"], []
 
     def counted(item, study, device):
