@@ -61,43 +61,64 @@ def covers() -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def check_gradients() -> Callable[..., None]:
-    """Assert that gradients are those of the sum of cotangent * output, by central differences in every entry."""
+    """Assert that gradients are those of the sum of cotangent * output, by central differences in every entry.
+
+    `judged` are pairs of cotangents and gradients, which share the differences.
+    """
 
     def check(
         function: Callable[..., Mapping[str, Any]],
         arrays: Mapping[str, Any],
-        cotangents: Mapping[str, Any],
-        gradients: Mapping[str, Any],
+        *judged: tuple[Mapping[str, Any], Mapping[str, Any]],
     ) -> None:
-        def value(name: str, x: Any, items: int) -> Any:
-            outputs = function(**{**arrays, name: x})
-            terms = [np.broadcast_to(_finite(outputs[n]), (items, *np.shape(c))) * c for n, c in cotangents.items()]
-            return sum(np.sum(term.reshape(items, -1), axis=-1) for term in terms)
+        def value(items: int, **changed: Any) -> Any:
+            """The sum for each pair (pairs, items)."""
+            outputs = {n: _finite(y) for n, y in function(**{**arrays, **changed}).items()}
+
+            def total(cotangents: Mapping[str, Any]) -> Any:
+                terms = [np.broadcast_to(outputs[n], (items, *np.shape(c))) * c for n, c in cotangents.items()]
+                return sum(np.sum(term.reshape(items, -1), axis=-1) for term in terms)
+
+            return np.stack([total(cotangents) for cotangents, _ in judged])
+
+        def as_items(x: Any, shape: tuple[int, ...]) -> Any:
+            """x (items, *shape), with axes of 1 behind the items where another array has more."""
+            room = max(y.ndim for y in arrays.values()) - len(shape)
+            return x.reshape(len(x), *(1,) * room, *shape)
 
         def values(name: str, moved: Any) -> Any:
-            """Of all at once, as items of a batch, where that is the same: a number for each head leaves no room."""
-            one_by_one = (value(name, x, 1) for x in reversed(moved))
-            room = max(x.ndim for x in arrays.values()) - moved[0].ndim
+            """Of all at once, as items of a batch, where that is the same: a number for each head leaves no room. The
+            first array has the items too: others may have no more leading axes than it.
+            """
+            one_by_one = (value(1, **{name: x}) for x in reversed(moved))
+            first, x = next(iter(arrays.items()))
+            given = {first: as_items(np.repeat(x[None], len(moved), axis=0), x.shape)}
             try:
-                found = value(name, moved.reshape(len(moved), *(1,) * room, *moved.shape[1:]), len(moved))
+                found = value(len(moved), **{**given, name: as_items(moved, moved[0].shape)})
             except ValueError:
-                return np.concatenate([*one_by_one])[::-1]
+                return np.concatenate([*one_by_one], axis=-1)[:, ::-1]
             last = next(one_by_one)
-            near = np.allclose(found[-1], last, rtol=ROUNDING * np.finfo(np.float64).eps, atol=0.0)
-            return found if near else np.concatenate([last, *one_by_one])[::-1]
+            near = np.allclose(found[:, -1:], last, rtol=ROUNDING * np.finfo(np.float64).eps, atol=0.0)
+            return found if near else np.concatenate([last, *one_by_one], axis=-1)[:, ::-1]
 
-        for name, gradient in gradients.items():
+        for name in dict.fromkeys(name for _, gradients in judged for name in gradients):
             x = arrays[name]
-            assert gradient.shape == x.shape, name
-            assert gradient.dtype == np.float64, name
             steps = (STEP * np.eye(x.size)).reshape(x.size, *x.shape)
-            up, down = np.split(values(name, np.concatenate([x + steps, x - steps])), 2)
-            numeric = ((up - down) / (2 * STEP)).reshape(x.shape)
-            size = max(1.0, float(np.max(np.abs(gradient), initial=0.0)))
-            error = np.max(np.abs(gradient - numeric), initial=0.0)
-            assert error <= FINITE_DIFFERENCE_ERROR * size, f"d{name} is wrong by {error:.1e} of {size:.1e}"
+            up, down = np.split(values(name, np.concatenate([x + steps, x - steps])), 2, axis=-1)
+            for (_, gradients), difference in zip(judged, up - down, strict=True):
+                if name in gradients:
+                    assert_near_differences(name, gradients[name], difference.reshape(x.shape) / (2 * STEP))
 
     return check
+
+
+def assert_near_differences(name: str, gradient: Any, numeric: Any) -> None:
+    """A gradient is that of central differences, in float64."""
+    assert gradient.shape == numeric.shape, name
+    assert gradient.dtype == np.float64, name
+    size = max(1.0, float(np.max(np.abs(gradient), initial=0.0)))
+    error = np.max(np.abs(gradient - numeric), initial=0.0)
+    assert error <= FINITE_DIFFERENCE_ERROR * size, f"d{name} is wrong by {error:.1e} of {size:.1e}"
 
 
 @pytest.fixture(scope="session")
@@ -125,15 +146,17 @@ def check_vjp(covers: Callable[..., None], check_gradients: Callable[..., None])
         cotangents = {name: rng.normal(size=x.shape) for name, x in outputs.items()}
         names = tuple(outputs)
         alone = {names[:1], names[1:]} if state else {(name,) for name in names}
+        judged = []
         for some in sorted(alone | {names}):
             given = {f"d{name}": x if name in some else None for name, x in cotangents.items()}
             gradients, sizes = (f(**arrays, **given, **params) for f in (vjp, magnitudes))
             assert set(gradients) == set(arrays)
             assert {name.removesuffix("_before") for name in sizes} == {*arrays, *outputs}
-            check_gradients(lambda **x: call(**x, **params), arrays, {n: cotangents[n] for n in some}, gradients)
+            judged.append(({n: cotangents[n] for n in some}, gradients))
             for name, value in {**gradients, **outputs}.items():
                 covers(sizes[name], value, name)
                 assert beyond == 0.0 or len(some) < len(outputs) or np.any(sizes[name] > beyond * np.abs(value)), name
+        check_gradients(lambda **x: call(**x, **params), arrays, *judged)
 
     return check
 
@@ -158,7 +181,7 @@ def check_statistics(covers: Callable[..., None], check_gradients: Callable[...,
         gradients, sizes = (f(op, **arrays, **given, **params) for f in (vjp, magnitudes))
         assert set(gradients) == set(arrays)
         assert set(sizes) == {*arrays, *outputs}
-        check_gradients(call, arrays, cotangents, gradients)
+        check_gradients(call, arrays, (cotangents, gradients))
         for name, value in {**gradients, **outputs}.items():
             covers(sizes[name], value, name)
 
@@ -177,7 +200,7 @@ def check_weights(covers: Callable[..., None], check_gradients: Callable[..., No
         rows = ROWS[op]("rows", **arrays, **params)
         ds, size = rows.pull(dw, np.abs(dw))
         gradients, sizes = rows.to_inputs(ds, None), rows.to_inputs(size, None, True)
-        check_gradients(call, arrays, {"w": dw}, gradients)
+        check_gradients(call, arrays, ({"w": dw}, gradients))
         for name, gradient in gradients.items():
             covers(sizes[name], gradient, name)
 

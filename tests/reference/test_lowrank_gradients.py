@@ -117,7 +117,7 @@ def test_newton_unrolled_for_any_matrix(check_gradients: Any, newton_steps: int)
     def call(a: Any, init_scale: Any) -> Arrays:
         return {"x": reference.newton_inverse(a, init_scale=init_scale, **params)}
 
-    check_gradients(call, arrays, {"x": dx}, gradients)
+    check_gradients(call, arrays, ({"x": dx}, gradients))
 
 
 def test_a_start_is_halved_until_it_is_near(same: Any) -> None:
@@ -219,4 +219,4 @@ def test_samplers(check_gradients: Any, name: str, masked: bool) -> None:
     cotangent = np.random.default_rng(7).normal(size=call(**arrays)["landmarks"].shape)
     gradients = getattr(landmarks, f"{name}_vjp")(*arrays.values(), cotangent, **params)
     assert set(gradients) == set(arrays)
-    check_gradients(call, arrays, {"landmarks": cotangent}, gradients)
+    check_gradients(call, arrays, ({"landmarks": cotangent}, gradients))

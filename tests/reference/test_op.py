@@ -106,7 +106,7 @@ def test_an_op_of_three_lines(check_gradients: Any, covers: Any, same: Any) -> N
     do = rng.normal(size=(2, 5))
     params = {"times": 3.0, "causal": True, "dropout": (0.3, 1)}
     found = twice_vjp(**arrays, do=do, **params)
-    check_gradients(lambda **x: {"o": twice(**x, **params)}, arrays, {"o": do}, found)
+    check_gradients(lambda **x: {"o": twice(**x, **params)}, arrays, ({"o": do}, found))
     sizes = twice_magnitudes(*arrays.values(), do, **params)
     assert [*sizes] == ["o", *found]
     for name, value in {**found, "o": twice(**arrays, **params)}.items():
