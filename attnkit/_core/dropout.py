@@ -18,15 +18,25 @@ Key = tuple[OfLibrary, OfLibrary]
 _LOW, _WORD = 0xFFFF, 0xFFFFFFFF
 
 
+def _is_wide(x: Array) -> bool:
+    """Whether words are held in more than 32 bits: torch counts in int64, Python without end."""
+    return library(x) in ("torch", None)
+
+
 def _wrap(x: Array) -> Array:
-    """A sum of words modulo 2^32: uint32 wraps by itself, torch counts in int64, Python without end."""
-    return x & _WORD if library(x) in ("torch", None) else x
+    """A sum of words modulo 2^32: uint32 wraps by itself."""
+    return x & _WORD if _is_wide(x) else x
 
 
 def _multiply(a: Array, b: int) -> tuple[Array, Array]:
-    """High and low word of a 32 by 32 bit product, through 16-bit halves: no step exceeds 32 bits."""
-    a1, a0 = a >> 16, a & _LOW
+    """High and low word of a 32 by 32 bit product, through 16-bit halves: no step exceeds 32 bits, or 49 of wide
+    words."""
     b1, b0 = b >> 16, b & _LOW
+    if _is_wide(a):
+        p0 = a * b0
+        p1 = a * b1 + (p0 >> 16)
+        return p1 >> 16, ((p1 & _LOW) << 16) | (p0 & _LOW)
+    a1, a0 = a >> 16, a & _LOW
     p00, p01, p10, p11 = a0 * b0, a0 * b1, a1 * b0, a1 * b1
     middle = (p00 >> 16) + (p01 & _LOW) + (p10 & _LOW)
     low = ((middle & _LOW) << 16) | (p00 & _LOW)
