@@ -11,7 +11,7 @@ LEFT = {
     "attnkit/kernels": (11, 1),
     "attnkit/nn": (10, 0),
     "attnkit/ops": (43, 2),
-    "reference": (19, 1),
+    "reference": (18, 1),
     "conformance": (51, 4),
     "experiments": (109, 2),
     "benchmarks": (51, 5),

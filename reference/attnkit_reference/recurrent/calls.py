@@ -89,8 +89,13 @@ class Recurrence:
         """S_t from S_{t-1}."""
         raise NotImplementedError
 
-    def pull_step(self, S: Array, R: Array, t: int, size: Size) -> tuple[Array, dict[str, Array]]:
-        """The gradient of S_{t-1} and those of what token t brings, for R, that of S_t; S is S_{t-1}.
+    def pull_step(self, R: Array, t: int) -> Array:
+        """The gradient of S_{t-1} for R, that of S_t."""
+        raise NotImplementedError
+
+    def pull_tokens(self, S: Array, R: Array, size: Size) -> dict[str, Array]:
+        """The gradients of what tokens bring, for S, the states before them, and R, the gradients of those behind them,
+        both (..., T, d, e).
 
         `size` is the identity, or the absolute value of the factors of last contractions.
         """
@@ -100,25 +105,24 @@ class Recurrence:
         q, k, v, first = (np.abs(x) for x in (self.q, self.k, self.v, self.first))
         return replace(self, q=q, k=k, v=v, first=first, scale=abs(self.scale))
 
-    def states(self) -> list[Array]:
-        """S_0 .. S_T."""
-        states = [self.first]
-        for t in range(self.k.shape[-2]):
-            states.append(self.step(states[-1], t))
-        return states
+    def states(self) -> Array:
+        """S_0 .. S_T (..., T + 1, d, e)."""
+        tokens = self.k.shape[-2]
+        S = np.empty((*self.first.shape[:-2], tokens + 1, *self.first.shape[-2:]))
+        S[..., 0, :, :] = self.first
+        for t in range(tokens):
+            S[..., t + 1, :, :] = self.step(S[..., t, :, :], t)
+        return S
 
-    def output(self, states: list[Array], size: Size = np.asarray) -> Array:
+    def output(self, states: Array, size: Size = np.asarray) -> Array:
         """o (..., T, e)."""
-        shape = (*self.leading, len(states) - 1, self.v.shape[-1])
-        o = np.zeros(shape)
-        for t, S in enumerate(states[1:]):
-            o[..., t, :] = (size(self.scale * self.q[..., t, None, :]) @ size(S))[..., 0, :]
+        o: Array = (size(self.scale * self.q[..., None, :]) @ size(states[..., 1:, :, :]))[..., 0, :]
         return o
 
     def forward(self) -> Outputs:
         """o, or (o, state) if `return_state`."""
         states = self.states()
-        return (self.output(states), (states[-1],)) if self.returns_state else self.output(states)
+        return (self.output(states), last(states)) if self.returns_state else self.output(states)
 
     def weights(self) -> Array:
         """The output alone, of a call with `single_values`."""
@@ -130,19 +134,20 @@ class Recurrence:
         m = self.absolute() if absolute and self.additive else self
         size: Size = np.abs if absolute else np.asarray
         states = m.states()
-        R = self._state_cotangent(dstate, states[-1])
+        before, behind = states[..., :-1, :, :], states[..., 1:, :, :]
+        R = self._state_cotangent(dstate, states[..., -1, :, :])
         do = cotangent(self.op, "do", do, (*self.leading, self.q.shape[-2], self.v.shape[-1]))
         do = np.where(self.live[..., None], do, 0.0)
         if absolute and self.additive:
             do, R = np.abs(do), np.abs(R)
-        of_tokens: dict[str, list[Array]] = {name: [] for name in ("q", "k", "v", *self.gates)}
-        for t in range(self.k.shape[-2] - 1, -1, -1):
-            R = R + reduce_to(m.scale * m.q[..., t, :, None] * do[..., t, None, :], R.shape)
-            dq = size(m.scale) * (size(states[t + 1]) @ size(do[..., t, :, None]))[..., 0]
-            R, of_token = m.pull_step(states[t], R, t, size)
-            for name, x in {"q": dq, **of_token}.items():
-                of_tokens[name].append(x)
-        grads: Gradients = {name: self._joined(name, xs[::-1]) for name, xs in of_tokens.items()}
+        of_outputs = reduce_to(m.scale * m.q[..., None] * do[..., None, :], behind.shape)
+        of_states = np.empty(behind.shape)
+        for t in reversed(range(behind.shape[-3])):
+            of_states[..., t, :, :] = R + of_outputs[..., t, :, :]
+            R = m.pull_step(of_states[..., t, :, :], t)
+        dq = size(m.scale) * (size(behind) @ size(do[..., None]))[..., 0]
+        of_tokens = {"q": dq, **m.pull_tokens(before, of_states, size)}
+        grads: Gradients = {name: self._reduce(name, x) for name, x in of_tokens.items()}
         if "initial_state" in self.shapes:
             grads["initial_state"] = (reduce_to(size(R), self.shapes["initial_state"]),)
         if not absolute:
@@ -150,18 +155,15 @@ class Recurrence:
         sizes = {} if dstate is None else {"state": (m.state_size(states),)}
         return {"o": m.output(states, size), **sizes, **grads}
 
-    def state_size(self, states: list[Array]) -> Array:
+    def state_size(self, states: Array) -> Array:
         """The magnitude of the last state."""
-        return np.abs(states[-1])
+        return np.abs(states[..., -1, :, :])
 
-    def _joined(self, name: str, of_tokens: list[Array]) -> Array:
+    def _reduce(self, name: str, x: Array) -> Array:
         """The gradient of an argument from those of its tokens, 0 where it is not read."""
-        shape = self.shapes[name]
-        if not of_tokens:
-            return np.zeros(shape)
         used = self.live if name == "q" else self.valid
-        x = np.where(used[..., None], np.stack(of_tokens, axis=-2), 0.0)
-        return reduce_to(x[..., 0] if name in self.numbers else x, shape)
+        x = np.where(used[..., None], x, 0.0)
+        return reduce_to(x[..., 0] if name in self.numbers else x, self.shapes[name])
 
     def _state_cotangent(self, dstate: object, state: Array) -> Array:
         """dS in float64, 0 for None."""
@@ -173,6 +175,11 @@ class Recurrence:
             text = f"expected {state.shape}, got {wide.shape}"
             raise ValueError(f"{self.op}: dstate has another shape than the state; {text}")
         return wide
+
+
+def last(states: Array) -> State:
+    """The state behind all tokens."""
+    return (states[..., -1, :, :].copy(),)
 
 
 def _one_part(op: str, name: str, state: object) -> object:
@@ -312,4 +319,4 @@ def pull_step(
 def last_token(call: Recurrence) -> tuple[Array, State]:
     """(o_t, state) of a call of one token."""
     states = call.states()
-    return call.output(states)[..., 0, :], (states[-1],)
+    return call.output(states)[..., 0, :], last(states)

@@ -34,41 +34,53 @@ class Fading(Options, total=False):
 class Delta(Recurrence):
     """P = diag(exp(g_t)) S_{t-1}, r = v_t - P^T k_t, u = β_t r, S_t = P + k_t u^T."""
 
-    def _parts(self, S: Array, t: int) -> tuple[Array, Array, Array, Array, Array]:
-        """exp(g_t) (..., d or 1, 1), P, r as a row (..., 1, e), β (..., 1, 1), k as a column."""
-        fade = np.ones((1, 1))
-        if "log_decay" in self.gates:
-            fade = np.exp(self.gates["log_decay"][..., t, :, None])
-        P, k = fade * S, self.k[..., t, :, None]
+    def _fade(self, t: int | slice) -> Array:
+        """exp(g_t) (..., d or 1, 1)."""
+        fade: Array = np.exp(self.gates["log_decay"][..., t, :, None]) if "log_decay" in self.gates else np.ones((1, 1))
+        return fade
+
+    def _parts(self, S: Array, t: int | slice) -> tuple[Array, Array, Array, Array]:
+        """P, r as a row (..., 1, e), β (..., 1, 1), k as a column."""
+        P, k = self._fade(t) * S, self.k[..., t, :, None]
         r = self.v[..., t, None, :] - np.swapaxes(k, -1, -2) @ P
-        return fade, P, r, self.gates["beta"][..., t, :, None], k
+        return P, r, self.gates["beta"][..., t, :, None], k
 
     def step(self, S: Array, t: int) -> Array:
-        _, P, r, beta, k = self._parts(S, t)
+        P, r, beta, k = self._parts(S, t)
         new: Array = P + k * (beta * r)
         return new
 
-    def state_size(self, states: list[Array]) -> Array:
+    def state_size(self, states: Array) -> Array:
         """|P| + |k| |u|^T of the last token."""
-        if len(states) == 1:
-            return np.abs(states[0])
-        _, P, r, beta, k = self._parts(states[-2], len(states) - 2)
+        tokens = self.k.shape[-2]
+        if tokens == 0:
+            return super().state_size(states)
+        P, r, beta, k = self._parts(states[..., -2, :, :], tokens - 1)
         size: Array = np.abs(P) + np.abs(k) * np.abs(beta * r)
         return size
 
-    def pull_step(self, S: Array, R: Array, t: int, size: Size) -> tuple[Array, dict[str, Array]]:
-        fade, P, r, beta, k = self._parts(S, t)
+    def _pull(self, R: Array, t: int | slice) -> tuple[Array, Array, Array]:
+        """du and dr as rows, and dP."""
+        k = self.k[..., t, :, None]
         du = np.swapaxes(k, -1, -2) @ R
-        dr = beta * du
+        dr = self.gates["beta"][..., t, :, None] * du
+        return du, dr, R - k * dr
+
+    def pull_step(self, R: Array, t: int) -> Array:
+        before: Array = self._fade(t) * self._pull(R, t)[2]
+        return before
+
+    def pull_tokens(self, S: Array, R: Array, size: Size) -> dict[str, Array]:
+        P, r, beta, k = self._parts(S, slice(None))
+        du, dr, dP = self._pull(R, slice(None))
         dk = size(R) @ size(np.swapaxes(beta * r, -1, -2)) + size(-P) @ size(np.swapaxes(dr, -1, -2))
         dv = size(beta) * (size(np.swapaxes(k, -1, -2)) @ size(R))
-        dP = R - k * dr
         grads = {"k": dk[..., 0], "v": dv[..., 0, :], "beta": np.sum(size(du) * size(r), axis=-1)}
         if "log_decay" in self.gates:
             dg = np.sum(size(dP) * size(P), axis=-1)
             number = self.gates["log_decay"].shape[-1] == 1
             grads["log_decay"] = np.sum(dg, axis=-1, keepdims=True) if number else dg
-        return fade * dP, grads
+        return grads
 
 
 def delta(

@@ -29,16 +29,23 @@ class GatedLinear(Recurrence):
 
     additive: ClassVar[bool] = True
 
+    def _fade(self, t: int | slice) -> Array:
+        """exp(g_t) (..., d, 1)."""
+        fade: Array = np.exp(self.gates["log_gate"][..., t, :, None])
+        return fade
+
     def step(self, S: Array, t: int) -> Array:
-        fade = np.exp(self.gates["log_gate"][..., t, :, None])
-        new: Array = fade * S + self.k[..., t, :, None] * self.v[..., t, None, :]
+        new: Array = self._fade(t) * S + self.k[..., t, :, None] * self.v[..., t, None, :]
         return new
 
-    def pull_step(self, S: Array, R: Array, t: int, size: Size) -> tuple[Array, dict[str, Array]]:
-        fade, R = np.exp(self.gates["log_gate"][..., t, :, None]), size(R)
-        dk = (R @ size(self.v[..., t, :, None]))[..., 0]
-        dv = (np.swapaxes(R, -1, -2) @ size(self.k[..., t, :, None]))[..., 0]
-        return fade * R, {"k": dk, "v": dv, "log_gate": np.sum(R * fade * size(S), axis=-1)}
+    def pull_step(self, R: Array, t: int) -> Array:
+        return self._fade(t) * R
+
+    def pull_tokens(self, S: Array, R: Array, size: Size) -> dict[str, Array]:
+        R = size(R)
+        dk = (R @ size(self.v[..., None]))[..., 0]
+        dv = (np.swapaxes(R, -1, -2) @ size(self.k[..., None]))[..., 0]
+        return {"k": dk, "v": dv, "log_gate": np.sum(R * self._fade(slice(None)) * size(S), axis=-1)}
 
 
 def gated_linear(op: str, q: Array, k: Array, v: Array, log_gate: Array, **options: Unpack[Options]) -> GatedLinear:
