@@ -280,7 +280,7 @@ def test_jax_mapped_with_masks_of_the_heads_of_queries(name):
     several = jax.numpy.stack([given[0], -given[0]])
 
     def pull(impl):
-        return jax.vmap(jax.grad(lambda q: (function(impl)(q, *given[1:]) ** 2).sum()))(several)
+        return jax.jit(jax.vmap(jax.grad(lambda q: (function(impl)(q, *given[1:]) ** 2).sum())))(several)
 
     near([pull("native")], [pull("generic")])
 

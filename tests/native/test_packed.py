@@ -210,7 +210,7 @@ def test_jax_under_jit_and_vmap(name, in_arrays):
         found, golden = (tuple(jax.jit(make(impl))(*given)) for impl in ("native", "generic"))
         near(found, golden, 1e-4)
         q, *others = given
-        mapped = jax.vmap(make("native"), (0, *(None for _ in others)))(jnp.stack([q, q]), *others)
+        mapped = jax.jit(jax.vmap(make("native"), (0, *(None for _ in others))))(jnp.stack([q, q]), *others)
         near(tuple(x[1] for x in mapped), found, 1e-6)
 
 
