@@ -130,11 +130,11 @@ SMALL = [  # whose best tiles need more than 99 KiB of shared memory, or on 8.0 
     (of_statistics, ("float32", 256, "softmax"), {}, 120, OF_STATISTICS["softmax"][1]),
 ]
 FIRST = [
-    (of_pointwise, ("float16", 64), GAUSSIAN, 80, OF_DISTANCES),
     (of_rows, ("bfloat16", 128, 256), {"alpha": 1.5, "causal": True}, 90, ["rows_threshold", *OF_ROWS[:2]]),
     (of_newton, ("float32",), {}, 80, OF_NEWTON),
 ]
 LATER = [
+    (of_pointwise, ("float16", 64), GAUSSIAN, 80, OF_DISTANCES),
     (of_statistics, ("float16", 64, "sigmoid"), PAIRS, 80, OF_STATISTICS["sigmoid"][1]),
     (of_linear, ("float32", 64, "attnkit::EluPlusOne"), {}, 80, OF_LINEAR),
     (of_pointwise, ("float32", 64), {**GAUSSIAN, **BIASED}, 90, [*OF_DISTANCES, BIAS]),
