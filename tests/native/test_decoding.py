@@ -94,7 +94,7 @@ def layouts(leading: tuple[int, ...], keys: int) -> Iterator[tuple[np.ndarray, n
 
 
 def calls(keys: int) -> Iterator[tuple[Any, ...]]:
-    """Arguments of `lower.prepare`, forward and backward."""
+    """Arguments of `lower.prepare`, forward and backward; every layout with half of what is beside keys."""
     for leading, shared in HEADS:
         q, do = tokens(leading, 2, 8), tokens(leading, 2, 5)
         pairs = np.zeros((*leading, 2, keys), np.float32)
@@ -106,8 +106,8 @@ def calls(keys: int) -> Iterator[tuple[Any, ...]]:
             {"bias": pairs[..., :1]},
             {"key_lengths": np.zeros(leading, np.int64), "query_mask": pairs[..., 0] == 0} if keys else {},
         )
-        for k, v in layouts(shared, keys):
-            for more in beside:
+        for place, (k, v) in enumerate(layouts(shared, keys)):
+            for more in beside[place % 2 :: 2]:
                 for options in OPTIONS:
                     plain = tuple((options | {"enable_gqa": shared[-1:] in ((1,), (2,))}).items())
                     operands = {"q": q, "k": k, "v": v} | more
