@@ -384,7 +384,7 @@ def cumulative_sum(xp: Namespace, x: OfLibrary, axis: int, dtype: DType = None) 
     Of floats under torch.use_deterministic_algorithms by doubling, because torch's throws on a GPU then; where the size
     is symbolic, by torch's all the same.
     """
-    if library(x) == "numpy" and (dtype or x.dtype) == xp.float32:
+    if library(x) == "numpy" and (x.dtype if dtype is None else dtype) == xp.float32:
         return xp.astype(xp.cumulative_sum(x, axis=axis, dtype=xp.float64), xp.float32)
     if library(x) != "torch":
         return xp.cumulative_sum(x, axis=axis, dtype=dtype)
