@@ -33,8 +33,6 @@ study 005-causal-delta-cpu 005-causal --set methods=delta,gated_delta
 study 005-causal-floors-cpu 005-causal --set methods=relu,average,zeros
 study 005-causal-kimi-cpu 005-causal --set methods=kimi_delta
 study 001-table4-floor-cpu 001-table4 --set methods=zeros
-study 002-table6-text-floors-cpu 002-table6 --set task=text --set text_length=512 --set length=512 \
-    --set steps=500 --set warmup=50 --set methods=average,zeros
 study 002-table6-image-floors-cpu 002-table6 --set task=image --set image_side=16 --set length=256 \
     --set steps=1000 --set warmup=100 --set train_samples=22500 --set test_samples=5000 --set methods=average,zeros
 study 000-masked-average-cpu 000-masked --set activations=average --set softmax=false
