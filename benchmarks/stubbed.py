@@ -95,6 +95,7 @@ def stubbed() -> Iterator[Driver]:
 
 LENGTHS = torch.tensor([[200], [100]])
 EDGES = torch.tensor([0, 100, 256], dtype=torch.int32)
+MEASURED = partial(attnkit.attention_with_statistics, attnkit.pointwise_attention)
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "relu": (attnkit.pointwise_attention, {}),
     "relu, causal": (attnkit.pointwise_attention, {"causal": True}),
@@ -105,7 +106,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "softmax, lengths": (attnkit.softmax_attention, {"key_lengths": LENGTHS}),
     "softmax, lse": (attnkit.softmax_attention, {"return_lse": True}),
     "entmax": (attnkit.entmax_attention, {}),
-    "relu, statistics": (partial(attnkit.attention_with_statistics, "pointwise_attention"), {"fields": ("entropy",)}),
+    "relu, statistics": (MEASURED, {"fields": ("entropy",)}),
     "linear": (attnkit.linear_attention, {}),
     "linear, causal": (attnkit.linear_attention, {"causal": True}),
     "linear, states": (attnkit.linear_attention, {"return_state": True}),

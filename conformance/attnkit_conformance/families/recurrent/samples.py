@@ -68,6 +68,7 @@ SCENES: Mapping[str, Row] = {
     "padded": {"shape": "17", "width": "5x3", "mask": "keys", "key_lengths": "some", "poison": "yes", "chunk_size": 5},
     "resumed": {"width": "5x3", "gates": "mixed", "initial_state": LENGTH_ARRAY, "return_state": True},
     "shared": {"width": "5x3", "batch": "of heads", "decay": "number", "mask": "keys"},
+    "numbers": {"width": "5x3", "decay": "number"},
 }
 STEP_SCENES: Mapping[str, Row] = {
     "first": {"shape": "5x3"}, "later": {"shape": "5x3", "initial_state": LENGTH_ARRAY},
