@@ -362,6 +362,20 @@ def known_by_name(operation: Callable[P, R]) -> Callable[P, R]:
     return operation
 
 
+def known_beside_an_op(function: Callable[P, R]) -> Callable[P, R]:
+    """The public function of an op and its arrays, which `explain` finds by its name, and which follows `using`."""
+
+    @wraps(function)
+    def call(*given: OfLibrary, impl: Wanted = "auto", **options: OfLibrary) -> OfLibrary:
+        if _is_using and type(impl) is str and impl == "auto":
+            if is_in_graph(given[1:] or (options.get("q"),)):
+                return call_outside_graphs(call, *given, impl=impl, **options)
+            impl = _used()
+        return function(*given, impl=impl, **options)
+
+    return known_by_name(call)
+
+
 def as_kernel(function: AnyFunction, name: str = "generic") -> Kernel:
     """The generic body as a kernel that supports every call."""
     return Kernel(name, function, lambda *arrays, **options: None)

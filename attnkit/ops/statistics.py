@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from attnkit._core import check, quadratic
-from attnkit._core.dispatch import OPTION, Kernel, as_kernel, choose, kernels_of, known_by_name, namespace, run
+from attnkit._core.dispatch import OPTION, Kernel, as_kernel, choose, kernels_of, known_beside_an_op, namespace, run
 from attnkit._core.family import RECORDS, Family, Record
 from attnkit._core.mask import Rows, positions
 from attnkit._core.special import take_along
@@ -196,7 +196,7 @@ def _served(caller: str, impl: Impl, generic: Callable[[], R], call: _Call, *arr
     return answer
 
 
-@known_by_name
+@known_beside_an_op
 def row_statistics(
     op: "Measured",
     q: Array,
@@ -235,7 +235,7 @@ def row_statistics(
     return _served("row_statistics", impl, generic, call, q, k)
 
 
-@known_by_name
+@known_beside_an_op
 def attention_with_statistics(
     op: "Measured",
     q: A,
@@ -358,7 +358,7 @@ def _check_cotangents(c: check.Context, dstats: object) -> None:
             check.wrong_shape(c.op, f"dstats.{name}", x, f"{rows}, the shape of the statistics")
 
 
-@known_by_name
+@known_beside_an_op
 def row_statistics_vjp(
     op: "Measured",
     q: Array,
@@ -384,7 +384,7 @@ def row_statistics_vjp(
     return call.family.pull(grads, **call.family.own(params))
 
 
-@known_by_name
+@known_beside_an_op
 def attention_with_statistics_vjp(
     op: "Measured",
     q: Array,

@@ -1,8 +1,10 @@
 """using(impl=...): for whom it holds, what it leaves alone, and what torch.compile makes of it."""
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ import torch
 
 import attnkit
 from attnkit.nn import MultiHeadAttention
+from attnkit_conformance import core
+from attnkit_conformance.opdb import BY_NAME
 
 Q = np.random.default_rng(0).standard_normal((1, 2, 5, 4)).astype(np.float32)
 GENERIC = {"pointwise_attention": {"generic"}}
@@ -42,6 +46,24 @@ def test_it_holds_for_calls_that_name_no_implementation():
     with pytest.raises(RuntimeError), attnkit.using(impl="generic"):
         raise RuntimeError
     assert ran(relu) == before
+
+
+CHOOSING = [name for name in BY_NAME if "impl" in inspect.signature(attrgetter(name)(attnkit)).parameters]
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+def test_every_public_function_follows_it(name: str) -> None:
+    """Those of an op and its arrays too, and explicit gradients: a name that none has is refused by each."""
+    op = BY_NAME[name]
+    case = next(core.samples(name, "small", ("float32",))).draw(0)
+    arrays = {name: case.typed(name) for name in case.arrays}
+    cotangents = {name: x.astype(op.output_dtype(name, "float32")) for name, x in case.cotangents.items()}
+    calls = [lambda: op.binding.forward(attnkit, op, arrays, case.params)]
+    if op.vjp:
+        calls.append(lambda: op.binding.vjp(attnkit, op, arrays, case.params, cotangents))
+    for call in calls:
+        with attnkit.using(impl="nowhere"), pytest.raises(ValueError, match=r"impl must be one of .*; got 'nowhere'"):
+            call()
 
 
 def test_names_are_those_of_calls():
@@ -111,3 +133,13 @@ def test_a_compiled_program_follows_it_or_is_refused_by_name():
     assert seen["thread"] == eager
     torch.testing.assert_close(seen["out"], plain)
     assert ran(lambda: whole(q)) == {}
+
+
+def test_compiled_statistics_follow_it_too():
+    def measured(q: torch.Tensor) -> torch.Tensor:
+        return attnkit.row_statistics("softmax_attention", q, k=q, fields=("total",)).total
+
+    compiled, q = torch.compile(measured, backend="eager"), torch.from_numpy(Q)
+    compiled(q)
+    with attnkit.using(impl="generic"):
+        assert ran(lambda: compiled(q)) == {"row_statistics": {"generic"}}
