@@ -314,7 +314,7 @@ def _note(op: str, kernel: Kernel, arrays: Arrays) -> None:
             ran.setdefault(op, set()).add(kernel.name)
 
 
-def _signature(op: str, impl: Wanted, arrays: Arrays, options: Keywords) -> Key | None:
+def call_signature(op: str, impl: Wanted, arrays: Arrays, options: Keywords) -> Key | None:
     """The cache key of a choice; None if it is not cached, as in a call that torch.compile traces.
 
     Tracing may be what loads torch's kernels, and the compiler fails on a table that changes while it is guarded.
@@ -333,14 +333,34 @@ def _remember(
 ) -> OptionalFunction:
     """What serves calls with this signature, the current one included: a cache of keys that grows by a token meets a
     new one in every call. Under autocast only what a kernel prepared does, which knows of none."""
-    if len(_choices) >= MOST_CHOICES:
-        _choices.clear()
     call = kernel.prepared(arrays, options)
     if call is None:
         call = with_exact_gradients(kernel.call, arrays, options) if home == "torch" else kernel.call
     if call is not None:
-        _choices[key] = _Choice(table, table.get(key[0]), call)
+        _keep(key, table, call)
     return call
+
+
+def repeated(key: Key | None, arrays: Arrays, options: Keywords) -> OfLibrary:
+    """What a call with a signature that is remembered returns; None of others."""
+    choice = None if key is None else _choices.get(key)
+    if key is None or choice is None or choice.table.get(key[0]) is not choice.rows:
+        return None
+    with _profile_entry(key[0], key[1], arrays):
+        return choice.call(*arrays, **options)
+
+
+def remember_prepared(key: Key | None, kernel: Kernel, arrays: Arrays, options: Keywords) -> None:
+    """Remember what a kernel prepared, if anything, for calls whose arrays are all among `options` as they came."""
+    call = None if key is None else kernel.prepared(arrays, options)
+    if key is not None and call is not None:
+        _keep(key, _table(library(arrays[0])), call)
+
+
+def _keep(key: Key, table: Table, call: AnyFunction) -> None:
+    if len(_choices) >= MOST_CHOICES:
+        _choices.clear()
+    _choices[key] = _Choice(table, table.get(key[0]), call)
 
 
 def kernels_of(op: str, x: Array) -> tuple[Kernel, ...]:
@@ -568,7 +588,7 @@ def _wrap(
             arrays = _bind(op, names, arrays, options)
         if moved is not None:
             arrays = _named_option(op, names, moved, arrays, options)
-        key = _signature(op, impl, arrays, options)
+        key = call_signature(op, impl, arrays, options)
         if key is not None:
             choice = _choices.get(key)
             if choice is not None and choice.table.get(op) is choice.rows:

@@ -38,6 +38,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dropout by a tensor": ("pointwise_attention", {"dropout": (0.2, torch.tensor(5, dtype=torch.int32))}),
     "rows of lengths": ("pointwise_attention", {"length": torch.ones(40, dtype=torch.float64)}),
     "lse": ("softmax_attention", {"return_lse": True}),
+    "statistics": ("attention_with_statistics pointwise_attention", {"causal": True, "bias": torch.zeros(2, 40, 40)}),
+    "some statistics": ("attention_with_statistics softmax_attention", {"fields": ("entropy",)}),
+    "rows": ("row_statistics gaussian_attention", {"key_lengths": torch.tensor([[30], [40]])}),
     "states": ("linear_attention", {"return_state": True, "initial_state": (torch.zeros(16, 16), torch.zeros(16))}),
 }
 
@@ -50,10 +53,12 @@ def driver() -> Iterator[Driver]:
 
 
 def call_of(op: str, **options: Any) -> Call:
-    """o of an op, also if it returns more."""
+    """The first output of a function, which may be one of an op and its arrays."""
+    name, *of = op.split()
 
     def call(*arrays: Tensor, **more: Any) -> Any:
-        answer = getattr(attnkit, op)(*arrays, **options, **more, impl="triton")
+        given = arrays[:2] if name == "row_statistics" else arrays
+        answer = getattr(attnkit, name)(*of, *given, **options, **more, impl="triton")
         return answer[0] if isinstance(answer, tuple) else answer
 
     return call
@@ -146,6 +151,8 @@ def test_repeated_gradients_launch_the_same(name: str, driver: Driver) -> None:
     options = {n: x.requires_grad_() if n in learned and isinstance(x, Tensor) else x for n, x in options.items()}
     call, inputs = call_of(op, **options), [x.requires_grad_() for x in tensors()]
     do = torch.zeros_like(inputs[0])
+    if op.startswith("row_statistics"):
+        inputs, do = inputs[:2], torch.zeros(do.shape[:-1])
 
     arrays = [*inputs, do, *(x for x in options.values() if isinstance(x, Tensor))]
     wanted = [*inputs, *(x for n, x in options.items() if n in learned[1:] and isinstance(x, Tensor))]
@@ -393,6 +400,7 @@ def test_repeated_calls_give_the_same_bits() -> None:
     assert interpreted("tests.kernels.recorded_in_interpreter").split() == [
         "pointwise_attention", "gaussian_attention", "softmax_attention", "entmax_attention", "linear_attention",
         "pointwise_attention", "softmax_attention", "forgetting_attention", "linear_attention", "linear_attention",
+        "pointwise_attention", "entmax_attention", "softmax_attention",
         "softmax_attention_packed", "pointwise_attention_packed",
     ]  # fmt: skip
 

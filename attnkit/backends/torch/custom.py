@@ -55,8 +55,8 @@ class _KeptByOp(Kept, Protocol):
 
 
 class Custom(NamedTuple):
-    """The custom ops `attnkit::NAME` and `attnkit::NAME_vjp`, the arguments that have gradients, and the functions that
-    the ops were registered with."""
+    """The custom ops `attnkit::NAME` and `attnkit::NAME_vjp`, the arguments that have gradients, the functions that the
+    ops were registered with, and whether gradients need a cotangent of the first output."""
 
     forward: CustomOpDef
     vjp: CustomOpDef
@@ -64,6 +64,7 @@ class Custom(NamedTuple):
     computed: Callable[[str, Arguments], list[Tensor]]
     pulled: Backward
     specs: Callable[[str, Arguments], Outputs]
+    needs_do: bool
 
     def outputs(self, op: str, **arguments: object) -> list[Tensor]:
         """o of `op` and its further outputs. Tensors without a gradient are constants to autograd."""
@@ -260,7 +261,7 @@ def register(
     refuse_second_derivatives(vjp, name)
     map_one_by_one(run)
     map_one_by_one(vjp)
-    return Custom(run, vjp, differentiable, computed, pulled, outputs)
+    return Custom(run, vjp, differentiable, computed, pulled, outputs, needs_do)
 
 
 def refuse_second_derivatives(vjp: CustomOpDef, name: str) -> None:

@@ -362,18 +362,18 @@ class Repeated:
         return self.custom.computed(self.op, arguments)
 
     def gradients(
-        self, saved: Sequence[Tensor], do: Tensor, rest: Sequence[Tensor | None], needed: Sequence[bool]
+        self, saved: Sequence[Tensor], do: Tensor | None, rest: Sequence[Tensor | None], needed: Sequence[bool]
     ) -> list[Tensor | None]:
         """The gradients that are needed, None for the others."""
         pairs = zip(self.names, self.differentiable, needed, strict=True)
         names = tuple([name for name, has_gradient, need in pairs if has_gradient and need])
         further = {f"d{name}": x for name, x in zip(self.others, rest, strict=False) if x is not None}
-        tensors = (*saved, *further.values(), do)
+        last = () if do is None else (do,)
+        tensors, given = (*saved, *further.values(), *last), (*self.saved, *further)
         key = None if torch.is_grad_enabled() else signature(tensors, {})
-        given = (*self.saved, *further)
-        recording = None if key is None or not are_aligned([do]) else self._of(names, given, key, tensors)
+        recording = None if key is None or not are_aligned(last) else self._of(names, given, key, tensors)
         if recording is None:
-            results = self._by_the_op(names, dict(zip(given, tensors[:-1], strict=True)), do)
+            results = self._by_the_op(names, dict(zip(given, tensors[: len(given)], strict=True)), do)
         else:
             results = recording(tensors)
         of = dict(zip(names, results, strict=True))
@@ -382,19 +382,21 @@ class Repeated:
     def _of(
         self, names: tuple[str, ...], given: tuple[str, ...], key: Hashable, tensors: Sequence[Tensor]
     ) -> Recording | None:
-        """The recording of gradients for tensors with these names and this signature."""
+        """The recording of gradients for tensors with these names, the cotangent of o behind them if there is one, and
+        this signature."""
         whole = (names, given, key)
         if whole not in self.backward:
 
             def pull(*arrays: Tensor) -> list[Tensor]:
-                arguments = _with_dropout({**self.plain, **dict(zip(given, arrays[:-1], strict=True))})
-                grads = self.custom.pulled(self.op, arguments, arrays[-1], names)
+                arguments = _with_dropout({**self.plain, **dict(zip(given, arrays, strict=False))})
+                do: OfLibrary = arrays[-1] if len(arrays) > len(given) else None
+                grads = self.custom.pulled(self.op, arguments, do, names)
                 return [grads[name] for name in names]
 
             self.backward[whole] = recorded(pull, tensors)
         return self.backward[whole]
 
-    def _by_the_op(self, names: tuple[str, ...], saved: Arguments, do: Tensor) -> list[Tensor]:
+    def _by_the_op(self, names: tuple[str, ...], saved: Arguments, do: Tensor | None) -> list[Tensor]:
         """The gradients by the custom op, which can be traced and mapped, and refuses second derivatives."""
         inputs, tensors, text = encoded(_with_dropout({**self.plain, **saved}))
         return self.custom.gradients(self.op, tensors, inputs, text, do, ",".join(names))
@@ -430,7 +432,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Saved, do: Tensor | None, *rest: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        if do is None:
+        if do is None and ctx.call.custom.needs_do:
             do = saved[0].new_zeros(ctx.like)
         return None, None, *ctx.call.gradients(saved, do, rest, ctx.needs_input_grad[2:])
 

@@ -6,6 +6,8 @@ also the numbers of the rows. The gradient of the maximum finds the key of the f
 costs more than all other statistics together.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -105,9 +107,13 @@ def attend(
     """{"o": o if there is a v, field: rows} for an op, its options being those of pointwise_attention."""
     text = ",".join(fields)
     found = CUSTOM.outputs(op, q=q, k=k, v=v, fields=text, **OPTIONS.get(base_op(op), {}), **options)
-    results = dict(zip(_names(op, text), found, strict=True))
-    results |= {name: results[name].detach() for name in ("nonzero", "visible") if name in results}
-    return {name: x for name, x in results.items() if name in fields or (name == "o" and v is not None)}
+    return _requested(dict(zip(_names(op, text), found, strict=True)), fields, v is not None)
+
+
+def _requested(found: dict[str, Tensor], fields: tuple[str, ...], with_output: bool) -> dict[str, Tensor]:
+    """What was asked for among the outputs; counts have no gradients."""
+    found |= {name: found[name].detach() for name in ("nonzero", "visible") if name in found}
+    return {name: x for name, x in found.items() if name in fields or (name == "o" and with_output)}
 
 
 def pull(
@@ -121,6 +127,20 @@ def pull(
         args |= {name: found[name].detach() for name in SAVED if name in found}
     args |= cotangents
     return CUSTOM.pull(op, do, **args, v=v)
+
+
+def prepared(arrays: tuple[Tensor, ...], options: Keywords) -> recorded.Repeated:
+    """The answers to calls with the same signature, with o if there is a v."""
+    op, fields, rest = options["op"], options["fields"], {n: x for n, x in options.items() if n not in ("op", "fields")}
+    text, with_output = ",".join(fields), len(arrays) > 2
+    arguments = dict(zip("qkv", arrays, strict=False)) | OPTIONS.get(base_op(op), {}) | rest | {"fields": text}
+    names = ("o", *outputs(text)[:-1])
+
+    def answer(found: Sequence[Tensor]) -> RowStatistics | tuple[Tensor, RowStatistics]:
+        results = _requested(dict(zip(names, found, strict=False)), fields, with_output)
+        return (results.pop("o"), RowStatistics(**results)) if with_output else RowStatistics(**results)
+
+    return recorded.prepared(CUSTOM, op, arguments, names[1:], answer)
 
 
 def unsupported_options(op: str, **options: object) -> str | None:
@@ -169,9 +189,10 @@ def _both_vjp(
     return pull(q, k, v, do, dstats._asdict(), **options)
 
 
+KERNEL = pointwise.kernel("", _rows, unsupported)._replace(is_faster=is_faster)
 KERNELS = statistics.kernels(
-    *(
-        pointwise.kernel("", call, unsupported)._replace(is_faster=is_faster)
-        for call in (_rows, _both, _rows_vjp, _both_vjp)
-    )
+    KERNEL._replace(prepared=prepared),
+    KERNEL._replace(call=_both, prepared=prepared),
+    KERNEL._replace(call=_rows_vjp),
+    KERNEL._replace(call=_both_vjp),
 )
