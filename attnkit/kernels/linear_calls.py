@@ -61,6 +61,11 @@ class Setting(NamedTuple):
         plan = alone.plan._replace(layout=a, causal=False, shift=0, members=1)
         return alone._replace(plan=plan, query_mask=None, stateful=False, products="float32")
 
+    def sums_state(self, leading: tuple[int, ...]) -> bool:
+        """Whether every query sees all keys of a state with these leading axes, so that its sums serve both."""
+        own = self.a.items * self.plan.num_states
+        return not self.plan.causal and self.query_mask is None and self.packed is None and math.prod(leading) == own
+
     def of_gates(self) -> "Setting":
         """The same for gradients of the gates of a decay, which need the states beside every chunk in float32."""
         return self._replace(products="float32", apart=True)

@@ -229,7 +229,8 @@ def _served(
     plain = (bool, int, float, str, type(None))
     if params is not None and all(isinstance(x, plain) or x is params.get(name) for name, x in own.items()):
         remember_prepared(key, kernel, arrays, options)
-    answer: R = run(caller, impl, kernel, arrays, options)
+    first = repeated(key, arrays, params or {})
+    answer: R = run(caller, impl, kernel, arrays, options) if first is None else first
     return answer
 
 

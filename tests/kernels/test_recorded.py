@@ -22,6 +22,7 @@ from .interpreted import interpreted
 from .selection import first_now, later
 
 Call = Callable[..., Tensor]
+EDGES = {"cu_seqlens_q": torch.tensor([0, 15, 40]), "cu_seqlens_k": torch.tensor([0, 20, 40])}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "relu": ("pointwise_attention", {"causal": True, "bias": torch.zeros(2, 40, 40), "alpha": 0.5}),
     "softmax": ("softmax_attention", {"key_lengths": torch.tensor([[30], [40]])}),
@@ -40,6 +41,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lse": ("softmax_attention", {"return_lse": True}),
     "statistics": ("attention_with_statistics pointwise_attention", {"causal": True, "bias": torch.zeros(2, 40, 40)}),
     "some statistics": ("attention_with_statistics softmax_attention", {"fields": ("entropy",)}),
+    "packed": ("softmax_attention_packed", EDGES),
+    "packed, keys of sequences": ("pointwise_attention_packed", EDGES | {"length": "all"}),
+    "packed sums": ("linear_attention_packed", EDGES | {"causal": True}),
     "rows": ("row_statistics gaussian_attention", {"key_lengths": torch.tensor([[30], [40]])}),
     "states": ("linear_attention", {"return_state": True, "initial_state": (torch.zeros(16, 16), torch.zeros(16))}),
 }
@@ -57,8 +61,7 @@ def call_of(op: str, **options: Any) -> Call:
     name, *of = op.split()
 
     def call(*arrays: Tensor, **more: Any) -> Any:
-        given = arrays[:2] if name == "row_statistics" else arrays
-        answer = getattr(attnkit, name)(*of, *given, **options, **more, impl="triton")
+        answer = getattr(attnkit, name)(*of, *arrays, **options, **more, impl="triton")
         return answer[0] if isinstance(answer, tuple) else answer
 
     return call
@@ -66,6 +69,12 @@ def call_of(op: str, **options: Any) -> Call:
 
 def tensors(*shape: int, dtype: torch.dtype = torch.float16) -> list[Tensor]:
     return [torch.zeros(*(shape or (2, 2, 40, 16)), dtype=dtype) for _ in range(3)]
+
+
+def tensors_for(op: str) -> list[Tensor]:
+    """The arrays of a function: q and k for rows alone, and tokens first in packed sequences."""
+    made = tensors(40, 2, 16) if op.endswith("_packed") else tensors()
+    return made[:2] if op.startswith("row_statistics") else made
 
 
 def launched(driver: Driver, call: Callable[[], Any], anew: bool = False) -> list[Launched]:
@@ -135,7 +144,7 @@ def straight(launches: list[Launched]) -> bool:
 @pytest.mark.parametrize("name", first_now(CASES))
 def test_a_repeated_call_launches_the_same(name: str, driver: Driver) -> None:
     op, options = CASES[name]
-    call, inputs = call_of(op, **options), tensors()
+    call, inputs = call_of(op, **options), tensors_for(op)
     arrays = [*inputs, *(x for x in options.values() if isinstance(x, Tensor))]
     usual = launched(driver, lambda: call(*inputs), anew=True)
     for n in range(4):
@@ -149,11 +158,8 @@ def test_repeated_gradients_launch_the_same(name: str, driver: Driver) -> None:
     op, options = CASES[name]
     learned = ("bias", "sink", "log_forget", "log_decay")
     options = {n: x.requires_grad_() if n in learned and isinstance(x, Tensor) else x for n, x in options.items()}
-    call, inputs = call_of(op, **options), [x.requires_grad_() for x in tensors()]
-    do = torch.zeros_like(inputs[0])
-    if op.startswith("row_statistics"):
-        inputs, do = inputs[:2], torch.zeros(do.shape[:-1])
-
+    call, inputs = call_of(op, **options), [x.requires_grad_() for x in tensors_for(op)]
+    do = torch.zeros(2, 2, 40) if op.startswith("row_statistics") else torch.zeros_like(inputs[0])
     arrays = [*inputs, do, *(x for x in options.values() if isinstance(x, Tensor))]
     wanted = [*inputs, *(x for n, x in options.items() if n in learned[1:] and isinstance(x, Tensor))]
     usual = steps(driver, call, inputs, wanted, do, anew=True)
@@ -333,6 +339,22 @@ def computing(x: Tensor, y: Tensor) -> list[Tensor]:
     z[1:].copy_(x[:-1])
     z.add_(y.to(torch.float32)[None, :])
     return [z, z.mT, (x + 1).sum(0), x.new_full((2,), 3.0), torch.full((), 7, device=x.device), z[1:, ::2]]
+
+
+def views(x: Tensor) -> list[Tensor]:
+    """All of a room turned and flat, a part of one, and one repeated in the place of the rest."""
+    rooms = [x.new_empty(2, 6, 4).copy_(x) for _ in range(4)]
+    return [rooms[0].transpose(0, 1), rooms[1].flatten(), rooms[2][:, 1:, ::2], rooms[3][:1].expand(2, 6, 4)]
+
+
+def test_results_are_views_of_what_was_allocated() -> None:
+    given = [torch.randn(6, 4) for _ in range(3)]
+    recording = recorded.recorded(views, given[:1])
+    assert recording is not None
+    for x in given:
+        for found, expected in zip(recording([x]), views(x), strict=True):
+            assert torch.equal(found, expected)
+            assert found.stride() == expected.stride()
 
 
 def test_what_computes_is_computed_again() -> None:

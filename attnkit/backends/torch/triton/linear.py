@@ -60,13 +60,14 @@ def _forward(op: str, arguments: Arguments) -> list[Tensor]:
     q, k, v = (arguments[name] for name in "qkv")
     s, initial = setting(**arguments), initial_of(arguments)
     o, *final = layout.rooms(q, _outputs(op, arguments)).values()
-    launches = []
+    leading, launches = axes_of_state(arguments) if final else (), []
+    both = bool(final) and o.numel() > 0 and s.a.keys > 0 and s.sums_state(leading)
     if not s.a.keys and initial is None:
         o.zero_()
     elif o.numel():
-        launches += Call(q, k, v, s).forward(o, initial)
-    if final:
-        alone = s.of_keys_alone(axes_of_state(arguments))
+        launches += Call(q, k, v, s).forward(o, initial, (final[0], final[1]) if both else None)
+    if final and not both:
+        alone = s.of_keys_alone(leading)
         launches += Call(k[..., :0, :], k, v, alone).final_state(initial, (final[0], final[1]))
     launch.run(q, launches)
     return [o, *final]

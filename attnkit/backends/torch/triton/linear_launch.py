@@ -153,9 +153,10 @@ class Call:
         arguments = (self.q, self.k, self.v, o, do, rows, states, masks_of(s), s.limits, s.plan.scale, s.plan.eps)
         return self.launch("outputs", s.a.queries, True, False, *arguments)
 
-    def forward(self, o: Tensor, initial: State | None) -> list[Launch]:
-        """The launches for o."""
-        states, launches = self.states("key_sums", self.s.a.keys, (self.k, self.v), initial)
+    def forward(self, o: Tensor, initial: State | None, final: State | None = None) -> list[Launch]:
+        """The launches for o, and for the returned state where its sums serve both (`Setting.sums_state`)."""
+        of_state = self if final is None else Call(*self.tensors, self.s._replace(products="float32"))
+        states, launches = of_state.states("key_sums", self.s.a.keys, (self.k, self.v), initial, final)
         return [*launches, self.outputs(launch.view(self.s.a, "o", o), None, NO_ROWS, states)]
 
     def final_state(self, initial: State | None, final: State) -> list[Launch]:

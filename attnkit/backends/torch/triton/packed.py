@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnkit._core.dispatch import Kernel, with_gradients
 from attnkit._core.typing import AnyFunction, Keywords, Options, Results
-from attnkit.backends.torch.triton import linear, pointwise, rows
+from attnkit.backends.torch.triton import linear, pointwise, recorded, rows
 from attnkit.kernels import linear_calls, predicted
 from attnkit.ops.packed import linear_attention_packed, pointwise_attention_packed, softmax_attention_packed
 from attnkit.ops.softmax import SOFTMAX
@@ -18,7 +18,7 @@ from attnkit.ops.softmax import SOFTMAX
 Edges: TypeAlias = tuple[int, ...] | Tensor
 Attend = AnyFunction
 Pull = Callable[..., dict[str, Tensor]]
-Prepare = Callable[..., AnyFunction]
+Prepare = Callable[..., recorded.Repeated]
 
 
 def _edges(q: Tensor, edges: Edges) -> Tensor:
@@ -47,18 +47,13 @@ def pull(
     return {name: x.transpose(0, 1) for name, x in grads.items()}
 
 
-def prepared(op: Prepare, arrays: tuple[Tensor, ...], options: Keywords) -> AnyFunction | None:
-    """The answers to calls with the same signature whose edges are on the device."""
+def prepared(op: Prepare, arrays: tuple[Tensor, ...], options: Keywords) -> recorded.Repeated | None:
+    """The answers to calls with the same signature whose edges, behind q, k and v, are on the device."""
     *of_heads, cu_q, cu_k = arrays
     edges = {"edges_q": cu_q, "edges_k": cu_k}
     if not all(isinstance(x, Tensor) and x.is_contiguous() for x in edges.values()):
         return None
-    of_sequences = op(tuple(_heads_first(*of_heads)), edges | options)
-
-    def call(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **options: object) -> Results:
-        return attend(of_sequences, q, k, v, cu_q, cu_k, **options)
-
-    return call
+    return op(tuple(_heads_first(*of_heads)), edges | options).with_tokens_first()
 
 
 def unsupported_options(q: Tensor, k: Tensor, v: Tensor, **options: Unpack[Options]) -> str | None:

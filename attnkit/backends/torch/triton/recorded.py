@@ -24,6 +24,7 @@ from attnkit._core.typing import AnyFunction, Keywords, OfLibrary, Option, Resul
 from attnkit.backends.torch import custom
 from attnkit.backends.torch.alignment import are_aligned
 from attnkit.backends.torch.custom import RATE, SEED, Arguments, Custom, Kept, encoded
+from attnkit.backends.torch.layout import strides_like
 from attnkit.backends.torch.signature import signature
 from attnkit.backends.torch.triton import launch
 from attnkit.backends.torch.triton.launch import Group, Launch
@@ -61,7 +62,7 @@ class View(NamedTuple):
         base = memory[self.place.slot]
         if base.shape == self.shape and base.stride() == self.strides and not self.place.offset:
             return base if base.dtype is self.place.dtype else base.view(self.place.dtype)
-        base = base.view(self.place.dtype)
+        base = base if base.dtype is self.place.dtype else base.view(self.place.dtype)
         start = base.storage_offset() + self.place.offset // base.itemsize
         return base.as_strided(self.shape, self.strides, start)
 
@@ -213,13 +214,17 @@ class Recording:
     """The memory, the launches and operations, and the results of a function of tensors."""
 
     def __init__(self, recorder: Recorder, inputs: int, results: Sequence[Tensor]) -> None:
+        self.results = [recorder.view(x) for x in results]
+        like = dict(enumerate(recorder.memory)) | {  # as it is returned, where that is all of it
+            view.place.slot: x
+            for view, x in zip(self.results, results, strict=True)
+            if x.nbytes == recorder.memory[view.place.slot].nbytes and strides_like(x, x.shape) == x.stride()
+        }
         self.made = [
-            None if slot in recorder.computed else (x.shape, None if x.is_contiguous() else x.stride(), x.dtype)
-            for slot, x in enumerate(recorder.memory[inputs:], inputs)
+            None if slot in recorder.computed else _room_of(like[slot]) for slot in range(inputs, len(recorder.memory))
         ]
         steps = [Again(x, recorder) if isinstance(x, Launch) else x for x in recorder.steps]
         self.steps = [x for x in steps if isinstance(x, Operation) or (isinstance(x, Again) and x.launch.programs)]
-        self.results = [recorder.view(x) for x in results]
         self.launches = [x for x in self.steps if isinstance(x, Again)]
         self.computes = len(self.launches) < len(self.steps)
 
@@ -246,6 +251,10 @@ class Recording:
                     each(memory, addresses, _alignment(addresses))
                 else:
                     each(memory, addresses)
+
+
+def _room_of(x: Tensor) -> tuple[torch.Size, tuple[int, ...] | None, torch.dtype]:
+    return x.shape, None if x.is_contiguous() else x.stride(), x.dtype
 
 
 def _room(shape: torch.Size, strides: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -337,6 +346,13 @@ class Repeated:
         self.differentiated = torch.is_grad_enabled() and any(leaves)
         self.forward: list[Recording | None] = []  # once it is known
         self.backward: dict[Hashable, Recording | None] = {}
+        self.turned: frozenset[str] = frozenset()
+
+    def with_tokens_first(self) -> "Repeated":
+        """The same for arrays (tokens, heads, ...): these are views to what is recorded, not to each call."""
+        names = ("q", "k", "v", "o", *self.others[: self.returned])
+        self.turned = frozenset((*names, *(f"d{name}" for name in names)))
+        return self
 
     def __call__(self, *arrays: Tensor, **options: Option) -> Results:
         """The answer, for arrays by position or by name."""
@@ -348,8 +364,9 @@ class Repeated:
             self.forward.append(recorded(self._forward, tensors))
         forward = self.forward[0]
         if forward is None:
-            named = _with_dropout({**self.plain, **dict(zip(self.names, tensors, strict=True))})
-            outputs: Sequence[Tensor] = self.custom.outputs(self.op, **named)
+            outputs: Sequence[Tensor] = self._turned(
+                self.custom.outputs(self.op, **self._arguments(self.names, tensors))
+            )
         elif not self.differentiated:
             outputs = forward(tensors)
         else:
@@ -358,8 +375,22 @@ class Repeated:
         return self.answer(outputs)
 
     def _forward(self, *tensors: Tensor) -> Sequence[Tensor]:
-        arguments = _with_dropout({**self.plain, **dict(zip(self.names, tensors, strict=True))})
-        return self.custom.computed(self.op, arguments)
+        return self._turned(self.custom.computed(self.op, self._arguments(self.names, tensors)))
+
+    def _arguments(self, names: Sequence[str], tensors: Sequence[Tensor]) -> Arguments:
+        """All arguments of the op for those that are given each time."""
+        pairs = zip(names, tensors, strict=True)
+        return _with_dropout({**self.plain, **{name: self._heads_first(name, x) for name, x in pairs}})
+
+    def _heads_first(self, name: str, x: Tensor) -> Tensor:
+        return x.transpose(0, 1) if name in self.turned else x
+
+    def _turned(self, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Outputs as they are returned, of heads first."""
+        if not self.turned:
+            return outputs
+        own = 1 + self.returned
+        return [*(x.transpose(0, 1) for x in outputs[:own]), *outputs[own:]]
 
     def gradients(
         self, saved: Sequence[Tensor], do: Tensor | None, rest: Sequence[Tensor | None], needed: Sequence[bool]
@@ -373,7 +404,7 @@ class Repeated:
         key = None if torch.is_grad_enabled() else signature(tensors, {})
         recording = None if key is None or not are_aligned(last) else self._of(names, given, key, tensors)
         if recording is None:
-            results = self._by_the_op(names, dict(zip(given, tensors[: len(given)], strict=True)), do)
+            results = self._by_the_op(names, self._arguments(given, tensors[: len(given)]), do)
         else:
             results = recording(tensors)
         of = dict(zip(names, results, strict=True))
@@ -388,18 +419,20 @@ class Repeated:
         if whole not in self.backward:
 
             def pull(*arrays: Tensor) -> list[Tensor]:
-                arguments = _with_dropout({**self.plain, **dict(zip(given, arrays, strict=False))})
-                do: OfLibrary = arrays[-1] if len(arrays) > len(given) else None
+                arguments = self._arguments(given, arrays[: len(given)])
+                do: OfLibrary = self._heads_first("do", arrays[-1]) if len(arrays) > len(given) else None
                 grads = self.custom.pulled(self.op, arguments, do, names)
-                return [grads[name] for name in names]
+                return [self._heads_first(name, grads[name]) for name in names]
 
             self.backward[whole] = recorded(pull, tensors)
         return self.backward[whole]
 
-    def _by_the_op(self, names: tuple[str, ...], saved: Arguments, do: Tensor | None) -> list[Tensor]:
+    def _by_the_op(self, names: tuple[str, ...], arguments: Arguments, do: Tensor | None) -> list[Tensor]:
         """The gradients by the custom op, which can be traced and mapped, and refuses second derivatives."""
-        inputs, tensors, text = encoded(_with_dropout({**self.plain, **saved}))
-        return self.custom.gradients(self.op, tensors, inputs, text, do, ",".join(names))
+        inputs, tensors, text = encoded(arguments)
+        do = None if do is None else self._heads_first("do", do)
+        grads = self.custom.gradients(self.op, tensors, inputs, text, do, ",".join(names))
+        return [self._heads_first(name, grad) for name, grad in zip(names, grads, strict=True)]
 
 
 def _with_dropout(arguments: Arguments) -> Arguments:
