@@ -99,6 +99,14 @@ def test_a_part_of_dstate_may_be_missing() -> None:
             agree(grad, expected[part])
 
 
+def test_a_returned_state_that_nothing_reads_changes_no_gradient() -> None:
+    arrays = [x.requires_grad_() for x in inputs((2, 9), (2, 9))]
+    plain = linear.attend(*arrays, causal=True)
+    with_state, _ = linear.attend(*arrays, causal=True, return_state=True)
+    for one, other in zip(*(torch.autograd.grad(o.sum(), arrays) for o in (plain, with_state)), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_gradients_of_a_state_keep_the_digits_of_float32() -> None:
     q, k, v = (x.half() for x in inputs((2, 9), (2, 9)))
     options = {"initial_state": state(2), "causal": True}

@@ -417,6 +417,17 @@ def test_every_call_has_its_own_seed(driver: Driver) -> None:
     assert found.words == [9]
 
 
+def test_a_returned_state_has_its_sums_in_the_forward_pass(driver: Driver) -> None:
+    """Where every query sees all keys; gradients of o alone launch nothing for it."""
+    inputs = [x.requires_grad_() for x in tensors()]
+    do = torch.zeros_like(inputs[0])
+    ways = [call_of("linear_attention", return_state=kept) for kept in (False, True)]
+    (plain, of_plain), (kept, of_kept) = (steps(driver, way, inputs, inputs, do) for way in ways)
+    names, others = [each.kernel for each in plain], [each.kernel for each in kept]
+    assert (names, others) == (["key_sums", "outputs"], ["key_sums", "running", "outputs"])
+    assert [each.kernel for each in of_plain] == [each.kernel for each in of_kept]
+
+
 @pytest.mark.emulated
 def test_repeated_calls_give_the_same_bits() -> None:
     assert interpreted("tests.kernels.recorded_in_interpreter").split() == [

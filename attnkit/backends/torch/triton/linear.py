@@ -76,9 +76,11 @@ def _forward(op: str, arguments: Arguments) -> list[Tensor]:
 def _backward(op: str, arguments: Arguments, do: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
     q, k, v = (arguments[name] for name in "qkv")
     s, initial, dstate = setting(**arguments), initial_of(arguments), None
-    if arguments.get("return_state"):
-        lead, widths = axes_of_state(arguments), states.widths_of(k, v)
-        dS, dz = (_or_zero(arguments.get(f"d{name}"), q, (*lead, *width)) for name, width in widths.items())
+    widths = states.widths_of(k, v)
+    given = [arguments.get(f"d{name}") for name in widths]
+    if any(x is not None for x in given):
+        lead = axes_of_state(arguments)
+        dS, dz = (_or_zero(x, q, (*lead, *width)) for x, width in zip(given, widths.values(), strict=True))
         dstate = (placed(dS, 2, s.a.shared), placed(dz, 1, s.a.shared))
         s = s.of_valid_keys()
     if initial is None and dstate is None and not (do.numel() and s.a.keys):
