@@ -341,7 +341,7 @@ def _remember(
     return call
 
 
-def repeated(key: Key | None, arrays: Arrays, options: Keywords) -> OfLibrary:
+def repeat(key: Key | None, arrays: Arrays, options: Keywords) -> OfLibrary:
     """What a call with a signature that is remembered returns; None of others."""
     choice = None if key is None else _choices.get(key)
     if key is None or choice is None or choice.table.get(key[0]) is not choice.rows:

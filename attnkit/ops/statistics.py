@@ -16,7 +16,7 @@ from attnkit._core.dispatch import (
     known_beside_an_op,
     namespace,
     remember_prepared,
-    repeated,
+    repeat,
     run,
 )
 from attnkit._core.family import RECORDS, Family, Record
@@ -229,7 +229,7 @@ def _served(
     plain = (bool, int, float, str, type(None))
     if params is not None and all(isinstance(x, plain) or x is params.get(name) for name, x in own.items()):
         remember_prepared(key, kernel, arrays, options)
-    first = repeated(key, arrays, params or {})
+    first = repeat(key, arrays, params or {})
     answer: R = run(caller, impl, kernel, arrays, options) if first is None else first
     return answer
 
@@ -265,7 +265,7 @@ def row_statistics(
         NotImplementedError: `impl` names a kernel that cannot serve this call.
     """
     key = _signature("row_statistics", op, fields, impl, (q, k), params)
-    again: RowStatistics | None = repeated(key, (q, k), params)
+    again: RowStatistics | None = repeat(key, (q, k), params)
     if again is not None:
         return again
     call = _call("row_statistics", op, {"q": q, "k": k}, fields, params)
@@ -293,7 +293,7 @@ def attention_with_statistics(
     Arguments and errors as in `row_statistics`; `params` may contain dropout, which affects only o.
     """
     key = _signature("attention_with_statistics", op, fields, impl, (q, k, v), params)
-    both: tuple[A, RowStatistics] | None = repeated(key, (q, k, v), params)
+    both: tuple[A, RowStatistics] | None = repeat(key, (q, k, v), params)
     if both is not None:
         return both
     call = _call("attention_with_statistics", op, {"q": q, "k": k, "v": v}, fields, params)

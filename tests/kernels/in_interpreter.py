@@ -53,6 +53,34 @@ def test_blocks_that_are_seen_whole_in_part_or_not_at_all(
             agree(grad, expected[name])
 
 
+MASKS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True, "bias": draw(6, 40, 70)},
+    "window": {"window": (40, 8), "key_lengths": torch.tensor([[60]])},
+    "dropout": {"dropout": (0.2, 3)},
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_in_blocks_whose_hidden_tokens_are_nan(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks between the edges are not asked which tokens they see unless something is NaN."""
+    monkeypatch.setattr(sizes, "pointwise", lambda *of: sizes.Tile(16, 16, 4, 1))
+    q, k, v, do = (x[:1, :1] for x in inputs(40, 70))
+    keys, queries = torch.arange(70) % 5 != 2, torch.arange(40) % 7 != 3
+    pairs = (draw(7, 40, 70) > -1) & keys
+    for mask, query_mask in ((pairs, None), (pairs, queries), (None, queries)):
+        options = MASKS[name] | {"activation": "silu", "mask": mask, "query_mask": query_mask}
+        expected = attnkit.pointwise_attention(q, k, v, impl="generic", **options)
+        grads = attnkit.pointwise_attention_vjp(q, k, v, do, impl="generic", **options)
+        shown = torch.ones(70) > 0 if mask is None else keys
+        asked = torch.ones(40) > 0 if query_mask is None else queries
+        holes = [x.masked_fill(~of[:, None], torch.nan) for x, of in ((q, asked), (k, shown), (v, shown), (do, asked))]
+        for arrays in ((q, k, v, do), holes):
+            agree(pointwise.attend(*arrays[:3], **options), expected)
+            for of, grad in pointwise.pull(*arrays, **options).items():
+                agree(grad, grads[of])
+
+
 def test_distances_in_blocks_of_which_the_first_queries_see_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "pointwise", lambda *of: sizes.Tile(16, 16, 4, 1))
     q, k, v, do = (x[:1] for x in inputs(40, 20))

@@ -48,6 +48,28 @@ def adversarial(keys: int) -> torch.Tensor:
     return torch.stack(rows)
 
 
+MASKED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True, "bias": draw(6, 40, 70)},
+    "window": {"window": (40, 8)},
+}
+
+
+@pytest.mark.parametrize("options", MASKED.values(), ids=MASKED)
+def test_masks_in_blocks_whose_hidden_tokens_are_nan(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks between the edges are not asked which keys they see unless something is NaN."""
+    tiled(monkeypatch)
+    q, k, v, _ = (x[:1, :1] for x in inputs(40, 70))
+    shown, asked = torch.arange(70) % 5 != 2, torch.arange(40) % 7 != 3
+    for query_mask in (None, asked):
+        given = options | {"mask": (draw(7, 40, 70) > -1) & shown, "query_mask": query_mask}
+        o, lse = attnkit.softmax_attention(q, k, v, return_lse=True, impl="generic", **given)
+        for keys, values in ((k, v), (x.masked_fill(~shown[:, None], torch.nan) for x in (k, v))):
+            found = triton_rows.attend("softmax_attention", q, keys, values, return_lse=True, **given)
+            agree(found[0], o)
+            agree(found[1].nan_to_num(neginf=-1e4), lse.nan_to_num(neginf=-1e4))
+
+
 @pytest.mark.parametrize("where", ["resident", "tiled"])
 @pytest.mark.parametrize("keys", [1, 2, 100])
 @pytest.mark.parametrize("alpha", [2.0, 1.5, 1.25])

@@ -65,6 +65,7 @@ from attnkit.kernels.triton.tiles import (
     load_of_rows,
     load_pairs,
     load_rows,
+    masked_pairs,
     nothing,
     place,
     placed,
@@ -72,6 +73,7 @@ from attnkit.kernels.triton.tiles import (
     query_blocks,
     range_lengths,
     right_of,
+    spreads,
     store_of_rows,
     store_rows,
     turn_of,
@@ -147,7 +149,8 @@ def attend(
     e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """sums + Σ_j m r h(x) v_j, and `stats` of the weights, over the key blocks first .. stop; without EDGE, every
-    query sees all of their keys."""
+    query sees all of their keys, but for masks."""
+    HIDES: tl.constexpr = EDGE or MASKED
     item, head, shared, key_item = at
     columns = tl.arange(0, KEYS)
     i, j = tl.arange(0, ROWS)[:, None], columns[None, :]
@@ -156,16 +159,18 @@ def attend(
         if EDGE:
             inside = visible_pairs(pairs[1], own[2], hi[:, None], item, head, i0, i, j0, j)
             seen = keys_of_a_tile(inside, j0 + columns, low, high, MASKED)
+        elif MASKED:
+            inside = masked_pairs(pairs[1], hi[:, None], item, head, i0, i, j0, j)
         keys = load_rows(k, key_item, shared, j0, columns, seen, d, D)
         products = products_of(q_tile, rest, keys, PRECISION)
         of_keys = None if rows[4] is None else load_of_rows(rows[4], key_item, shared, j0 + j, own[1], 0.0)
-        x = arguments(products, numbers, log_length[:, None], of_keys, pairs[0], at, i0, i, j0, j, inside, H, EDGE)
+        x = arguments(products, numbers, log_length[:, None], of_keys, pairs[0], at, i0, i, j0, j, inside, H, HIDES)
         u = H(x)
-        if EDGE:
+        if HIDES:
             u = tl.where(inside, u, 0.0)
         if KIND is not None:
             w = u * scale[:, None] if KIND[1] else u
-            stats = add_weights(stats, w, inside if EDGE else None, j0, KIND, KEYS)
+            stats = add_weights(stats, w, inside if HIDES else None, j0, KIND, KEYS)
         if v is not None:
             values = load_rows(v, key_item, shared, j0, columns, seen, e, E)
             u = after_dropout(u, pairs[2], pairs[3], pairs[4], item, head, i0, i, j0, j, inside)
@@ -198,21 +203,26 @@ def forward(
     sums, stats = () if v is None else nothing(ROWS, E, False), () if KIND is None else no_weights(KIND, ROWS)
     first, whole, end, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
     low = None if left is None else i0 - left
-    if MASKED or left is not None:
+    if left is not None:
         sums, stats = attend(
             sums, stats, q_tile, rest, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale, low, stop,
-            first, stop if MASKED else tl.minimum(whole, stop), H, KIND, True, MASKED, d, e, D, E, ROWS, KEYS,
-            PRECISION,
+            first, tl.minimum(whole, stop), H, KIND, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-    if not MASKED:
-        sums, stats = attend(
-            sums, stats, q_tile, rest, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale, low, stop,
-            whole, end, H, KIND, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
-        )  # fmt: skip
-        sums, stats = attend(
-            sums, stats, q_tile, rest, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale, low, stop,
-            end, stop, H, KIND, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
-        )  # fmt: skip
+    sums, stats = attend(
+        sums, stats, q_tile, rest, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale, low, stop,
+        whole, end, H, KIND, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
+    )  # fmt: skip
+    sums, stats = attend(
+        sums, stats, q_tile, rest, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale, low, stop,
+        end, stop, H, KIND, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
+    )  # fmt: skip
+    if MASKED and v is not None:
+        spread = spreads(sums)
+        if spread:
+            sums, _ = attend(
+                nothing(ROWS, E, False), (), q_tile, rest, k, v, pairs, rows, own, numbers, at, i0, hi, log_length,
+                scale, low, stop, first, stop, H, None, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
+            )  # fmt: skip
     if KIND is not None:
         store_statistics(outputs, stats, scale, addresses(i, item, head, heads, queries), i < queries, KIND)
     if v is not None:
@@ -269,7 +279,8 @@ def gather(
     d: tl.constexpr, e: tl.constexpr, D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sums + Σ_j ds_ij/(gain·f_i) k_j over the key blocks first .. stop."""
+    """sums + Σ_j ds_ij/(gain·f_i) k_j over the key blocks first .. stop; EDGE is that of `attend`."""
+    HIDES: tl.constexpr = EDGE or MASKED
     item, head, shared, key_item = at
     columns = tl.arange(0, KEYS)
     i, j = tl.arange(0, ROWS)[:, None], columns[None, :]
@@ -278,16 +289,18 @@ def gather(
         if EDGE:
             inside = visible_pairs(pairs[1], own[2], hi[:, None], item, head, i0, i, j0, j)
             seen = keys_of_a_tile(inside, j0 + columns, low, high, MASKED)
+        elif MASKED:
+            inside = masked_pairs(pairs[1], hi[:, None], item, head, i0, i, j0, j)
         keys = load_rows(k, key_item, shared, j0, columns, seen, d, D)
         values = None if v is None else load_rows(v, key_item, shared, j0, columns, seen, e, E)
         products = products_of(q_tile, rest, keys, PRECISION)
         of_keys = None if rows[4] is None else load_of_rows(rows[4], key_item, shared, j0 + j, own[1], 0.0)
-        x = arguments(products, numbers, log_length[:, None], of_keys, pairs[0], at, i0, i, j0, j, inside, H, EDGE)
+        x = arguments(products, numbers, log_length[:, None], of_keys, pairs[0], at, i0, i, j0, j, inside, H, HIDES)
         du = None if v is None else du_tile(do_tile, values, pairs, at, i0, i, j0, j, inside, PRECISION)
         if dstats[0] is not None:
             du = with_statistics(du, dstats, drows, H(x) * scale[:, None], numbers[4], j0 + j)
         ds = DH(x) * du
-        if EDGE:
+        if HIDES:
             ds = tl.where(inside, ds, 0.0)
         sums = add_product(sums, ds, keys, PRECISION)
     return sums
@@ -322,21 +335,27 @@ def backward_queries(
     sums = nothing(ROWS, D, rows[4] is not None)
     first, full, end, stop = key_blocks(i0, queries, keys, left, right, ROWS, KEYS)
     low = None if left is None else i0 - left
-    if MASKED or left is not None:
+    if left is not None:
         sums = gather(
             sums, q_tile, rest, do_tile, dstats, drows, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale,
-            low, stop, first, stop if MASKED else tl.minimum(full, stop), H, DH, True, MASKED, d, e, D, E, ROWS, KEYS,
-            PRECISION,
+            low, stop, first, tl.minimum(full, stop), H, DH, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
         )  # fmt: skip
-    if not MASKED:
-        sums = gather(
-            sums, q_tile, rest, do_tile, dstats, drows, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale,
-            low, stop, full, end, H, DH, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
-        )  # fmt: skip
-        sums = gather(
-            sums, q_tile, rest, do_tile, dstats, drows, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale,
-            low, stop, end, stop, H, DH, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
-        )  # fmt: skip
+    sums = gather(
+        sums, q_tile, rest, do_tile, dstats, drows, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale,
+        low, stop, full, end, H, DH, False, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
+    )  # fmt: skip
+    sums = gather(
+        sums, q_tile, rest, do_tile, dstats, drows, k, v, pairs, rows, own, numbers, at, i0, hi, log_length, scale,
+        low, stop, end, stop, H, DH, True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
+    )  # fmt: skip
+    if MASKED:
+        spread = spreads(sums)
+        if spread:
+            sums = gather(
+                nothing(ROWS, D, rows[4] is not None), q_tile, rest, do_tile, dstats, drows, k, v, pairs, rows, own,
+                numbers, at, i0, hi, log_length, scale, low, stop, first, stop, H, DH, True, MASKED, d, e, D, E, ROWS,
+                KEYS, PRECISION,
+            )  # fmt: skip
     whole_tile = whole_tokens(q_tile, whole, item, head, i0, tl.arange(0, ROWS), i < queries, d, D)
     total = whole_sum(sums, whole_tile, k[0].dtype.element_ty) * (numbers[0] * numbers[2]) * factor[:, None]
     store_rows(dq, item, head, i0, tl.arange(0, ROWS), i < queries, total, d, D)

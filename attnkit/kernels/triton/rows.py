@@ -47,10 +47,12 @@ from attnkit.kernels.triton.tiles import (
     load_of_rows,
     load_pairs,
     load_rows,
+    masked_pairs,
     nothing,
     numbered,
     placed,
     right_of,
+    spreads,
     store_of_rows,
     store_rows,
     sums_of,
@@ -126,7 +128,7 @@ def standing_products(
 ):  # fmt: skip
     """q·k of a standing tile, its visible pairs, a mask of the keys that some query sees, and these keys.
 
-    Without EDGE all queries see all keys: pairs are visible if they have a query.
+    Without EDGE all queries see all keys, but for masks: pairs are visible if they have a query.
     """
     i, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, KEYS)
     j = columns[None, :]
@@ -136,6 +138,8 @@ def standing_products(
         if MASKED:
             inside = visible_pairs(pairs[1], left, bounds[0][:, None], at[0], at[1], i0, i, j0, j)
         seen = keys_of_a_tile(inside, j0 + columns, low, bounds[1], MASKED)
+    elif MASKED:
+        inside = masked_pairs(pairs[1], bounds[0][:, None], at[0], at[1], i0, i, j0, j)
     keys = load_rows(k, at[3], at[2], j0, columns, seen if EDGE else None, d, D)
     products = tl.dot(q_tile, tl.trans(keys), input_precision=PRECISION)
     if EDGE and not MASKED:  # after the product, to take no registers before
@@ -178,7 +182,7 @@ def unscaled(
     if not FOLD:
         i, j = tl.arange(0, ROWS)[:, None], tl.arange(0, KEYS)[None, :]
         s = beside_products(s * scale, pairs, at, i0, i, j0, j, inside)
-    if EDGE:
+    if EDGE or MASKED:
         s = tl.where(inside, s, float("-inf"))
     return s, inside, seen
 
@@ -407,15 +411,27 @@ def forward_online(
     unit = scale if FOLD else 1.0
     factor = unit * unit_of(WEIGH)
     top, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS, 4), tl.float32)
-    sums, sequences = nothing(ROWS, E, False), numbered(blocks, KEYS, MASKED)
-    for EDGE in tl.static_range(MASKED, 2):
-        bounds = bounds_of(at, i0, limits, own, rows, blocks, ROWS) if EDGE else None
-        for n in tl.range(0, sequences[EDGE][1], num_stages=1 if EDGE and not MASKED else None):
+    sums, sequences = nothing(ROWS, E, False), numbered(blocks, KEYS, False)
+    for EDGE in tl.static_range(0, 2):
+        bounds = bounds_of(at, i0, limits, own, rows, blocks, ROWS) if EDGE or MASKED else None
+        for n in tl.range(0, sequences[EDGE][1], num_stages=1 if EDGE else None):
             j0 = first_key(n, sequences[EDGE], KEYS)
             top, total, sums = add_tile(
                 top, total, sums, q_tile, k, None if o is None else v, scale, factor, pairs, at, i0, bounds, j0,
                 queries, WEIGH, FOLD, EDGE, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
             )  # fmt: skip
+    if MASKED and o is not None:
+        spread = spreads(sums)
+        if spread:
+            bounds, sequences = bounds_of(at, i0, limits, own, rows, blocks, ROWS), numbered(blocks, KEYS, True)
+            top, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS, 4), tl.float32)
+            sums = nothing(ROWS, E, False)
+            for n in range(0, sequences[1][1]):
+                j0 = first_key(n, sequences[1], KEYS)
+                top, total, sums = add_tile(
+                    top, total, sums, q_tile, k, v, scale, factor, pairs, at, i0, bounds, j0, queries, WEIGH, FOLD,
+                    True, MASKED, d, e, D, E, ROWS, KEYS, PRECISION,
+                )  # fmt: skip
     total, top, rest = tl.sum(total, 1), top * unit, None
     if rows[2] is not None:
         top, total, shrink, rest = beside_sink(top, total, sink_of(rows, at[0], at[1]), WEIGH)

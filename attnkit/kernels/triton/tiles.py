@@ -201,6 +201,26 @@ def visible_pairs(mask, left, hi, item, head, i0, i, j0, j):
 
 
 @triton.jit
+def masked_pairs(mask, hi, item, head, i0, i, j0, j):
+    """The same in a tile between the edges, where a query sees all keys or none but for the boolean mask: whole rows of
+    it are read, several pairs at a time."""
+    seen = tl.broadcast_to(j0 < hi, (i + j).shape)
+    if mask is not None:
+        seen = load_pairs(mask, item, head, i0, i, j0, j, seen) != 0
+    return seen
+
+
+@triton.jit
+def spreads(sums):
+    """Whether NaN is in sums of tiles from which tokens that nobody sees were not taken: 0 times what padding may hold.
+
+    To ask a tile which of its tokens are seen costs as much as the rest of it, so that it is asked only after that.
+    """
+    total = sums[0]
+    return tl.max(tl.max((total != total).to(tl.int32), 1), 0) > 0
+
+
+@triton.jit
 def keys_of_a_tile(inside, at, low, stop, MASKED: tl.constexpr):
     """A mask of the keys `at` that some query of a standing tile sees: `low` to `stop` unless there are masks."""
     if MASKED:

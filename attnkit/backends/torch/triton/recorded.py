@@ -364,9 +364,7 @@ class Repeated:
             self.forward.append(recorded(self._forward, tensors))
         forward = self.forward[0]
         if forward is None:
-            outputs: Sequence[Tensor] = self._turned(
-                self.custom.outputs(self.op, **self._arguments(self.names, tensors))
-            )
+            outputs: Sequence[Tensor] = self._turn(self.custom.outputs(self.op, **self._arguments(self.names, tensors)))
         elif not self.differentiated:
             outputs = forward(tensors)
         else:
@@ -375,7 +373,7 @@ class Repeated:
         return self.answer(outputs)
 
     def _forward(self, *tensors: Tensor) -> Sequence[Tensor]:
-        return self._turned(self.custom.computed(self.op, self._arguments(self.names, tensors)))
+        return self._turn(self.custom.computed(self.op, self._arguments(self.names, tensors)))
 
     def _arguments(self, names: Sequence[str], tensors: Sequence[Tensor]) -> Arguments:
         """All arguments of the op for those that are given each time."""
@@ -385,7 +383,7 @@ class Repeated:
     def _heads_first(self, name: str, x: Tensor) -> Tensor:
         return x.transpose(0, 1) if name in self.turned else x
 
-    def _turned(self, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _turn(self, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """Outputs as they are returned, of heads first."""
         if not self.turned:
             return outputs

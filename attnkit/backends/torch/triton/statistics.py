@@ -107,10 +107,10 @@ def attend(
     """{"o": o if there is a v, field: rows} for an op, its options being those of pointwise_attention."""
     text = ",".join(fields)
     found = CUSTOM.outputs(op, q=q, k=k, v=v, fields=text, **OPTIONS.get(base_op(op), {}), **options)
-    return _requested(dict(zip(_names(op, text), found, strict=True)), fields, v is not None)
+    return _select(dict(zip(_names(op, text), found, strict=True)), fields, v is not None)
 
 
-def _requested(found: dict[str, Tensor], fields: tuple[str, ...], with_output: bool) -> dict[str, Tensor]:
+def _select(found: dict[str, Tensor], fields: tuple[str, ...], with_output: bool) -> dict[str, Tensor]:
     """What was asked for among the outputs; counts have no gradients."""
     found |= {name: found[name].detach() for name in ("nonzero", "visible") if name in found}
     return {name: x for name, x in found.items() if name in fields or (name == "o" and with_output)}
@@ -129,7 +129,7 @@ def pull(
     return CUSTOM.pull(op, do, **args, v=v)
 
 
-def prepared(arrays: tuple[Tensor, ...], options: Keywords) -> recorded.Repeated:
+def prepare(arrays: tuple[Tensor, ...], options: Keywords) -> recorded.Repeated:
     """The answers to calls with the same signature, with o if there is a v."""
     op, fields, rest = options["op"], options["fields"], {n: x for n, x in options.items() if n not in ("op", "fields")}
     text, with_output = ",".join(fields), len(arrays) > 2
@@ -137,7 +137,7 @@ def prepared(arrays: tuple[Tensor, ...], options: Keywords) -> recorded.Repeated
     names = ("o", *outputs(text)[:-1])
 
     def answer(found: Sequence[Tensor]) -> RowStatistics | tuple[Tensor, RowStatistics]:
-        results = _requested(dict(zip(names, found, strict=False)), fields, with_output)
+        results = _select(dict(zip(names, found, strict=False)), fields, with_output)
         return (results.pop("o"), RowStatistics(**results)) if with_output else RowStatistics(**results)
 
     return recorded.prepared(CUSTOM, op, arguments, names[1:], answer)
@@ -191,8 +191,8 @@ def _both_vjp(
 
 KERNEL = pointwise.kernel("", _rows, unsupported)._replace(is_faster=is_faster)
 KERNELS = statistics.kernels(
-    KERNEL._replace(prepared=prepared),
-    KERNEL._replace(call=_both, prepared=prepared),
+    KERNEL._replace(prepared=prepare),
+    KERNEL._replace(call=_both, prepared=prepare),
     KERNEL._replace(call=_rows_vjp),
     KERNEL._replace(call=_both_vjp),
 )
