@@ -214,10 +214,11 @@ def masked_pairs(mask, hi, item, head, i0, i, j0, j):
 def spreads(sums):
     """Whether NaN is in sums of tiles from which tokens that nobody sees were not taken: 0 times what padding may hold.
 
-    To ask a tile which of its tokens are seen costs as much as the rest of it, so that it is asked only after that.
+    To ask a tile which of its tokens are seen costs as much as the rest of it, so that it is asked only after that. One
+    maximum, not two: of two Triton 3.6 fails to compile for compute capability 10.
     """
     total = sums[0]
-    return tl.max(tl.max((total != total).to(tl.int32), 1), 0) > 0
+    return tl.max((total != total).to(tl.int32)) > 0
 
 
 @triton.jit
