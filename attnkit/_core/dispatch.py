@@ -461,7 +461,7 @@ def _chosen(
         instead = next((row.name for row in rows if name in row.replaces), None)
         if instead is not None:
             serves = f"impl={instead!r}, which serves this call if it can, else 'generic'"
-            warnings.warn(f"{op}: impl={name!r} was replaced by {serves}", DeprecationWarning, stacklevel=5)
+            warnings.warn(f"{op}: impl={name!r} was replaced by {serves}", DeprecationWarning, stacklevel=6)
             return _chosen(rows, op, (instead, "generic"), generic, arrays, options)
         if name not in by_name:
             check.refuse_name(op, "impl", name, ("auto", "generic", *by_name), "on these arrays")

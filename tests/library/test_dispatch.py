@@ -104,8 +104,10 @@ def test_an_unknown_implementation_names_those_there_are(tensors):
 
 def test_a_name_that_the_cpu_library_replaced_warns_and_serves(tensors):
     q, k, _ = tensors
-    with pytest.warns(DeprecationWarning, match="linear_attention: impl='chunked' was replaced by impl='native'"):
+    match = "linear_attention: impl='chunked' was replaced by impl='native'"
+    with pytest.warns(DeprecationWarning, match=match) as seen:
         o = attnkit.linear_attention(*tensors, impl="chunked")
+    assert seen[0].filename == __file__
     assert_close(o, attnkit.linear_attention(*tensors, impl="generic"))
     with pytest.warns(DeprecationWarning, match="row_statistics: impl='blocked' was replaced by impl='native'") as seen:
         rows = attnkit.row_statistics("softmax_attention", q, k, impl="blocked")
