@@ -26,7 +26,10 @@ CASES = (
     ("row_statistics softmax_attention", {"fields": ["maximum"], "causal": True}),
 )
 EDGES = {"cu_seqlens_q": torch.tensor([0, 2, 5]), "cu_seqlens_k": torch.tensor([0, 3, 6])}
-PACKED = (("softmax_attention_packed", EDGES | {"return_lse": True}), ("pointwise_attention_packed", EDGES | {"length": "all"}))
+PACKED = (
+    ("softmax_attention_packed", EDGES | {"return_lse": True}),
+    ("pointwise_attention_packed", EDGES | {"length": "all"}),
+)
 
 
 def bits(op: str, seed: int, options: dict[str, object], autocast: bool) -> list[torch.Tensor]:
