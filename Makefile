@@ -98,8 +98,9 @@ emulated: install
 	@mkdir -p $(OUT)
 	$(BIN)/python -m attnkit_conformance run numpy-generic triton_interpreted jax_triton_interpreted cuda_cpu \
 	  --profile quick -k "not property" --workers $(WORKERS) --html $(OUT)/conformance-emulated.html \
-	  --markdown $(OUT)/conformance-emulated.md
-	$(BIN)/python -m pytest -q -m emulated tests/kernels
+	  --markdown $(OUT)/conformance-emulated.md --json $(OUT)/conformance-emulated.json
+	ATTNKIT_JUDGED=$(OUT)/conformance-emulated.json \
+	  $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m emulated tests/kernels
 
 # The compiled kernels for CPUs at every level that this machine has, then under sanitizers: a quarter of an hour. Without
 # a number of threads of their own sanitizers would see one; those of NumPy's OpenBLAS wait for each other unseen, which

@@ -38,6 +38,15 @@ def test_every_size_is_met_by_a_plain_call_and_every_option_at_some_size(op: Op)
         assert rows.sample_named(op, str(row["dtype"]), f"size.{name}").id.endswith(name)
 
 
+@pytest.mark.parametrize(
+    "op", [op for op in LARGE if "poison" in rows.grammar(op, "sizes").factors], ids=lambda op: op.name
+)
+def test_a_long_call_with_poison_hides_tokens_that_hold_it(op: Op) -> None:
+    (row,) = (row for row in rows.rows(op, "sizes") if row["poison"] == "yes")
+    case = rows.sample_named(op, str(row["dtype"]), f"size.{rows.row_name(op, row)}").draw(0)
+    assert any(np.isnan(x).any() for x in case.arrays.values() if x.dtype.kind == "f")
+
+
 def large(op: str, dtypes: tuple[str, ...] = DTYPES) -> list[Sample]:
     return [sample for sample in core.samples(op, "quick", dtypes) if rows.is_large(sample)]
 

@@ -1,5 +1,6 @@
 """Adapters whose kernels are run on the CPU. To start one takes seconds: all tests of a process share them."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -8,7 +9,12 @@ from typing import Any
 import pytest
 
 from attnkit_conformance.adapters.cuda_cpu import CudaOnCpu, build
-from tests.kernels.interpreted import TARGETS, worker
+from tests.kernels.interpreted import MODE, TARGETS, worker
+
+if os.environ | MODE == os.environ:  # a process of tests in Triton's interpreter
+    from attnkit_conformance.adapters import triton_once
+
+    triton_once.install()
 
 LIBRARIES = {"cuda_cpu": (), "jax_triton_interpreted": ("triton", "jax")}
 

@@ -75,6 +75,11 @@ def whole_blocks(i0, queries, keys, left, right, ROWS: tl.constexpr, KEYS: tl.co
 
 
 @triton.jit
+def never_spreads(sums):
+    return tl.max((sums[0] != sums[0]).to(tl.int32)) > 1
+
+
+@triton.jit
 def one_key_more(key_lengths, keys, item, head):
     return tiles.valid_keys(key_lengths, keys, item, head) + 1
 

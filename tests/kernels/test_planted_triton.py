@@ -25,6 +25,11 @@ WILD = {"bound", "nonfinite"}
             WRONG, "pointwise.valid_keys", "one_key_more", "pointwise_attention", "float32", "causal-padded",
             {"null_rows", *WILD},
         ),
+        (
+            WRONG, "pointwise.spreads", "never_spreads", "pointwise_attention", "float32", "blocks-masked",
+            {"nonfinite"},
+        ),
+        (WRONG, "rows.spreads", "never_spreads", "softmax_attention", "float32", "blocks-masked", {"nonfinite"}),
         (WRONG, "pointwise.whole_sum", "products_alone", "gaussian_attention", "float32", "cross", {"bound"}),
         (WRONG, "distances.mean_of", "nowhere", "gaussian_attention", "float32", "offset", {"bound"}),
         (

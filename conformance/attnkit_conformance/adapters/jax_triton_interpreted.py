@@ -15,7 +15,7 @@ import numpy as np
 
 from attnkit._core.family import base_op, special_cases
 from attnkit.backends.jax.triton import launch, linear, pointwise, rows
-from attnkit_conformance.adapters import triton_bfloat16
+from attnkit_conformance.adapters import triton_bfloat16, triton_once
 from attnkit_conformance.adapters.base import VJP
 from attnkit_conformance.adapters.cases import base_arguments, handed_on, refuse_learned
 from attnkit_conformance.adapters.jax import Jax, light
@@ -70,6 +70,7 @@ class Interpreted(Jax):
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
         triton_bfloat16.install()
+        triton_once.install()
         launch.call = interpret
         launch.unsupported_device = lambda *arrays, **options: None  # scalable softmax calls softmax by its public name
         dtypes = ("float32", "bfloat16", "float16")

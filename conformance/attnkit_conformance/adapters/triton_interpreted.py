@@ -36,7 +36,7 @@ from attnkit.ops.linear.states import stepping
 from attnkit.ops.pointwise import POINTWISE
 from attnkit.ops.softmax import SOFTMAX
 from attnkit.ops.ssmax import SSMAX
-from attnkit_conformance.adapters import triton_bfloat16
+from attnkit_conformance.adapters import triton_bfloat16, triton_once
 from attnkit_conformance.adapters.base import VJP
 from attnkit_conformance.adapters.cases import base_arguments, handed_on, refuse_learned
 from attnkit_conformance.adapters.torch import Autograd
@@ -141,6 +141,7 @@ class Interpreted(Autograd):
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
         triton_bfloat16.install()
+        triton_once.install()
         pointwise.unsupported_device = lambda q: None  # scalable softmax calls softmax by its public name
         # torch.empty is NaN: the memory of kernels before they write; sums in no fixed order are judged, too
         torch.use_deterministic_algorithms(True, warn_only=True)

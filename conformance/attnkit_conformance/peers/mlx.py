@@ -28,11 +28,11 @@ LINES = (
 
 
 def attend(call: Call) -> mx.array:
-    mask = None if call.seen is None else mx.array(call.seen)
+    seen = None if call.seen is None else mx.array(call.seen)
     if call.bias is not None:
-        mask = call.bias if mask is None else mx.where(mask, call.bias, -np.inf).astype(call.bias.dtype)
+        seen = call.bias if seen is None else mx.where(seen, call.bias, -np.inf).astype(call.bias.dtype)
     scale = call.q.shape[-1] ** -0.5 if call.scale is None else call.scale
-    mask = "causal" if call.causal else mask
+    mask = "causal" if call.causal else seen
     return mx.fast.scaled_dot_product_attention(call.q, call.k, call.v, scale=scale, mask=mask)
 
 

@@ -43,10 +43,12 @@ QUICK = (
     Scene("gqa-mask", 7, 63, lead=((2, 4), (2, 2), (2, 2)), params=GQA, options=("mask", "query_mask", "gqa")),
 )
 NO_KEYS = Scene("empty-keys", 63, 0, options=("poison",))
-# several blocks of keys of any kernel, of which windows begin in the first or later; several of queries, several chunks
+# several blocks of keys of any kernel, of which windows begin in the first or later; several of queries, several
+# chunks; padding within blocks, of which many kernels ask nothing but at the edges
 BLOCKS = (
-    Scene("blocks-window", 40, 300, lead=((2,),) * 3, params={"causal": True, "window": (150, 0)}),
-    Scene("blocks-causal", 150, 150, lead=((2,),) * 3, params=CAUSAL, options=("key_lengths",)),
+    Scene("blocks-window", 40, 300, lead=((1, 2),) * 3, params={"causal": True, "window": (150, 0)}),
+    Scene("blocks-causal", 150, 150, lead=((1, 2),) * 3, params=CAUSAL, options=("key_lengths",)),
+    Scene("blocks-masked", 40, 150, lead=((1, 2),) * 3, options=("key_mask", "poison")),
 )
 # torch's fused softmax, of plain causal calls with equal widths, hides keys by -∞ before it multiplies by the scale
 TURNED_SCORES = Scene("causal-scale-negative", 33, 33, d=16, e=16, params={**CAUSAL, "scale": -0.3})

@@ -35,6 +35,10 @@ some of so many pairs of keys are opposite to their query, where cosines have a 
 COUNTS = ("shape", "width")  # factors whose levels are numbers of tokens and of features
 NOT_OPTIONS = (*COUNTS, "dtype", "features", "batch", "layout", "laid", "cotangents", "op", "values")
 OF_AN_OPTION = 2  # levels of an option that meet a size in the quick profile
+HIDES: Mapping[str, tuple[Level, ...]] = {
+    "mask": ("keys", "key_mask"), "key_lengths": ("some",), "query_mask": ("some",),
+}  # fmt: skip
+"""What hides tokens, and the levels of it that hide them from every other: padding may hold anything."""
 TELLING: tuple[tuple[Choice, ...], ...] = (
     *((("values", "positive"), ("shape", "16x513"), ("width", "32x32"), ("dtype", x)) for x in ("bfloat16", "float16")),
     *((("values", "positive"), ("shape", x), ("width", "64x64"), ("dtype", "bfloat16")) for x in ("63x511", "5x512")),
@@ -113,12 +117,24 @@ def plain_rows(own: Grammar, count: int) -> Iterator[Row]:
 
 
 def option_rows(own: Grammar, most: int = OF_AN_OPTION) -> Iterator[Row]:
-    """Each option alone, in so many levels; causality and windows of attention in all."""
-    dtypes = cycle(own.factors["dtype"])
+    """Each option alone, in so many levels; causality and windows of attention in all. Poison is beside what hides."""
+    dtypes, padded = cycle(own.factors["dtype"]), with_padding(own)
     for name, levels in own.factors.items():
         several = levels[1:] if name == "causal" or (name == "window" and most > 1) else levels[1 : 1 + most]
+        row = padded if name == "poison" else own.plain
         for level in several if name not in NOT_OPTIONS else ():
-            yield {**own.plain, name: level, "dtype": next(dtypes)}
+            yield {**row, name: level, "dtype": next(dtypes)}
+
+
+def with_padding(own: Grammar) -> Row:
+    """The plain row with every option that hides tokens from all others, as far as they go together at any length."""
+    at_some = {choice for some in own.forbidden if any(name == "shape" for name, _ in some) for choice in some}
+    row = own.plain
+    for name, levels in HIDES.items():
+        for level in levels:
+            hidden, exists = {**row, name: level}, level in own.factors.get(name, ())
+            row = hidden if exists and (name, level) not in at_some and own.allows(hidden) else row
+    return row
 
 
 def telling_rows(own: Grammar) -> Iterator[Row]:
