@@ -43,7 +43,7 @@ OPS = {
     "softmax": (rows.attend, "softmax_attention", {}, (1, 4, 4)),
     "entmax": (rows.attend, "entmax_attention", {}, (1, 4, 4)),
     "linear": (linear.attend, None, MASKS | {"causal": True}, (1, 3, 2)),
-    "states": (linear.attend, None, STATE, (5, 13, 8)),
+    "states": (linear.attend, None, STATE, (5, 11, 6)),
 }
 
 
