@@ -7,31 +7,26 @@ of the language again for each call of a function of the kernel, which found the
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from types import FunctionType, ModuleType
 
 import triton.language as tl
 from triton.runtime import interpreter
 
-REPLACED = "load"  # is replaced with all others
 
-languages: dict[int, tuple[ModuleType, ...]] = {}
-"""The modules of the language that functions see, by the identity of their globals."""
-
-
+@cache
 def languages_of(function: FunctionType) -> tuple[ModuleType, ...]:
     """The modules of the language among the globals of a function."""
-    seen = function.__globals__
-    if id(seen) not in languages:
-        languages[id(seen)] = tuple(x for x in seen.values() if x is tl or x is tl.core)
-    return languages[id(seen)]
+    return tuple(x for x in function.__globals__.values() if x is tl or x is tl.core)
 
 
 def once(replace: Callable[[FunctionType], object]) -> Callable[[FunctionType], object]:
     """The interpreter's replacement of the language, but for what is replaced already."""
 
     def replace_rest(function: FunctionType) -> object:
-        theirs = [getattr(language, REPLACED) for language in languages_of(function)]
-        if not theirs or any(map(tl.core.is_builtin, theirs)):
+        languages = languages_of(function)
+        samples = (tl.tensor.to, *(language.load for language in languages))  # are replaced with all others
+        if not languages or any(map(tl.core.is_builtin, samples)):
             return replace(function)
         return interpreter._LangPatchScope()  # of nothing, since whoever launched restores it
 
