@@ -1,6 +1,7 @@
 """What the kit does not ask of the Triton kernels. Run by test_triton_interpreted.py with TRITON_INTERPRET=1."""
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import triton
 import triton.language as tl
 from array_api_compat import array_namespace as namespace
 from triton.runtime import interpreter
+from triton.runtime.errors import InterpreterError
 
 import attnkit
 from attnkit._core.activations import ACTIVATIONS
@@ -43,6 +45,23 @@ def test_a_launch_replaces_the_language_once(monkeypatch: pytest.MonkeyPatch) ->
         pointwise.attend(*inputs(5, 6)[:3])
         assert replaced.count(tl.math) == count
         assert tl.core.is_builtin(tl.load)
+
+
+@triton.jit
+def multiply(x, y):
+    tl.store(y, tl.load(x) * tl.load(x + 1))
+
+
+@pytest.mark.parametrize("factors", [(2**16, 2**15), (-(2**16), 2**15), (2**16, -(2**15) - 1)])
+def test_integers_that_overflow_are_refused(factors: tuple[int, int]) -> None:
+    """Which the interpreter looks for, and keeps to itself."""
+    x, y = torch.tensor(factors, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    if -(2**31) <= math.prod(factors) < 2**31:
+        multiply[1,](x, y)
+        assert y == math.prod(factors)
+    else:
+        with pytest.raises(InterpreterError, match="int32 of operation mul"):
+            multiply[1,](x, y)
 
 
 SIZES = ((33, 70), (70, 33))
