@@ -24,9 +24,9 @@ STUDIES = {
 FIRST = "001-table4"
 
 
-def train(recipe, data, out, *settings):
+def train(recipe, data, out, *settings, seeds=(0,)):
     small = (*SMALLEST[RECIPES[recipe].domain.name], *STUDIES[recipe][1])
-    return runner.run(runner.Request(recipe, "cpu", data, out, (*small, *settings), (0,), "cpu", 1))
+    return runner.run(runner.Request(recipe, "cpu", data, out, (*small, *settings), seeds, "cpu", 1))
 
 
 def evaluate(folder, out, data, *settings):
@@ -98,6 +98,18 @@ def test_the_report_says_that_the_evaluation_was_made_anew(trained, corpus, tmp_
     assert "- **evaluation** made anew with beam=1 for 2, test_pairs=6 for 3, by commit " in text
     assert "and 6 test pairs" in text
     assert read_csv(out / "results.csv")[0]["evaluated_by"] == about["evaluated"]["commit"]
+
+
+def test_a_report_of_several_folders_says_which_cells_were_evaluated_anew(trained, corpus, tmp_path, undrawn):
+    data, out = str(corpus / "pairs"), tmp_path / "out"
+    assert main(evaluate(trained, out, data, "test_pairs=6")) == 0
+    other = train(FIRST, data, tmp_path / "other", "test_pairs=6", seeds=(1,))
+    for folders in ((out, other), (other, out)):
+        write_report(*folders)
+        text = (folders[0] / "summary.md").read_text()
+        assert text.count("made anew") == 1
+        assert "- **evaluation** made anew for vanilla-seed0 with test_pairs=6 for 3, by commit " in text
+        assert read_csv(folders[0] / "results.csv")[0]["evaluated_by"]
 
 
 @pytest.mark.parametrize(

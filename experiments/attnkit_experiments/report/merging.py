@@ -45,6 +45,7 @@ def read_studies(folders: Sequence[Path], recipe: Recipe) -> StudyResults:
         "study": settings,
         "cells": cells,
         "environment": {key: _one([each.get(key, "") for each in environments]) for key in environments[0]},
+        "evaluated": [each for study in studies for each in study.evaluations],
     }
     claims = next((study.claims for study in studies if study.claims), None)
     missing = tuple(name for name in cells if name not in found)

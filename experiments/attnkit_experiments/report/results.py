@@ -166,6 +166,12 @@ class StudyResults:
     machines: int = 1  # of different kinds, on which the cells were trained
 
     @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """What evaluated which `cells` anew: study.json has one, folders that are read as one have several."""
+        by = self.about.get("evaluated", [])
+        return by if isinstance(by, list) else [by | {"cells": self.about["cells"]}]
+
+    @property
     def preset(self) -> str:
         return str(self.about["preset"])
 

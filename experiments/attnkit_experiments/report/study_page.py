@@ -16,6 +16,7 @@ from attnkit_experiments.report import comparison, plots, summary, tables
 from attnkit_experiments.report.claims import SLOPE_TOLERANCE, Claims, hold
 from attnkit_experiments.report.findings import conclusions, limits
 from attnkit_experiments.report.html import column_head, library_text, render_page
+from attnkit_experiments.report.merging import BETWEEN
 from attnkit_experiments.report.results import Line, StudyResults, as_csv
 from attnkit_experiments.study.recipe import Measure, Recipe
 
@@ -91,7 +92,7 @@ def record(study: StudyResults, line: Line, measure: Measure) -> dict[str, Any]:
         **{key: environment[key] for key in ("commit", "torch", "device", "cores", "threads", "processes")},
         "native": environment.get("native"),  # older studies do not say
         "data_checksum": about["data"]["checksum"],
-        **({"evaluated_by": about["evaluated"]["commit"]} if "evaluated" in about else {}),
+        **({"evaluated_by": BETWEEN.join(map(str, commits))} if (commits := _evaluated_by(study, line)) else {}),
     }
 
 
@@ -190,22 +191,30 @@ def _facts(study: StudyResults) -> dict[str, str]:
     return {
         "data": f"{data['name']}, {data['text']}",
         "data checksum": f"sha256 {data['checksum']}",
-        **_evaluation(study.about),
+        **_evaluation(study),
         "seeds": ", ".join(map(str, study.about["study"]["seeds"])),
         **_implementations(study),
     }
 
 
-def _evaluation(about: Mapping[str, Any]) -> dict[str, str]:
-    """What evaluated the cells anew, where that was not their training."""
-    if not (by := about.get("evaluated")):
-        return {}
-    changed = ", ".join(f"{key}={_plain(about['study'][key])} for {_plain(x)}" for key, x in by["training"].items())
-    text = (
-        f"made anew with {changed}, by commit {by['commit'] or 'unknown'}, {by['device']}, torch {by['torch']}"
-        f"{library_text(by)}, from the weights of the training, which gave its own numbers again"
-    )
-    return {"evaluation": text}
+def _evaluation(study: StudyResults) -> dict[str, str]:
+    """What evaluated which cells anew, where that was not their training."""
+    texts = []
+    for by in study.evaluations:
+        to = ((_plain(study.about["study"][key]), key, _plain(x)) for key, x in by["training"].items())
+        changed = ", ".join(f"{key}={now} for {before}" for now, key, before in to)
+        part = "" if by["cells"] == study.about["cells"] else f" for {', '.join(by['cells'])}"
+        texts.append(
+            f"made anew{part} with {changed}, by commit {by['commit'] or 'unknown'}, {by['device']}, "
+            f"torch {by['torch']}{library_text(by)}, from the weights of the training, which gave its own numbers again"
+        )
+    return {"evaluation": "; ".join(texts)} if texts else {}
+
+
+def _evaluated_by(study: StudyResults, line: Line) -> list[str | None]:
+    """The commits that evaluated cells of a variant anew."""
+    cells = {folder.name for folder in line.folders.values()}
+    return list(dict.fromkeys(by["commit"] for by in study.evaluations if cells & {*by["cells"]}))
 
 
 def _implementations(study: StudyResults) -> dict[str, str]:
