@@ -11,7 +11,7 @@ from attnkit._core import check, quadratic
 from attnkit._core.dispatch import Kernel, always, namespace
 from attnkit._core.family import RECORDS
 from attnkit._core.library import library
-from attnkit._core.special import stop_gradient
+from attnkit._core.special import stop_gradient, times
 from attnkit._core.typing import (
     Array,
     Arrays,
@@ -104,8 +104,9 @@ def scaled(xp: Namespace, q: Array, scale: float | Array) -> Array:
     """
     if not check.is_learned(scale) and scale != 0:
         return q * scale
-    fixed, inside = stop_gradient(scale), _is_finite(xp, q)
-    beyond = q * xp.where(fixed == 0, math.nan, fixed) if check.is_learned(scale) else math.nan
+    inside = _is_finite(xp, q)
+    # a factor of NaN in place of 0 would make the gradient of q NaN: what is not chosen has one of 0 times the factor
+    beyond = times(q, stop_gradient(scale)) if check.is_learned(scale) else math.nan
     return xp.where(inside, xp.where(inside, q, 0.0) * scale, beyond)
 
 

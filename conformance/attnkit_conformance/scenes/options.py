@@ -17,12 +17,12 @@ DENSE = 0.75  # of masks in rows of a grammar, where other options hide pairs to
 KEEP = 0.75  # keep probability of dropout
 LEARNED = ("array", "heads")  # levels of a number (A15): an array of one, and one of a number for each head
 NUMBERS: Mapping[str, tuple[float, ...]] = {
-    "scale": (0.7, -0.3, 0.45, 0.2),
+    "scale": (0.7, 0.0, -0.3, 0.2),
     "alpha": (0.6, 1.0, 0.0, 0.75),
     "gain": (1.3, 0.0, -0.7, 0.4),
     "shift": (0.3, -0.2, 0.1, 0.0),
     "gamma": (0.6, 1.5, 1.0, 0.8),
-    "slope": (0.3, -0.2, 0.5, 0.1),
+    "slope": (0.3, 0.0, -0.2, 0.1),
     "intercept": (0.4, 1.0, -0.3, 0.0),
     "sink": (0.6, -1.5, 4.0, -0.3),
 }
