@@ -131,7 +131,7 @@ def squares_as_they_were(stats, fall, shrink, KIND: tl.constexpr):
 
 @triton.jit
 def spread_unmoved(stats, fall, shrink, KIND: tl.constexpr):
-    return shrunk(stats, fall * 0.0, shrink, KIND)
+    return shrunk(stats, tl.zeros_like(fall), shrink, KIND)
 
 
 @triton.jit
