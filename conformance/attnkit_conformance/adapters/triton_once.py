@@ -67,12 +67,12 @@ def remember(dtype_of: Callable[[tl.dtype], np.dtype]) -> Callable[[tl.dtype], n
 
 @cache
 def shape_of_block(sizes: tuple[int, ...]) -> tuple[tl.tuple, int]:
-    """What the type of a block keeps of its shape."""
+    """What the type of blocks holds of a shape."""
     return tl.tuple(sizes), validate_block_shape(sizes)
 
 
 def describe_block(block: tl.block_type, element_ty: tl.dtype, shape: Sequence[int] | tl.tuple) -> None:
-    """Is the type of blocks of a shape."""
+    """Initialise the type of blocks of a shape."""
     sizes = tuple(x.value if isinstance(x, tl.constexpr) else x for x in getattr(shape, "values", shape))
     if not sizes:
         raise TypeError("0d block_type is forbidden")
@@ -83,12 +83,12 @@ def describe_block(block: tl.block_type, element_ty: tl.dtype, shape: Sequence[i
 
 @cache
 def shape_of_tensor(sizes: tuple[int, ...]) -> tuple[tl.tuple, tl.constexpr]:
-    """What a tensor keeps of its shape."""
+    """What a tensor holds of its shape."""
     return tl.tuple([tl.constexpr(x) for x in sizes]), tl.constexpr(prod(sizes))
 
 
 def describe_tensor(tensor: tl.tensor, handle: object, dtype: tl.dtype) -> None:
-    """Is a tensor of a type, with the handle of its values."""
+    """Initialise a tensor of a type, whose values the handle has."""
     tensor.handle, tensor.type, tensor.dtype = handle, dtype, dtype.scalar
     tensor.shape, tensor.numel = shape_of_tensor(tuple(dtype.shape.values) if dtype.is_block() else ())
 
