@@ -18,8 +18,6 @@ DEFAULT_MAP = "elu_plus_one"
 SUMS = ("key_sums", "query_sums")
 SWEEPS = ("sweep_queries", "sweep_keys")
 GATES = "gradient_gates"
-WIDEST_SWEEP = 128
-"""Features: a program keeps a whole state in registers."""
 ELEMENTS = 1024  # of a state per program of `running`
 Packed = tuple[OfLibrary, OfLibrary, OfLibrary, int, int | None] | None
 """The tuple `packed` of `attnkit.kernels.triton.linear`."""
@@ -77,7 +75,9 @@ class Setting(NamedTuple):
         initial state and a floor the gradient of z was 1.05 bounds off in bfloat16 where all keys point away from a
         query (0.38 in float32).
         """
-        fits = max(self.a.d, self.a.e) <= WIDEST_SWEEP
+        from attnkit.kernels.triton import sizes
+
+        fits = max(self.a.d, self.a.e) <= sizes.WIDEST_SWEEP
         served = values != "float32" and fits and not (self.stateful and self.floor)
         return self._replace(products=values if served else "float32")
 

@@ -15,7 +15,7 @@ if not tool("cuobjdump").exists():
 SMALL, AMPLE = 99 * 1024, 227 * 1024
 MEMORY = {80: SMALL, 90: AMPLE, 100: AMPLE, 120: SMALL}  # for one program; 8.0 has more, but its tiles serve 8.6 too
 TUNED = triton.__version__ == report.committed()["triton"]
-BYTES = 0 if TUNED else 256  # more: with Triton 3.6 levels of features take 248 on 8.0, and five other calls 8 to 112
+BYTES = 0 if TUNED else 304  # more: with Triton 3.6 seven calls take 8 to 304, most of linear attention on 8.0
 
 
 def assert_no_spills(name: str, kernel: Compiled, allowed: int = 0) -> None:

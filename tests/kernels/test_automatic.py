@@ -21,6 +21,7 @@ from attnkit.backends.cupy import KERNELS as CUPY
 from attnkit.backends.torch import KERNELS
 from attnkit.backends.torch.triton import pointwise
 from attnkit.kernels import predicted, verdicts
+from attnkit.kernels.triton import sizes
 from attnkit.nn import MultiHeadAttention
 from benchmarks import kept
 from benchmarks.__main__ import RESULTS
@@ -46,7 +47,7 @@ GENERIC_WHERE_SMALL = ("rela_attention", "row_statistics", "attention_with_stati
 
 @pytest.fixture
 def fake() -> Iterator[FakeTensorMode]:
-    if pointwise.TRITON is None:
+    if sizes.TRITON is None:
         pytest.skip("triton is not installed")
     with FakeTensorMode() as mode:
         yield mode

@@ -7,7 +7,19 @@ multiprocessor has (`AMPLE`). In float32 a tile whose warps own 16 queries each 
 head size 128 on, and is still predicted to take a third to an eighth of the clocks of smaller tiles that spill none.
 """
 
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
+
+
+def _version() -> tuple[int, ...] | None:
+    try:
+        return tuple(int(part) for part in version("triton").split(".")[:2])
+    except PackageNotFoundError:
+        return None
+
+
+TRITON = _version()
+"""What is installed of it."""
 
 
 class Tile(NamedTuple):
@@ -268,6 +280,9 @@ def parts(tile: Tile, tiles: int, keys: int, processors: int) -> int:
 # packed sequences one spills two.
 
 UNIT = 64  # tokens: segments are multiples of it, and every CHUNK divides it
+WIDEST_SWEEP = 128 if TRITON is None or TRITON >= (3, 9) else 64
+"""Features and columns of a state that a sweep keeps in registers. Triton 3.6 takes up to 144 KiB of shared memory for
+128, where devices lend 99, and spills 0.5 to 2 KiB on 9.0: gradients in float32 precision take their place."""
 
 
 class Chunk(NamedTuple):

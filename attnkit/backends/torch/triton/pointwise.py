@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Unpack
 
 import torch
@@ -16,6 +15,7 @@ from attnkit.backends.torch.custom import Arguments
 from attnkit.backends.torch.triton import decoding, launch, recorded
 from attnkit.backends.torch.watchers import PLAIN, watched
 from attnkit.kernels import predicted, verdicts
+from attnkit.kernels.triton import sizes
 from attnkit.ops import rela
 from attnkit.ops.gaussian import gaussian_attention
 from attnkit.ops.pointwise import POINTWISE, pointwise_attention
@@ -27,16 +27,6 @@ WIDEST = 256  # larger head sizes do not fit into the registers of a program
 DIFFERENTIABLE = ("q", "k", "v", "bias")
 DECODED = ("pointwise", "softmax")  # kinds of calls whose kernels for few queries are predicted
 GAUSSIAN: Keywords = {"activation": "exp", "alpha": 0.0}  # Gaussian attention as a point-wise one
-
-
-def _triton_version() -> tuple[int, ...] | None:
-    try:
-        return tuple(int(part) for part in version("triton").split(".")[:2])
-    except PackageNotFoundError:
-        return None
-
-
-TRITON = _triton_version()
 
 
 # ---------------------------------------------------------------------------------------------- the custom ops
@@ -87,7 +77,7 @@ def unsupported_device(q: Tensor) -> str | None:
     """Why Triton kernels do not run on a tensor."""
     if (kind := q.device.type) != "cuda":
         return f"Triton kernels run on CUDA; the tensors are on {kind}"
-    if TRITON is None or TRITON < OLDEST:
+    if sizes.TRITON is None or sizes.TRITON < OLDEST:
         return f"needs triton {'.'.join(map(str, OLDEST))} or later"
     if torch.version.hip is not None:
         return "compiled and tested for NVIDIA only"
