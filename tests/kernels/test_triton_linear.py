@@ -156,7 +156,7 @@ def gate(
 def test_no_spills_enough_memory_and_tensor_cores(dtype: torch.dtype, d: int, capability: int, causal: bool) -> None:
     with device_of(capability):
         made = launches(torch.empty(2, 8, 2048, d, dtype=dtype), causal=causal)
-    assert len(made) == (8 if dtype == torch.float32 else 7)
+    assert len(made) == (8 if dtype == torch.float32 or d > sizes.WIDEST_SWEEP else 7)
     gate(made, capability, dtype, d)
 
 
