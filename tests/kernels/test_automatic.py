@@ -3,10 +3,12 @@
 torch's fake tensors are on CUDA devices without one; JAX's and CuPy's arrays are stood in for.
 """
 
+import itertools
 import json
 import math
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -175,6 +177,27 @@ def test_what_kernels_refuse_stays_generic(fake: FakeTensorMode) -> None:
     assert first(attnkit.explain(attnkit.pointwise_attention, q, q, q)) == "generic"
     q = tensors(16_384, torch.float64)[0]
     assert first(attnkit.explain(attnkit.pointwise_attention, q, q, q)) == "generic"
+
+
+@pytest.mark.parametrize(("before", "major", "refused"), [(True, 10, True), (True, 9, False), (False, 10, False)])
+def test_what_an_older_compiler_fails_in_is_refused(
+    before: bool, major: int, refused: bool, fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gates with two arrays of pairs; with one it compiles them."""
+    monkeypatch.setattr(sizes, "BEFORE_3_9", before)
+    monkeypatch.setattr(pointwise, "capability", lambda device: (major, 0))
+    q, k, v = tensors(64)
+    gates, pairs = torch.empty(1, 8, 64, device="cuda"), torch.empty(64, 64, device="cuda")
+
+    def reason(op: Any, **options: Any) -> str | None:
+        return attnkit.explain(op, q, k, v, **options)["triton"]
+
+    forgetting = partial(reason, attnkit.forgetting_attention, log_forget=gates)
+    for two in itertools.combinations(("mask", "bias", "dropout_mask"), 2):
+        expected = f"{' and '.join(two)} need triton 3.9 or later on compute capability 10" if refused else None
+        assert forgetting(**{name: pairs > 0 if name == "mask" else pairs for name in two}) == expected
+    assert forgetting(bias=pairs) is forgetting(dropout_mask=pairs) is None
+    assert reason(attnkit.softmax_attention, bias=pairs, dropout_mask=pairs) is None
 
 
 def test_programs_that_wait_for_one_another_are_never_taken(fake: FakeTensorMode) -> None:

@@ -66,6 +66,8 @@ def of_fields(q: Tensor, fields: str) -> tuple[tuple[Tensor | None, ...], tuple[
 def of_rows(op: str, **options: Any) -> list[Launch]:
     """Forward, with and without o, and backward."""
     q = tokens("edges_q" in options)
+    if reason := rows.compiler_fault(op, launch.capability(q.device), options):
+        pytest.skip(f"refused by name: {reason}")
     call = rows.call_of(op, {"q": q, "k": q, "v": q, **options})
     numbers = torch.empty(rows.row_numbers(call.a.leading, TOKENS, rows.alpha_of(op, options)))
     grads = {"q": q, "k": q, "v": q} | ({"bias": torch.empty(1, 4, TOKENS, TOKENS)} if "bias" in options else {})

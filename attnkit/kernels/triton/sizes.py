@@ -19,7 +19,9 @@ def _version() -> tuple[int, ...] | None:
 
 
 TRITON = _version()
-"""What is installed of it."""
+"""The first numbers of the version that is installed, None without one."""
+BEFORE_3_9 = TRITON is not None and TRITON < (3, 9)
+"""Whether it is older than that for which tiles are chosen."""
 
 
 class Tile(NamedTuple):
@@ -280,7 +282,7 @@ def parts(tile: Tile, tiles: int, keys: int, processors: int) -> int:
 # packed sequences one spills two.
 
 UNIT = 64  # tokens: segments are multiples of it, and every CHUNK divides it
-WIDEST_SWEEP = 128 if TRITON is None or TRITON >= (3, 9) else 64
+WIDEST_SWEEP = 64 if BEFORE_3_9 else 128
 """Features and columns of a state that a sweep keeps in registers. Triton 3.6 takes up to 144 KiB of shared memory for
 128, where devices lend 99, and spills 0.5 to 2 KiB on 9.0: gradients in float32 precision take their place."""
 

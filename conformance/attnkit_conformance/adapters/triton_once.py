@@ -3,7 +3,8 @@
 The interpreter puts its own functions in the place of those of triton.language before a launch, and looks through all
 of the language again for each call of a function of the kernel, which found them replaced. It makes its table of dtypes
 and the constants of a shape anew for each operation, and asks by a dozen operations whether integers overflow, without
-saying so. Here such things are done once, and an overflow is an error; what is computed stays as it is.
+saying so. Here such things are done once, and an overflow is an error; what is computed stays as it is, but for fused
+products before Triton 3.9, which are rounded once as on a GPU.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import triton.language as tl
 from triton._utils import validate_block_shape
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+from attnkit.kernels.triton import sizes
 
 
 @cache
@@ -54,8 +58,14 @@ def refuse_overflow(semantic: TritonSemantic, lhs: tl.tensor, rhs: tl.tensor, op
             raise OverflowError(f"{scalar} of operation {op.__name__}: {wide.min()} to {wide.max()}")
 
 
+def fuse(builder: InterpreterBuilder, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> TensorHandle:
+    """x·y + z of float32: the product is exact in float64, and the sum is rounded there and to float32."""
+    product = np.multiply(x.data, y.data, dtype=np.float64)
+    return TensorHandle((product + z.data).astype(z.data.dtype), z.dtype.scalar)
+
+
 def remember(dtype_of: Callable[[tl.dtype], np.dtype]) -> Callable[[tl.dtype], np.dtype]:
-    """NumPy's dtypes of those of the language."""
+    """The NumPy dtype of each dtype of the language, looked up once."""
     known = cache(dtype_of)
 
     def dtype_of_elements(dtype: tl.dtype) -> np.dtype:
@@ -99,4 +109,6 @@ def install() -> None:
         interpreter._patch_lang = once(interpreter._patch_lang)
         interpreter._get_np_dtype = remember(interpreter._get_np_dtype)
         tl.block_type.__init__, tl.tensor.__init__ = describe_block, describe_tensor
+        if sizes.BEFORE_3_9:
+            InterpreterBuilder.create_fma = fuse
         TritonSemantic.binary_op_sanitize_overflow_impl = refuse_overflow

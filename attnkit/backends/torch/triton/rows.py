@@ -20,6 +20,7 @@ from attnkit.backends.torch.softmax import sdpa_unsupported
 from attnkit.backends.torch.triton import decoding, forgetting, launch, pointwise, recorded
 from attnkit.backends.torch.triton.launch import Group, Launch, OfRows, View, by_sequence, view, view_of
 from attnkit.kernels.plan import Layout, Normaliser, blocks_of, newton_steps, normaliser
+from attnkit.kernels.triton import sizes
 from attnkit.ops import ssmax
 from attnkit.ops.entmax import ENTMAX
 from attnkit.ops.softmax import SOFTMAX
@@ -96,8 +97,6 @@ def functions(kernel: object, call: Call, dtype: torch.dtype) -> Keywords:
 
 def sizes_of(name: str, q: Tensor, call: Call, statistics: bool = False) -> Keywords | None:
     """Sizes of tiles; None for a resident kernel if a row does not fit into registers, or has statistics."""
-    from attnkit.kernels.triton import sizes
-
     a, c = call.a, call.of_pairs
     beside = launch.bytes_of_pairs(c)
     lean = q.dtype == torch.bfloat16 and not beside and c.seed is None and c.query_mask is None
@@ -369,7 +368,17 @@ def unsupported_options(*arrays: Tensor | None, **options: object) -> str | None
     return None
 
 
+def compiler_fault(op: str, major: int | None, options: Keywords) -> str | None:
+    """Why Triton's compiler fails in a call or its gradients: that of 3.6 does on 10.0 where gates come together with
+    two arrays of pairs."""
+    given = [name for name in ("mask", "bias", "dropout_mask") if options.get(name) is not None]
+    if sizes.BEFORE_3_9 and major == 10 and op == forgetting.OP and len(given) > 1:
+        return f"{' and '.join(given)} need triton 3.9 or later on compute capability 10"
+    return None
+
+
 def unsupported(
+    op: str,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -381,7 +390,8 @@ def unsupported(
 ) -> str | None:
     """Why Triton does not support a call."""
     rest = (do,) if vjp else ()
-    return pointwise.unsupported(q, k, v, *rest) or unsupported_options(**options)
+    reason = pointwise.unsupported(q, k, v, *rest) or unsupported_options(**options)
+    return reason or compiler_fault(op, pointwise.major(q), options)
 
 
 def softmax_is_faster(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **options: object) -> bool:
@@ -391,7 +401,7 @@ def softmax_is_faster(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | None, **o
 
 
 KERNELS = {
-    f"{op}{suffix}": pointwise.kernel(kind, partial(serve, op), partial(unsupported, vjp=bool(suffix)))
+    f"{op}{suffix}": pointwise.kernel(kind, partial(serve, op), partial(unsupported, op, vjp=bool(suffix)))
     for op, kind in ((SOFTMAX.name, "softmax"), (ENTMAX.name, "entmax"), (forgetting.OP, "softmax"))
     for suffix, serve in (("", attend), ("_vjp", pull))
 }
