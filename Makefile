@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 EXTRAS := torch,jax,cupy,triton,jax-triton,transformers,flax,onnx,docs,dev
 OUT ?= out
 WORKERS ?= 2
-# What `make run` judges: every library through its own gradients, without further derivatives, but of JAX, which compiles
-# every case anew, only scenes in single precision.
+# What `make run` judges: the scenes of every library through its own gradients, without further derivatives; pairs of
+# options and properties are for `make test`. JAX compiles every case anew: of it scenes in single precision, not in blocks.
 LIBRARIES := numpy torch jax cupy
-QUICKLY := not (explicit or jvp or hvp or vmap_grad or jax and (property or /pair. or surrounding. or bfloat16 or float16))
+QUICKLY := not (explicit or jvp or hvp or vmap_grad or property or /pair. or jax and (blocked or surrounding. or bfloat16 or float16))
 # One thread per test worker; two workers share the machine.
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE

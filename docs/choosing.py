@@ -59,7 +59,7 @@ ROWS = (
 QUALITY = {
     "images": ("000-fig2", "002-table1"),
     "translation": ("001-table4", "001-table3", "001-table2"),
-    "language": ("000-causal",),
+    "language": ("000-causal", "005-causal"),
     "recall": ("005-recall",),
     "ListOps": ("002-table6 listops", "003-sequences listops"),
     "text": ("002-table6 text",),

@@ -26,7 +26,6 @@ study() { # NAME RECIPE OPTION ...
 }
 
 study 000-causal-more-cpu 000-causal --set activations=relu,zeros --set alphas=1,2 --seeds 3 4 5 6 7
-study 005-causal-sums-cpu 005-causal --set methods=softmax,linear,forgetting
 study 005-causal-scores-cpu 005-causal --set methods=sink,ssmax,softpick,stick_breaking
 study 005-causal-states-cpu 005-causal --set methods=decay_heads,decay_tokens,gated_linear
 study 005-causal-delta-cpu 005-causal --set methods=delta,gated_delta
