@@ -6,9 +6,10 @@ EXTRAS := torch,jax,cupy,triton,jax-triton,transformers,flax,onnx,docs,dev
 OUT ?= out
 WORKERS ?= 2
 # What `make run` judges: the scenes of every library through its own gradients, without further derivatives; pairs of
-# options and properties are for `make test`. JAX compiles every case anew: of it scenes in single precision, not in blocks.
+# options and properties are for `make test`. JAX compiles every case anew: of it scenes in single precision,
+# not in blocks and without statistics.
 LIBRARIES := numpy torch jax cupy
-QUICKLY := not (explicit or jvp or hvp or vmap_grad or property or /pair. or jax and (blocked or surrounding. or bfloat16 or float16))
+QUICKLY := not (explicit or jvp or hvp or vmap_grad or property or /pair. or jax and (blocked or statistics or surrounding. or bfloat16 or float16))
 # One thread per test worker; two workers share the machine.
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
